@@ -1,0 +1,46 @@
+"""penstock feeds PyTorch training at full speed inside a memory budget.
+
+Public names load on first use, so that the command line starts without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from penstock._version import __version__
+from penstock.errors import BudgetError, CacheError, ConfigError, DataError, PenstockError, WorkerError
+
+if TYPE_CHECKING:
+    from penstock.meter import limits, memory
+
+_LAZY = {
+    "limits": "penstock.meter",
+    "memory": "penstock.meter",
+}
+"""Public name -> the room that defines it."""
+
+__all__ = [
+    "BudgetError",
+    "CacheError",
+    "ConfigError",
+    "DataError",
+    "PenstockError",
+    "WorkerError",
+    "__version__",
+    "limits",
+    "memory",
+]
+
+
+def __getattr__(name: str) -> object:
+    room = _LAZY.get(name)
+    if room is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(importlib.import_module(room), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,144 @@
+"""Sizes of memory: one parser for everything a user may write, one printer for everything we show.
+
+In:  "8GB", "512MiB", 1048576, 0.5, "50%", "auto".
+Out: a ``Size`` (what was asked for) and, once the machine is known, bytes.
+Runs in: trainer, command line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import SupportsFloat, SupportsIndex
+
+from penstock.errors import ConfigError
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+LARGEST_BYTES = 1 << 50
+"""A petabyte of host memory is a typing mistake, not a machine."""
+
+_UNITS = {
+    "": 1, "B": 1,
+    "K": 10**3, "KB": 10**3, "KIB": KIB,
+    "M": 10**6, "MB": 10**6, "MIB": MIB,
+    "G": 10**9, "GB": 10**9, "GIB": GIB,
+    "T": 10**12, "TB": 10**12, "TIB": TIB,
+}  # fmt: skip
+
+ACCEPTED = 'a size such as "8GB" or "512MiB", a number of bytes, a fraction such as 0.5 or "50%", or "auto"'
+
+_WRITTEN = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)(?:e([+-]?\d+))?\s*([a-z]*|%)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What the user asked for; exactly one field says it, none of them means "auto"."""
+
+    fixed_bytes: int | None = None
+    """An absolute number of bytes."""
+    fraction: float | None = None
+    """A share, 0 < x <= 1, of what is available."""
+
+    @property
+    def is_auto(self) -> bool:
+        return self.fixed_bytes is None and self.fraction is None
+
+    def resolve(self, available_bytes: int, *, auto_fraction: float) -> int:
+        """The size in bytes on a machine that has ``available_bytes`` left."""
+        if self.fixed_bytes is not None:
+            return self.fixed_bytes
+        fraction = auto_fraction if self.fraction is None else self.fraction
+        return max(1, int(available_bytes * fraction))
+
+
+def parse_size(value: object, *, name: str = "memory", allow_auto: bool = True) -> Size:
+    """Read a size. ``name`` is the argument or option that an error should point at.
+
+    A whole number is bytes and a float up to 1 is a fraction, so ``1`` is one byte and ``1.0`` is all of it.
+    """
+    if isinstance(value, Size):
+        return value
+    if isinstance(value, bool) or value is None:
+        raise _refused(name, value, "is not a size")
+    if isinstance(value, str):
+        return _parse_text(value, name, allow_auto)
+    if isinstance(value, SupportsIndex):
+        return Size(fixed_bytes=_checked_bytes(value.__index__(), name, value))
+    if isinstance(value, SupportsFloat):
+        return _from_number(float(value), name, value)
+    raise _refused(name, value, "is not a size")
+
+
+def parse_bytes(value: object, *, name: str = "size") -> int:
+    """Read a size that must be absolute: neither a fraction nor "auto" makes sense here."""
+    size = parse_size(value, name=name, allow_auto=False)
+    if size.fixed_bytes is None:
+        raise ConfigError(f'{name}={value!r} is a fraction; here a size such as "8GB" or a number of bytes is needed')
+    return size.fixed_bytes
+
+
+def format_bytes(count: float) -> str:
+    """A size for people: binary units, three significant digits, "1.50 GiB"."""
+    sign, count = ("-" if count < 0 else ""), abs(count)
+    if count < KIB:
+        return f"{sign}{count:.0f} B"
+    for unit, scale in (("KiB", KIB), ("MiB", MIB), ("GiB", GIB), ("TiB", TIB)):
+        scaled = count / scale
+        if scaled < 1023.5 or unit == "TiB":
+            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+            return f"{sign}{scaled:.{digits}f} {unit}"
+    raise AssertionError("unreachable: TiB takes every size")
+
+
+def _parse_text(text: str, name: str, allow_auto: bool) -> Size:
+    if text.strip().lower() == "auto":
+        if not allow_auto:
+            raise _refused(name, text, "does not choose a size here")
+        return Size()
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
+        why = "is negative" if text.strip().startswith(("-", "−")) else "is not a size"
+        raise _refused(name, text, why)
+    digits, exponent, unit = match.group(1), match.group(2), match.group(3).upper()
+    number = float(digits.replace("_", "") + (f"e{exponent}" if exponent else ""))
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise _refused(name, text, "is not between 0% and 100%")
+        return Size(fraction=number / 100)
+    if unit not in _UNITS:
+        raise _refused(name, text, f"has the unknown unit {match.group(3)!r}")
+    if unit == "" and ("." in digits or exponent):
+        return _from_number(number, name, text)
+    exact = int(digits.replace("_", "")) if "." not in digits and not exponent else None
+    scaled = exact * _UNITS[unit] if exact is not None else number * _UNITS[unit]
+    return Size(fixed_bytes=_checked_bytes(scaled, name, text))
+
+
+def _from_number(number: float, name: str, value: object) -> Size:
+    if 0 < number <= 1:
+        return Size(fraction=number)
+    if number <= 0:
+        raise _refused(name, value, "is zero" if number == 0 else "is negative")
+    # 1.5 or 2.0 is a fraction gone wrong, not a budget of two bytes.
+    if math.isfinite(number) and number == int(number) and number >= KIB:
+        return Size(fixed_bytes=_checked_bytes(number, name, value))
+    raise _refused(name, value, "is neither a fraction up to 1 nor a whole number of bytes")
+
+
+def _checked_bytes(count: float, name: str, value: object) -> int:
+    if count <= 0:
+        raise _refused(name, value, "is zero" if count == 0 else "is negative")
+    if count > LARGEST_BYTES:
+        raise _refused(name, value, f"is more than {format_bytes(LARGEST_BYTES)}")
+    if count < 1:
+        raise _refused(name, value, "is less than one byte")
+    return int(count)
+
+
+def _refused(name: str, value: object, why: str) -> ConfigError:
+    shown = repr(value)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    return ConfigError(f"{name}={shown} {why}; write {ACCEPTED}")
