@@ -1,0 +1,107 @@
+"""The program around the commands: loads the one asked for and turns every ending into an exit status.
+
+In:  arguments; the ``Roots`` to read the machine from.
+Out: an exit status; errors as one line on stderr.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from penstock._version import __version__
+from penstock.errors import PenstockError
+from penstock.meter import Roots
+
+COMMANDS = {
+    "demo": "Compare torch's DataLoader and penstock's on this machine, on a built-in dataset.",
+    "doctor": "Show what this machine or container allows, and what in it will hurt.",
+}
+"""Command -> what it is for. Module ``penstock.cli.<command>`` has the click command as ``command``."""
+
+INTERRUPTED = 130
+"""What a shell reports for a program ended by Ctrl-C."""
+
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What a write to stdout fails with when the file behind it cannot take it; a failed open names its file."""
+
+
+class LazyCommands(click.Group):
+    """Imports a command's module when it is called, so that no command pays for another's imports."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"penstock.cli.{cmd_name}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyCommands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 done, 1 found a problem or failed, 2 wrong usage.",
+)
+@click.version_option(__version__, prog_name="penstock")
+def program() -> None:
+    """Feeds PyTorch training at full speed inside a memory budget."""
+
+
+def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -> int:
+    """Run one command and return its exit status; ``arguments`` defaults to the process's own."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character of some path must not end the program.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = program.main(
+            args=arguments, prog_name="penstock", standalone_mode=False, obj=roots or Roots()
+        )
+        if sys.stdout is not None:
+            # At interpreter exit a failed write would be a traceback and status 120.
+            sys.stdout.flush()
+    except click.ClickException as wrong:
+        wrong.show()
+        return wrong.exit_code
+    except PenstockError as failed:
+        click.echo(f"penstock: {failed}", err=True)
+        return 1
+    except (click.Abort, KeyboardInterrupt):
+        _drop_output()
+        return INTERRUPTED
+    except SystemExit as ended:
+        # click and rich both answer a closed pipe with an exit; what is still buffered would raise again.
+        _drop_output()
+        return ended.code if isinstance(ended.code, int) else 1
+    except OSError as refused:
+        if isinstance(refused, BrokenPipeError):
+            _drop_output()
+            return 1
+        if refused.errno not in _UNWRITABLE or refused.filename is not None:
+            raise
+        _drop_output()
+        click.echo(f"penstock: cannot write the answer: {refused.strerror}", err=True)
+        return 1
+    return status if isinstance(status, int) else 0
+
+
+def _drop_output() -> None:
+    """Point stdout at nothing: what is still buffered would end the interpreter with a traceback."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError, AttributeError):
+        pass  # stdout is closed already, or is no file

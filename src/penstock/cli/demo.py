@@ -1,0 +1,59 @@
+"""`penstock demo`: this machine in short, then torch's DataLoader and ours on a built-in dataset.
+
+In:  ``Roots`` for the machine; nothing else.
+Out: a page or JSON.
+Runs in: command line; imports torch once it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from penstock._version import __version__
+from penstock.cli.facts import as_json, gather
+from penstock.cli.findings import find
+from penstock.meter import Roots
+
+
+@click.command()
+@click.option("--json", "json_wanted", is_flag=True, help="Print what was measured as one JSON object.")
+@click.pass_obj
+def command(roots: Roots, json_wanted: bool) -> None:
+    """Run torch's DataLoader and penstock's side by side for about 20 seconds, on a built-in dataset of big
+    samples that each take a while to arrive, with the same arguments and a memory budget for penstock's.
+    """
+    from penstock.cli.demo_page import make_progress, show_comparison, show_machine
+    from penstock.cli.page import make_console
+
+    facts = gather(roots)
+    found = find(facts)
+    page = make_console()
+    if not json_wanted:
+        show_machine(page, facts, found)
+
+    with make_progress(make_console(stderr=True)) as progress:
+        task = progress.add_task("loading torch", total=1.0)
+        progress.refresh()
+        from penstock.cli.demo_measure import DemoSettings, compare
+
+        def on_progress(name: str, done: float) -> None:
+            progress.update(task, description=f"{name}'s DataLoader", completed=done)
+            progress.refresh()
+
+        settings = DemoSettings()
+        comparison = compare(settings, on_progress=on_progress)
+
+    if json_wanted:
+        answer: dict[str, Any] = {
+            "penstock": __version__,
+            "machine": as_json(facts),
+            "settings": asdict(settings),
+            **comparison.as_json(),
+        }
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_comparison(page, settings, comparison)

@@ -1,0 +1,133 @@
+"""What the demo measured, and the sentence that says what it means.
+
+In:  the rounds of each loader.
+Out: ``Comparison``, its verdict in words. Pure: the words follow from the numbers alone.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.units import format_bytes
+
+ALIKE_FRACTION = 0.05
+"""Two loaders closer than this are called alike even where every round agreed: machines vary by as much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One loader's run over the dataset."""
+
+    samples: int
+    """Samples delivered."""
+    elapsed_s: float
+    """From iter() to the last sample, the pretended training steps included."""
+    first_batch_s: float
+    """From iter() to the first batch."""
+    peak_growth_bytes: int | None
+    """Most memory (PSS) of the process and its workers, less what it was before iter(); None: not known."""
+    order: tuple[tuple[int, int], ...]
+    """The samples in the order they came, each as its index and its last pixel, as found in the batches."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.elapsed_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderResult:
+    """All rounds of one loader."""
+
+    name: str
+    """What to call it."""
+    rounds: tuple[Round, ...]
+    """In the order they ran."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return statistics.median(each.samples_per_s for each in self.rounds)
+
+    @property
+    def first_batch_s(self) -> float:
+        return statistics.median(each.first_batch_s for each in self.rounds)
+
+    @property
+    def peak_growth_bytes(self) -> int | None:
+        peaks = [each.peak_growth_bytes for each in self.rounds if each.peak_growth_bytes is not None]
+        return max(peaks) if peaks else None
+
+    def as_json(self) -> dict[str, Any]:
+        rounds = [asdict(each) | {"samples_per_s": each.samples_per_s} for each in self.rounds]
+        for each in rounds:
+            del each["order"]
+        return {
+            "samples_per_s": self.samples_per_s,
+            "first_batch_s": self.first_batch_s,
+            "peak_growth_bytes": self.peak_growth_bytes,
+            "rounds": rounds,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """torch's loader and ours over the same samples."""
+
+    torch: LoaderResult
+    """torch.utils.data.DataLoader."""
+    penstock: LoaderResult
+    """penstock.DataLoader."""
+
+    @property
+    def same_samples(self) -> bool:
+        """Whether both delivered the same samples in the same order, as far as both went."""
+        orders = [each.order for result in (self.torch, self.penstock) for each in result.rounds]
+        shortest = min(len(order) for order in orders)
+        return shortest > 0 and len({order[:shortest] for order in orders}) == 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "loaders": {result.name: result.as_json() for result in (self.torch, self.penstock)},
+            "same_samples": self.same_samples,
+            "verdict": self.verdict(),
+        }
+
+    def verdict(self) -> str:
+        """One sentence on what the numbers say."""
+        speed = _compare(
+            [each.samples_per_s for each in self.penstock.rounds],
+            [each.samples_per_s for each in self.torch.rounds],
+        )
+        first = _compare(
+            [each.first_batch_s for each in self.penstock.rounds],
+            [each.first_batch_s for each in self.torch.rounds],
+        )
+        parts = [
+            f"{speed:.2g} times the samples per second" if speed else "about as many samples per second",
+            _first_batch_words(first),
+        ]
+        ours, theirs = self.penstock.peak_growth_bytes, self.torch.peak_growth_bytes
+        if ours is not None and theirs is not None:
+            parts.append(f"memory growth of {format_bytes(ours)} against {format_bytes(theirs)}")
+        same = "the same samples" if self.same_samples else "DIFFERENT samples"
+        *most, last = parts
+        return f"Beside torch's DataLoader, penstock delivered {same} with {', '.join(most)} and {last}."
+
+
+def _first_batch_words(ratio: float | None) -> str:
+    if ratio is None:
+        return "a first batch about as soon"
+    return (
+        f"a first batch {1 / ratio:.2g} times as soon"
+        if ratio < 1
+        else f"a first batch {ratio:.2g} times as late"
+    )
+
+
+def _compare(ours: list[float], theirs: list[float]) -> float | None:
+    """The ratio of the medians; None where the rounds overlap or are within ``ALIKE_FRACTION``."""
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    apart = min(ours) > max(theirs) or max(ours) < min(theirs)
+    return ratio if apart and abs(ratio - 1) > ALIKE_FRACTION else None

@@ -1,0 +1,46 @@
+"""`penstock doctor`: what this machine or container allows, and what in it will hurt.
+
+In:  ``Roots``.
+Out: a page or JSON; exit status 1 when something will hurt.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from penstock._version import __version__
+from penstock.cli.facts import as_json, gather
+from penstock.cli.findings import find, will_hurt
+from penstock.meter import Roots
+
+
+@click.command(
+    epilog="Exit status: 1 when there is a finding of severity hurts or warning, 0 otherwise; "
+    "info never counts. 2 is wrong usage."
+)
+@click.option("--json", "json_wanted", is_flag=True, help="Print everything known as one JSON object.")
+@click.pass_obj
+def command(roots: Roots, json_wanted: bool) -> None:
+    """Show what this machine or container allows (memory, swap, /dev/shm, CPUs, open files, GPUs) and what in
+    it will hurt a training run, each with its fix.
+    """
+    facts = gather(roots)
+    found = find(facts)
+    if json_wanted:
+        answer = {
+            "penstock": __version__,
+            **as_json(facts),
+            "findings": [asdict(finding) for finding in found],
+        }
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        from penstock.cli.doctor_page import show_doctor
+        from penstock.cli.page import make_console
+
+        show_doctor(make_console(), facts, found)
+    if will_hurt(found):
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,69 @@
+"""Everything the doctor knows about a machine, read once.
+
+In:  ``Roots``.
+Out: ``Facts``, for findings, pages and JSON alike.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock import meter
+from penstock.meter import GpuStatus, Limits, Pressure, Roots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The meter's answers at one moment."""
+
+    platform: str
+    """As in ``sys.platform``: what is missing is a finding on one platform and normal on another."""
+    limits: Limits
+    """Memory, swap, shared memory, open files and processors."""
+    pressure: Pressure
+    """Stalls, kills and swapping."""
+    gpu: GpuStatus
+    """The GPUs, or why there are none."""
+
+
+def gather(roots: Roots) -> Facts:
+    return Facts(
+        platform=roots.platform,
+        limits=meter.limits(roots=roots),
+        pressure=meter.pressure(roots=roots),
+        gpu=meter.gpu_status(),
+    )
+
+
+def as_json(facts: Facts) -> dict[str, Any]:
+    """The facts by subject, under the names that checks rely on."""
+    limits = facts.limits
+    return {
+        "platform": facts.platform,
+        "memory": {
+            "limit_bytes": limits.memory_limit_bytes,
+            "limit_source": limits.memory_limit_source,
+            "host_bytes": limits.host_memory_bytes,
+            "available_bytes": limits.memory_available_bytes,
+            "working_set_bytes": limits.working_set_bytes,
+        },
+        "swap": {"total_bytes": limits.swap_total_bytes, "used_bytes": limits.swap_used_bytes},
+        "shm": {"size_bytes": limits.shm_size_bytes, "used_bytes": limits.shm_used_bytes},
+        "open_files": {
+            "soft": limits.open_files_soft,
+            "hard": limits.open_files_hard,
+            "used": limits.open_files_used,
+        },
+        "cpu": {
+            "count": limits.cpu_count,
+            "affinity": limits.cpu_affinity,
+            "quota": limits.cpu_quota,
+            "usable": limits.cpu_usable,
+        },
+        "cgroup": limits.cgroup,
+        "pressure": asdict(facts.pressure),
+        "gpu": asdict(facts.gpu),
+        "unknown": list(limits.unknown),
+    }

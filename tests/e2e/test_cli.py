@@ -1,0 +1,271 @@
+"""The installed program, run as people and scripts run it: real processes, real pipes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock import __version__
+from penstock.cli.app import COMMANDS
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+ANSI = "\x1b["
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "TERM"}}
+    return kept | changes
+
+
+def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PENSTOCK, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        env=environment(**changes),
+    )
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([name, "--help"] for name in COMMANDS)])
+def test_help_is_everywhere_and_fits_80_columns(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "Usage: penstock" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_help_lists_every_command_and_the_exit_statuses() -> None:
+    help_text = run("--help").stdout
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", help_text, re.MULTILINE)
+    assert "0 done, 1 found a problem or failed, 2 wrong usage" in help_text
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    command = [sys.executable, "-m", "penstock", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout == run("--version").stdout == f"penstock, version {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["--nonsense"], ["doctor", "--nonsense"], ["doctor", "x"]]
+)
+def test_wrong_usage_is_status_2_and_says_so_on_stderr(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Usage: penstock" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_doctor_and_every_help_leave_torch_unimported() -> None:
+    for arguments in (["--help"], ["doctor"], ["doctor", "--json"], ["demo", "--help"]):
+        done = run_python(
+            f"import sys; from penstock.cli.app import run; run({arguments!r});"
+            "sys.exit(3 if {'torch', 'numpy'} & set(sys.modules) else 0)"
+        )
+        assert done.returncode == 0, (arguments, done.stderr[-500:])
+
+
+def test_help_loads_no_command_and_no_page() -> None:
+    done = run_python(
+        "import sys; from penstock.cli.app import run; run(['--help']);"
+        "sys.exit(3 if {'penstock.cli.demo', 'penstock.cli.doctor', 'rich'} & set(sys.modules) else 0)"
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor"]])
+def test_an_answer_takes_less_than_half_the_time_of_importing_torch(arguments: list[str]) -> None:
+    def time_s(command: list[str]) -> float:
+        start_s = time.perf_counter()
+        subprocess.run(command, capture_output=True, timeout=120)
+        return time.perf_counter() - start_s
+
+    ours_s, torch_s = [], []
+    for _ in range(5):
+        ours_s.append(time_s([PENSTOCK, *arguments]))
+        torch_s.append(time_s([sys.executable, "-c", "import torch"]))
+    assert statistics.median(ours_s) < statistics.median(torch_s) / 2, (ours_s, torch_s)
+
+
+def test_the_doctors_json_has_the_shape_that_checks_rely_on() -> None:
+    done = run("doctor", "--json")
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    assert answer["memory"]["limit_bytes"] > 0
+    assert 0 <= answer["memory"]["available_bytes"] <= answer["memory"]["limit_bytes"]
+    assert answer["cpu"]["usable"] > 0
+    assert answer["shm"]["size_bytes"] is None or answer["shm"]["size_bytes"] > 0
+    for finding in answer["findings"]:
+        assert set(finding) == {"id", "severity", "what", "fix"}
+        assert finding["severity"] in {"hurts", "warning", "info"}
+    assert done.returncode == int(any(finding["severity"] != "info" for finding in answer["findings"]))
+
+
+@pytest.mark.parametrize("columns", [0, 1, 40, 80, 200])
+def test_the_doctors_page_fits_any_width_without_colour(columns: int) -> None:
+    done = run("doctor", COLUMNS=str(columns))
+    assert done.returncode in {0, 1}
+    assert done.stderr == ""
+    assert ANSI not in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= max(20, columns)
+    assert "memory" in done.stdout
+
+
+def test_a_terminal_gets_colour_and_no_color_takes_it_away() -> None:
+    shown = [on_terminal(environment(TERM="xterm-256color", **extra)) for extra in ({}, {"NO_COLOR": "1"})]
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", shown[0])
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", shown[1])
+    assert all("memory available" in text for text in shown)
+
+
+def on_terminal(variables: dict[str, str]) -> str:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([PENSTOCK, "doctor"], stdin=theirs, stdout=theirs, stderr=theirs, env=variables):
+        os.close(theirs)
+        pieces = []
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # Linux ends a pty with EIO
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+    os.close(ours)
+    return b"".join(pieces).decode()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}, {"TERM": "dumb"}],
+)
+def test_plain_locales_and_terminals_get_the_page_too(variables: dict[str, str]) -> None:
+    done = run("doctor", **variables)
+    assert done.returncode in {0, 1}
+    assert done.stderr == ""
+    assert done.stdout.isascii()
+    assert "memory available" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_news(arguments: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as closed_pipe:
+        done = subprocess.run(
+            [PENSTOCK, *arguments], stdout=closed_pipe, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", ["doctor", "doctor --json", "--help"])
+def test_a_closed_stdout_is_no_crash(arguments: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec {PENSTOCK} {arguments} >&-"], stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.returncode in {0, 1}
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this platform has no /dev/full")
+@pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"], ["--help"]])
+def test_a_full_disk_is_one_line_and_status_1(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device, not a path to work on
+        done = subprocess.run(
+            [PENSTOCK, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_core_install_is_told_which_extra_to_ask_for() -> None:
+    hide = (
+        "import sys, importlib.util as util; real = util.find_spec;"
+        "util.find_spec = lambda name, *rest: None if name in {'click', 'rich'} else real(name, *rest);"
+        "from penstock.cli import main; main()"
+    )
+    done = run_python(hide)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "click and rich" in done.stderr
+    assert 'pip install "penstock[cli]"' in done.stderr
+
+
+def test_ctrl_c_ends_the_demo_with_status_130_and_leaves_no_process() -> None:
+    with subprocess.Popen(
+        [PENSTOCK, "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=environment(),
+    ) as demo:
+        deadline_s = time.monotonic() + 60
+        while len(session_pids(demo.pid)) < 3:
+            assert demo.poll() is None, demo.communicate()
+            assert time.monotonic() < deadline_s, "the demo has started no workers"
+            time.sleep(0.05)
+        # A terminal sends Ctrl-C to the whole foreground group, workers included.
+        os.killpg(demo.pid, signal.SIGINT)
+        output, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert "Traceback" not in errors + output
+    deadline_s = time.monotonic() + 10
+    while session_pids(demo.pid):
+        assert time.monotonic() < deadline_s, "workers outlived the demo"
+        time.sleep(0.05)
+
+
+def session_pids(session: int) -> list[int]:
+    """Living processes of a session, zombies left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def test_the_demo_measures_both_loaders_and_says_what_it_found() -> None:
+    start_s = time.monotonic()
+    done = run("demo", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert time.monotonic() - start_s < 40
+    answer = json.loads(done.stdout)
+    assert answer["same_samples"] is True
+    assert answer["machine"]["memory"]["limit_bytes"] > 0
+    for name in ("torch", "penstock"):
+        result = answer["loaders"][name]
+        assert result["samples_per_s"] > 0
+        assert result["first_batch_s"] > 0
+        assert result["peak_growth_bytes"] > answer["settings"]["sample_bytes"]
+        assert len(result["rounds"]) == answer["settings"]["rounds"]
+    assert "penstock" in answer["verdict"]

@@ -1,0 +1,129 @@
+"""Findings as a table: one fact changed, one finding more, of the right severity and with a way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.cli.facts import Facts
+from penstock.cli.findings import CHECKS, Finding, find, will_hurt
+from penstock.meter import GpuStatus
+
+MIB, GIB = 1 << 20, 1 << 30
+
+NO_LIBRARY = GpuStatus(gpu_library="missing", reason="pynvml is not installed", gpus=())
+NO_DEVICE = GpuStatus(gpu_library="no device", reason="no NVIDIA driver", gpus=())
+
+PROVOKED: list[tuple[str, str, dict[str, Any]]] = [
+    ("memory-full", "hurts", {"memory_available_bytes": 6 * GIB}),
+    ("memory-full", "hurts", {"memory_available_bytes": 0}),
+    ("memory-pressure", "warning", {"full_avg10": 5.0}),
+    ("memory-pressure", "hurts", {"full_avg10": 20.0}),
+    ("memory-limit", "warning", {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"}),
+    ("oom-kills", "info", {"oom_kills": 1}),
+    ("swap-used", "info", {"swap_used_bytes": 1}),
+    ("swap-used", "warning", {"swap_used_bytes": 256 * MIB}),
+    ("shm-missing", "hurts", {"shm_size_bytes": None, "shm_used_bytes": None}),
+    ("shm-small", "warning", {"shm_size_bytes": GIB - 1}),
+    ("shm-small", "warning", {"shm_size_bytes": 128 * MIB}),
+    ("shm-small", "hurts", {"shm_size_bytes": 64 * MIB}),
+    ("shm-full", "hurts", {"shm_used_bytes": 30 * GIB}),
+    ("cpu-quota", "warning", {"cpu_quota": 15.9, "cpu_usable": 15.9}),
+    ("cpu-quota", "hurts", {"cpu_quota": 0.5, "cpu_usable": 0.5}),
+    ("cpu-affinity", "info", {"cpu_affinity": 4, "cpu_usable": 4.0}),
+    ("open-files", "warning", {"open_files_soft": 1024}),
+    ("open-files", "hurts", {"open_files_soft": 256}),
+    ("gpu-library", "info", {"gpu": NO_LIBRARY}),
+    ("gpu-none", "info", {"gpu": NO_DEVICE}),
+]
+
+WELL: list[dict[str, Any]] = [
+    {"memory_available_bytes": 7 * GIB},
+    {"full_avg10": 4.9},
+    {"full_avg10": None, "some_avg10": None, "stall_source": None},
+    {"oom_kills": None},
+    {"swap_total_bytes": 0},
+    {"shm_size_bytes": GIB},
+    {"shm_used_bytes": 16 * GIB},
+    {"shm_used_bytes": None},
+    {"cpu_quota": 16.0},
+    {"cpu_quota": 32.0},
+    {"cpu_affinity": None},
+    {"open_files_soft": 4096},
+    {"open_files_soft": None, "open_files_hard": None},
+    {"platform": "darwin", "shm_size_bytes": None, "shm_used_bytes": None},
+]
+
+
+def change(facts: Facts, changes: dict[str, Any]) -> Facts:
+    """The facts with fields of any of their parts changed."""
+    for name, value in changes.items():
+        if hasattr(facts, name):
+            facts = replace(facts, **{name: value})
+        elif hasattr(facts.limits, name):
+            facts = replace(facts, limits=replace(facts.limits, **{name: value}))
+        else:
+            facts = replace(facts, pressure=replace(facts.pressure, **{name: value}))
+    return facts
+
+
+@pytest.mark.parametrize(("finding_id", "severity", "changes"), PROVOKED)
+def test_one_changed_fact_makes_one_finding(
+    healthy: Facts, finding_id: str, severity: str, changes: dict[str, Any]
+) -> None:
+    (found,) = find(change(healthy, changes))
+    assert (found.id, found.severity) == (finding_id, severity)
+    assert found.what and found.fix
+    assert (found.what + found.fix).isascii()
+    assert "None" not in found.what + found.fix
+
+
+@pytest.mark.parametrize("changes", WELL, ids=str)
+def test_facts_on_the_good_side_of_the_line_are_no_finding(healthy: Facts, changes: dict[str, Any]) -> None:
+    assert find(change(healthy, changes)) == ()
+
+
+def test_a_healthy_machine_has_no_findings(healthy: Facts) -> None:
+    assert find(healthy) == ()
+
+
+def test_every_check_is_in_the_table_above() -> None:
+    assert {finding_id for finding_id, _, _ in PROVOKED} == set(CHECKS)
+
+
+def test_findings_come_worst_first(healthy: Facts) -> None:
+    found = find(change(healthy, {"gpu": NO_DEVICE, "open_files_soft": 1024, "shm_size_bytes": 64 * MIB}))
+    assert [each.severity for each in found] == ["hurts", "warning", "info"]
+
+
+@pytest.mark.parametrize(("severity", "expected"), [("hurts", True), ("warning", True), ("info", False)])
+def test_information_alone_does_not_fail_the_doctor(severity: Any, expected: bool) -> None:
+    assert will_hurt([Finding(id="x", severity=severity, what="x", fix="x")]) is expected
+    assert not will_hurt([])
+
+
+def test_kills_inside_a_limited_container_are_a_warning(healthy: Facts) -> None:
+    limited = {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"}
+    found = find(change(healthy, limited | {"oom_kills": 3}))
+    kills = next(each for each in found if each.id == "oom-kills")
+    assert kills.severity == "warning"
+    assert "3 processes were killed" in kills.what
+
+
+def test_the_limit_names_who_set_it_and_both_sizes(healthy: Facts) -> None:
+    (found,) = find(
+        change(healthy, {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"})
+    )
+    for part in ("60.0 GiB", "/box/memory.max", "64.0 GiB"):
+        assert part in found.what
+
+
+def test_the_fix_for_open_files_depends_on_what_the_user_may_raise(healthy: Facts) -> None:
+    (reachable,) = find(change(healthy, {"open_files_soft": 1024, "open_files_hard": 8192}))
+    assert reachable.fix.startswith("ulimit -n 8192")
+    (unlimited,) = find(change(healthy, {"open_files_soft": 1024, "open_files_hard": None}))
+    assert unlimited.fix.startswith("ulimit -n 65536")
+    (stuck,) = find(change(healthy, {"open_files_soft": 1024, "open_files_hard": 1024}))
+    assert "hard limit is 1,024 too" in stuck.fix

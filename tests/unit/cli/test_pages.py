@@ -1,0 +1,173 @@
+"""Pages as people see them: 80 columns, no colour, nothing cut off."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from penstock.cli.demo_page import make_progress, show_comparison, show_machine
+from penstock.cli.demo_result import Comparison, LoaderResult, Round
+from penstock.cli.doctor_page import show_doctor
+from penstock.cli.facts import Facts
+from penstock.cli.findings import find
+from penstock.meter import GpuStatus
+
+MIB, GIB = 1 << 20, 1 << 30
+
+HEALTHY_PAGE = """\
+What this machine allows
+  memory limit      64.0 GiB  the host's memory
+  memory available  48.0 GiB  75% of the limit; working set 16.0 GiB
+  swap in use       0 B       of 8.00 GiB
+  memory stalls     0.0%      of the last 10 s (host)
+  memory kills      0         processes killed for want of memory
+  /dev/shm          32.0 GiB  0 B in use
+  CPUs usable       16        16 online, this process may run on 16, no quota
+  open files        65,536    may be raised to 1,048,576
+  GPU 0             141 GiB   NVIDIA H200, 1.00 GiB in use, 7% busy
+  cgroups           v2
+
+Nothing here will hurt
+"""
+
+SMALL_SHM = """\
+1 thing here will hurt
+  hurts  shm-small: /dev/shm holds only 64.0 MiB: worker processes of torch's
+         DataLoader pass batches through it and die of a bus error when it is
+         full
+         fix: docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an
+         emptyDir with medium: Memory on /dev/shm; as root: mount -o
+         remount,size=8g /dev/shm
+  info   gpu-none: no GPU: no NVIDIA driver
+         fix: docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu
+         in Slurm where one is expected; nothing to do otherwise
+"""
+
+
+def page_console(width: int = 80) -> tuple[Console, io.StringIO]:
+    written = io.StringIO()
+    return Console(file=written, width=width, highlight=False, markup=False, emoji=False), written
+
+
+def shown(facts: Facts, width: int = 80) -> str:
+    console, written = page_console(width)
+    show_doctor(console, facts, find(facts))
+    return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
+
+
+def in_trouble(healthy: Facts) -> Facts:
+    return replace(
+        healthy,
+        limits=replace(healthy.limits, shm_size_bytes=64 * MIB),
+        gpu=GpuStatus(gpu_library="no device", reason="no NVIDIA driver", gpus=()),
+    )
+
+
+def test_a_healthy_machine_fills_one_short_page(healthy: Facts) -> None:
+    assert shown(healthy).rstrip() == HEALTHY_PAGE.rstrip()
+
+
+def test_findings_are_shown_worst_first_with_their_fixes(healthy: Facts) -> None:
+    assert shown(in_trouble(healthy)).endswith(SMALL_SHM)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_a_page_of_any_width_keeps_every_word(healthy: Facts, width: int) -> None:
+    text = shown(in_trouble(healthy), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "\u2026" not in text
+    squeezed = "".join(text.split())
+    for words in ("memory", "64.0MiB", "shm-small"):
+        assert words in squeezed or width == 20
+
+
+def test_paths_with_brackets_are_printed_as_they_are(healthy: Facts) -> None:
+    source = "/box[bold]/memory.max"
+    limits = replace(healthy.limits, memory_limit_bytes=60 * GIB, memory_limit_source=source)
+    assert source in shown(replace(healthy, limits=limits))
+
+
+def test_what_is_not_known_is_said(healthy: Facts) -> None:
+    limits = replace(
+        healthy.limits,
+        unknown=("cpu_quota: no cgroups on this platform",),
+        swap_total_bytes=0,
+        shm_size_bytes=None,
+        shm_used_bytes=None,
+        cpu_affinity=None,
+        cpu_quota=0.5,
+        open_files_soft=None,
+        open_files_hard=None,
+    )
+    nothing = replace(healthy.pressure, full_avg10=None, some_avg10=None, oom_kills=None, stall_source=None)
+    gpus = (
+        replace(
+            healthy.gpu.gpus[0], memory_total_bytes=None, memory_used_bytes=None, utilisation_percent=None
+        ),
+    )
+    text = shown(
+        replace(
+            healthy,
+            platform="darwin",
+            limits=limits,
+            pressure=nothing,
+            gpu=replace(healthy.gpu, gpus=gpus),
+        )
+    )
+    assert "cpu_quota: no cgroups on this platform" in text
+    assert "None" not in text
+    assert "no limit" in text
+    assert "quota 0.5" in text
+
+
+def make_comparison() -> Comparison:
+    def result(name: str, samples: int, growth_bytes: int | None) -> LoaderResult:
+        order = tuple((index, 0) for index in range(samples))
+        only = Round(
+            samples=samples, elapsed_s=2.0, first_batch_s=0.25, peak_growth_bytes=growth_bytes, order=order
+        )
+        return LoaderResult(name=name, rounds=(only,))
+
+    return Comparison(torch=result("torch", 200, 800 * MIB), penstock=result("penstock", 400, None))
+
+
+def test_the_demos_table_shows_both_loaders_and_the_verdict() -> None:
+    from penstock.cli.demo_measure import DemoSettings
+
+    console, written = page_console()
+    show_comparison(console, DemoSettings(), make_comparison())
+    lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
+    assert "torch 100 0.25 s 800 MiB" in lines
+    assert "penstock 200 0.25 s not known" in lines
+    assert "2 times the samples per second" in " ".join(lines)
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (1, "1 GPU"), (2, "2 GPUs")])
+def test_the_demo_sums_the_machine_up(healthy: Facts, gpus: int, words: str) -> None:
+    console, written = page_console(200)
+    facts = replace(healthy, gpu=replace(healthy.gpu, gpus=healthy.gpu.gpus * gpus))
+    show_machine(console, facts, find(facts))
+    assert (
+        f"48.0 GiB of 64.0 GiB memory available, 16 CPUs usable, /dev/shm 32.0 GiB, {words}."
+        in written.getvalue()
+    )
+    assert "Will hurt" not in written.getvalue()
+
+
+def test_the_demo_names_what_will_hurt(healthy: Facts) -> None:
+    console, written = page_console(200)
+    facts = in_trouble(healthy)
+    show_machine(console, facts, find(facts))
+    assert "Will hurt: shm-small. For fixes run: penstock doctor" in written.getvalue()
+
+
+def test_progress_is_silent_where_nobody_watches() -> None:
+    console, written = page_console()
+    with make_progress(console) as progress:
+        task = progress.add_task("torch", total=1.0)
+        progress.update(task, completed=0.5)
+        progress.refresh()
+    assert written.getvalue() == ""
