@@ -5,11 +5,13 @@ Out: frozen dataclasses.
 Runs in: trainer, worker, command line. Does not import torch.
 """
 
-from penstock.meter.gpu import Gpu, GpuStatus
-from penstock.meter.machine import Limits
-from penstock.meter.pressure_gauge import Pressure, PressureRates
+from penstock.meter.gpu import Gpu, GpuStatus, gpu_status, gpus
+from penstock.meter.machine import Limits, limits
+from penstock.meter.memory_bounds import headroom_bytes
+from penstock.meter.pressure_gauge import Pressure, PressureMeter, PressureRates, pressure
 from penstock.meter.roots import Roots
-from penstock.meter.tree import MemoryReport, ProcessMemory
+from penstock.meter.tree import MemoryReport, ProcessMemory, memory
+from penstock.meter.tree_meter import TreeMeter
 
 __all__ = [
     "Gpu",
@@ -17,7 +19,15 @@ __all__ = [
     "Limits",
     "MemoryReport",
     "Pressure",
+    "PressureMeter",
     "PressureRates",
     "ProcessMemory",
     "Roots",
+    "TreeMeter",
+    "gpu_status",
+    "gpus",
+    "headroom_bytes",
+    "limits",
+    "memory",
+    "pressure",
 ]

@@ -7,8 +7,15 @@ Runs in: trainer, command line.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+from penstock.meter.roots import Roots
+
+_Answer = TypeVar("_Answer")
+_REAL = Roots()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +52,92 @@ class GpuStatus:
     """The same in words, with what to do where something can be done."""
     gpus: tuple[Gpu, ...]
     """The devices; empty unless ``gpu_library`` is "nvml"."""
+
+
+def gpus(*, nvml: Any = None, roots: Roots = _REAL) -> tuple[Gpu, ...]:
+    """The GPUs here; empty where there are none or NVML cannot be asked."""
+    return gpu_status(nvml=nvml, roots=roots).gpus
+
+
+def gpu_status(*, nvml: Any = None, roots: Roots = _REAL) -> GpuStatus:
+    """The GPUs here, or why there are none. ``nvml`` stands in for the pynvml module."""
+    if nvml is None:
+        try:
+            import pynvml as nvml
+        except ImportError:
+            return _none(
+                "missing", "the Python package nvidia-ml-py is not installed: pip install penstock[gpu]"
+            )
+    try:
+        # NVML counts these calls and does the work at the first; it is left on for the life of the process.
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        if (roots.proc / "driver" / "nvidia" / "version").exists():
+            return _none("missing", f"an NVIDIA driver is loaded, but its library does not answer: {error}")
+        return _none("no device", f"no NVIDIA driver here: {error}")
+    found = tuple(gpu for index in range(count) if (gpu := _read_gpu(nvml, index)) is not None)
+    if not found:
+        return _none("no device", "the NVIDIA driver answers, but shows no GPU to this process")
+    return GpuStatus(
+        gpu_library="nvml", reason=f"{len(found)} GPU{'s' * (len(found) > 1)} through NVML", gpus=found
+    )
+
+
+def _none(library: Literal["missing", "no device"], reason: str) -> GpuStatus:
+    return GpuStatus(gpu_library=library, reason=reason, gpus=())
+
+
+def _read_gpu(nvml: Any, index: int) -> Gpu | None:
+    """One device; None if it fell off the bus or belongs to others."""
+
+    def ask(question: Callable[..., _Answer], *arguments: Any) -> _Answer | None:
+        # Slices of a GPU, laptops and virtual ones leave some questions unanswered.
+        try:
+            return question(*arguments)
+        except nvml.NVMLError:
+            return None
+
+    device = ask(nvml.nvmlDeviceGetHandleByIndex, index)
+    if device is None:
+        return None
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, device, nvml.nvmlMemory_v2) or ask(
+        nvml.nvmlDeviceGetMemoryInfo, device
+    )
+    rates = ask(nvml.nvmlDeviceGetUtilizationRates, device)
+    uuid = _text(ask(nvml.nvmlDeviceGetUUID, device))
+    holders = [
+        *(ask(nvml.nvmlDeviceGetComputeRunningProcesses, device) or ()),
+        *(ask(nvml.nvmlDeviceGetGraphicsRunningProcesses, device) or ()),
+    ]
+    allocated, reserved = _torch_bytes(uuid)
+    return Gpu(
+        index=index,
+        name=_text(ask(nvml.nvmlDeviceGetName, device)) or "unknown",
+        uuid=uuid,
+        memory_total_bytes=None if memory is None else memory.total,
+        memory_used_bytes=None if memory is None else memory.used,
+        utilisation_percent=None if rates is None else rates.gpu,
+        processes={holder.pid: holder.usedGpuMemory for holder in holders},
+        torch_allocated_bytes=allocated,
+        torch_reserved_bytes=reserved,
+    )
+
+
+def _text(answer: str | bytes | None) -> str:
+    """Older bindings answer in bytes."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""
+
+
+def _torch_bytes(uuid: str) -> tuple[int, int] | tuple[None, None]:
+    """Bytes torch has allocated and reserved on the device, without loading torch or waking CUDA.
+
+    Devices are matched by id: torch's numbers follow CUDA_VISIBLE_DEVICES, NVML's do not.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None, None
+    for number in range(torch.cuda.device_count()):
+        if uuid.endswith(str(getattr(torch.cuda.get_device_properties(number), "uuid", None))):
+            return torch.cuda.memory_allocated(number), torch.cuda.memory_reserved(number)
+    return None, None

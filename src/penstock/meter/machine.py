@@ -10,6 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.meter.cgroup import read_cgroups
+from penstock.meter.cpu import read_processors
+from penstock.meter.kernel_files import read_text
+from penstock.meter.memory_bounds import memory_bounds, memory_groups
+from penstock.meter.open_files import read_open_files
+from penstock.meter.roots import Roots
+from penstock.meter.shared_memory import read_shared_memory
+from penstock.meter.swap import swap_within
+
+_REAL = Roots()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -51,3 +62,59 @@ class Limits:
     """Which control groups the limits came from."""
     unknown: tuple[str, ...]
     """What could not be found out here, each as "field: why"."""
+
+
+def limits(*, roots: Roots = _REAL) -> Limits:
+    """What this process may use here, containers included."""
+    if not roots.is_linux:
+        from penstock.meter.elsewhere import limits_elsewhere
+
+        return limits_elsewhere(roots)
+    unknown: list[str] = []
+    cgroups = read_cgroups(roots)
+    groups = memory_groups(cgroups)
+    bounds = memory_bounds(groups, roots)
+    host = bounds[-1]
+    tightest = min(bounds, key=lambda bound: bound.limit_bytes)
+    processors = read_processors(cgroups, roots)
+    shm = read_shared_memory(roots, host.limit_bytes)
+    files = read_open_files(roots)
+    swap = swap_within(tightest, roots)
+
+    if read_text(roots.proc / "meminfo") is None:
+        unknown.append(
+            f"host_memory_bytes: {roots.proc / 'meminfo'} cannot be read; the kernel's page counts are shown"
+        )
+    if cgroups.memberships and not groups:
+        unknown.append(
+            "memory_limit_bytes: this process is in a cgroup, but no memory controller is mounted here"
+        )
+    if tightest.working_set_bytes is None:
+        unknown.append(f"working_set_bytes: no usage beside {tightest.source}; headroom is the whole limit")
+    if processors.affinity is None:
+        unknown.append(f"cpu_affinity: {roots.proc / 'self' / 'status'} does not say")
+    if shm.size_bytes is None:
+        unknown.append(f"shm_size_bytes: {roots.dev_shm} cannot be read")
+    if files.used is None:
+        unknown.append(f"open_files_used: {roots.proc / 'self' / 'fd'} cannot be read")
+
+    return Limits(
+        memory_limit_bytes=tightest.limit_bytes,
+        memory_limit_source=tightest.source,
+        host_memory_bytes=host.limit_bytes,
+        memory_available_bytes=min(bound.headroom_bytes for bound in bounds),
+        working_set_bytes=tightest.working_set_bytes or 0,
+        swap_total_bytes=swap.total_bytes,
+        swap_used_bytes=swap.used_bytes,
+        shm_size_bytes=shm.size_bytes,
+        shm_used_bytes=shm.used_bytes,
+        open_files_soft=files.soft,
+        open_files_hard=files.hard,
+        open_files_used=files.used,
+        cpu_count=processors.count,
+        cpu_affinity=processors.affinity,
+        cpu_quota=processors.quota,
+        cpu_usable=processors.usable,
+        cgroup=cgroups.layout,
+        unknown=tuple(unknown),
+    )

@@ -1,13 +1,21 @@
 """Memory of a process and all its descendants.
 
-In:  /proc/<pid>/{stat,statm,smaps_rollup,task/*/children}.
+In:  /proc/<pid>/{stat,statm,smaps_rollup,task/*/children}; psutil where there is no /proc.
 Out: ``MemoryReport``, one ``ProcessMemory`` per process.
 Runs in: trainer, command line.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from penstock.meter.children import Children
+from penstock.meter.process import ProcessReading, read_process
+from penstock.meter.roots import Roots
+
+_REAL = Roots()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +31,7 @@ class ProcessMemory:
     rss_bytes: int
     """Resident pages, shared ones in full."""
     pss_bytes: int | None
-    """Resident pages, each shared one divided by the processes that map it; None: not read, or not allowed."""
+    """Resident pages, each divided by the number of processes that map it; None: not read, or not allowed."""
     uss_bytes: int | None
     """Pages no other process maps: what a kill would free; None: not read, or not allowed."""
 
@@ -41,6 +49,72 @@ class MemoryReport:
     uss_bytes: int | None
     """Sum of USS. None: not known."""
     exact: bool
-    """True: PSS and USS were read for this report. False: they are missing, or carried on from an earlier one."""
+    """True: PSS and USS were read for this report. False: they are missing, or carried on from an earlier
+    one."""
     skipped: tuple[int, ...]
     """Processes the sums lack: gone before they were read, or another user's (then only PSS and USS lack)."""
+
+
+def memory(pid: int | None = None, *, exact: bool = True, roots: Roots = _REAL) -> MemoryReport:
+    """Memory of process ``pid`` (this one, if left out) and its descendants.
+
+    ``exact`` also reads PSS and USS, at 11-15 ms per GiB that each process maps. Without it: RSS alone, some
+    40 µs per process.
+    """
+    root = os.getpid() if pid is None else pid
+    if not roots.is_linux:
+        from penstock.meter.elsewhere import memory_elsewhere
+
+        return memory_elsewhere(root, exact=exact)
+    readings, gone = read_tree(root, exact=exact, roots=roots)
+    denied = tuple(reading.pid for reading in readings if exact and reading.rollup is None)
+    return report_of(map(process_memory, readings), exact=exact, skipped=gone + denied)
+
+
+def process_memory(reading: ProcessReading) -> ProcessMemory:
+    """The public form of a reading."""
+    rollup = reading.rollup
+    return ProcessMemory(
+        pid=reading.pid,
+        parent_pid=reading.stat.parent_pid,
+        name=reading.stat.name,
+        rss_bytes=reading.statm.rss_bytes if rollup is None else rollup.rss_bytes,
+        pss_bytes=None if rollup is None else rollup.pss_bytes,
+        uss_bytes=None if rollup is None else rollup.uss_bytes,
+    )
+
+
+def read_tree(root: int, *, exact: bool, roots: Roots) -> tuple[tuple[ProcessReading, ...], tuple[int, ...]]:
+    """The living processes of the tree, root first, and the ids of those that went away meanwhile."""
+    readings: list[ProcessReading] = []
+    gone: list[int] = []
+    children = Children(roots)
+    seen = {root}
+    waiting: list[tuple[int, int | None]] = [(root, None)]
+    while waiting:
+        pid, parent = waiting.pop()
+        reading = read_process(pid, parent=parent, exact=exact, roots=roots)
+        if reading is None:
+            gone.append(pid)
+            continue
+        readings.append(reading)
+        for child in children.of(pid):
+            if child not in seen:
+                seen.add(child)
+                waiting.append((child, pid))
+    return tuple(readings), tuple(gone)
+
+
+def report_of(processes: Iterable[ProcessMemory], *, exact: bool, skipped: tuple[int, ...]) -> MemoryReport:
+    """A report with the sums made. A sum of which no part is known is not known."""
+    processes = tuple(processes)
+    pss = [process.pss_bytes for process in processes if process.pss_bytes is not None]
+    uss = [process.uss_bytes for process in processes if process.uss_bytes is not None]
+    return MemoryReport(
+        processes=processes,
+        rss_bytes=sum(process.rss_bytes for process in processes),
+        pss_bytes=sum(pss) if pss else None,
+        uss_bytes=sum(uss) if uss else None,
+        exact=exact and bool(pss),
+        skipped=skipped,
+    )

@@ -1,0 +1,129 @@
+"""One process in /proc: who it is, and what memory it has.
+
+In:  /proc/<pid>/{stat,statm,smaps_rollup}.
+Out: ``ProcessReading``, or None for a process that is gone.
+Runs in: trainer, command line.
+
+Every file of a process is opened through one descriptor of its directory. The kernel ties that descriptor to
+the process, not to the number, so a number reused halfway gives an error instead of a stranger's memory.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from penstock.meter.kernel_files import PAGE_BYTES, parse_count, parse_counters, read_or_raise, read_text
+from penstock.meter.roots import Roots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """The fields of /proc/<pid>/stat that tell processes apart."""
+
+    name: str
+    """Command name."""
+    parent_pid: int
+    """Parent now; 1 or a subreaper once the first parent is gone."""
+    started_ticks: int
+    """When it began, in clock ticks since boot: with the number, unique."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statm:
+    """The fields of /proc/<pid>/statm that cost nothing to keep up to date."""
+
+    anon_bytes: int
+    """Resident pages of its own, those shared with a parent since a fork included."""
+    file_bytes: int
+    """Resident pages of files and shared memory."""
+
+    @property
+    def rss_bytes(self) -> int:
+        return self.anon_bytes + self.file_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollup:
+    """The fields of /proc/<pid>/smaps_rollup that take a walk over every page."""
+
+    rss_bytes: int
+    """Resident pages, counted one by one: statm may lag behind by some pages per processor."""
+    pss_bytes: int
+    """Each page divided by the number of processes that map it."""
+    uss_bytes: int
+    """Pages only this process maps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessReading:
+    """One living process at one moment."""
+
+    pid: int
+    """Process id."""
+    stat: Stat
+    """Who it is."""
+    statm: Statm
+    """Its memory, cheaply."""
+    rollup: Rollup | None
+    """Its memory, exactly; None: not asked for, another user's process, or a kernel without it."""
+
+
+def read_process(pid: int, *, parent: int | None, exact: bool, roots: Roots) -> ProcessReading | None:
+    """A living process; None if it has ended or, with ``parent`` given, has another parent now."""
+    try:
+        directory = os.open(f"{roots.proc}/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        stat = parse_stat(read_text("stat", dir_fd=directory) or "")
+        statm = _read_statm(directory)
+        if stat is None or statm is None or (parent is not None and stat.parent_pid != parent):
+            return None
+        rollup = None
+        if exact:
+            try:
+                rollup = parse_rollup(read_or_raise("smaps_rollup", dir_fd=directory))
+            except OSError:
+                if _read_statm(directory) is None:
+                    return None
+        return ProcessReading(pid=pid, stat=stat, statm=statm, rollup=rollup)
+    finally:
+        os.close(directory)
+
+
+def parse_stat(text: str) -> Stat | None:
+    """ "4242 (a (b) c) S 17 ..."; the name may hold spaces and brackets, so it ends at the last one."""
+    head, closing, tail = text.rpartition(")")
+    fields = tail.split()
+    name = head.partition("(")[2]
+    if not closing or len(fields) < 20:
+        return None
+    parent, started = parse_count(fields[1]), parse_count(fields[19])
+    if parent is None or started is None:
+        return None
+    return Stat(name=name, parent_pid=parent, started_ticks=started)
+
+
+def parse_statm(text: str) -> Statm | None:
+    """None for what has no address space: a zombie, a kernel thread."""
+    fields = [parse_count(word) for word in text.split()[:3]]
+    if len(fields) < 3 or not (size := fields[0]):
+        return None
+    rss, shared = min(fields[1] or 0, size), fields[2] or 0
+    return Statm(anon_bytes=max(0, rss - shared) * PAGE_BYTES, file_bytes=min(shared, rss) * PAGE_BYTES)
+
+
+def parse_rollup(text: str) -> Rollup | None:
+    fields = parse_counters(text)
+    if "Rss" not in fields or "Pss" not in fields:
+        return None
+    return Rollup(
+        rss_bytes=fields["Rss"],
+        pss_bytes=fields["Pss"],
+        uss_bytes=sum(fields.get(key, 0) for key in ("Private_Clean", "Private_Dirty", "Private_Hugetlb")),
+    )
+
+
+def _read_statm(directory: int) -> Statm | None:
+    return parse_statm(read_text("statm", dir_fd=directory) or "")
