@@ -12,9 +12,12 @@ from penstock._version import __version__
 from penstock.errors import BudgetError, CacheError, ConfigError, DataError, PenstockError, WorkerError
 
 if TYPE_CHECKING:
+    from penstock.loader import DataLoader, LoaderStats
     from penstock.meter import limits, memory
 
 _LAZY = {
+    "DataLoader": "penstock.loader",
+    "LoaderStats": "penstock.loader",
     "limits": "penstock.meter",
     "memory": "penstock.meter",
 }
@@ -25,6 +28,8 @@ __all__ = [
     "CacheError",
     "ConfigError",
     "DataError",
+    "DataLoader",
+    "LoaderStats",
     "PenstockError",
     "WorkerError",
     "__version__",

@@ -1,0 +1,1 @@
+"""Shared slots: allocation and admission in bytes, the codec between nested batches and slots, leases."""

@@ -1,0 +1,142 @@
+"""Any Python object to bytes in a segment and back: tensors and arrays as raw aligned bytes, the rest beside them.
+
+In:  a batch, a sample or a list of samples; later a buffer that holds what was written.
+Out: ``Encoded`` (a small pickle plus the raw buffers it refers to), and the object again, viewing the buffer.
+Runs in: worker (encode), trainer and collating worker (decode).
+
+The pickle travels only between a trainer and workers it started itself.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+
+ALIGN_BYTES = 64
+"""Every buffer starts on a cache line, so that any dtype may be viewed in place."""
+
+class Encoded:
+    """An object split into a pickle and the large buffers it refers to."""
+
+    __slots__ = ("buffers", "offsets", "pickled", "total_bytes")
+
+    def __init__(self, pickled: bytes, buffers: list[memoryview]) -> None:
+        self.pickled = pickled
+        self.buffers = buffers
+        self.offsets: list[tuple[int, int]] = []
+        end = 0
+        for buffer in buffers:
+            start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+            self.offsets.append((start, buffer.nbytes))
+            end = start + buffer.nbytes
+        self.total_bytes = end
+
+    def write(self, target: np.ndarray) -> None:
+        """Copy the buffers into ``target``, an array of at least ``total_bytes`` bytes."""
+        for (start, count), buffer in zip(self.offsets, self.buffers, strict=True):
+            target[start : start + count] = np.frombuffer(buffer, dtype=np.uint8)
+
+
+def encode(value: object) -> Encoded:
+    """Split ``value``. Raises what pickle raises for objects that cannot travel."""
+    buffers: list[memoryview] = []
+    sink = io.BytesIO()
+    _Encoder(sink, buffers).dump(value)
+    return Encoded(sink.getvalue(), buffers)
+
+
+def decode(pickled: bytes, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
+    """Rebuild an object whose buffers lie in ``source``. Tensors and arrays are views that keep it alive."""
+    view = memoryview(source)
+    return pickle.loads(pickled, buffers=[view[start : start + count] for start, count in offsets])
+
+
+def encode_inline(value: object) -> bytes:
+    """One pickle with everything inside, for objects too small to be worth a segment."""
+    sink = io.BytesIO()
+    _Encoder(sink, None).dump(value)
+    return sink.getvalue()
+
+
+def decode_inline(pickled: bytes) -> Any:
+    return pickle.loads(pickled)
+
+
+class _Encoder(pickle.Pickler):
+    """Pickles like multiprocessing does, except that plain CPU tensors become raw buffers."""
+
+    def __init__(self, sink: io.BytesIO, buffers: list[memoryview] | None) -> None:
+        def keep(buffer: pickle.PickleBuffer) -> None:
+            assert buffers is not None
+            buffers.append(buffer.raw())
+
+        callback = None if buffers is None else keep
+        super().__init__(sink, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=callback)
+        self.dispatch_table = _dispatch_table()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or not is_plain(obj):
+            return NotImplemented
+        if obj.numel() == 0:
+            return _empty_tensor, (obj.dtype, tuple(obj.shape))
+        if obj.is_contiguous():
+            return _tensor_over, (_raw_bytes(obj), obj.dtype, tuple(obj.shape))
+        # Transposed and channels-last tensors keep their strides, as they do on torch's own way.
+        order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
+        if not obj.permute(order).is_contiguous():
+            return _tensor_over, (_raw_bytes(obj.contiguous()), obj.dtype, tuple(obj.shape))
+        dense = obj.permute(order)
+        return _permuted_tensor_over, (_raw_bytes(dense), obj.dtype, tuple(dense.shape), order)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is nothing but its bytes, dtype and shape."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.__dict__
+    )
+
+
+def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
+    return pickle.PickleBuffer(tensor.view(-1).view(torch.uint8).numpy())
+
+
+def _empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _tensor_over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    # Pickled inside a message the bytes are immutable; a batch is the user's to change.
+    if isinstance(buffer, bytes):
+        buffer = bytearray(buffer)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
+
+def _permuted_tensor_over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], order: list[int]) -> torch.Tensor:
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return _tensor_over(buffer, dtype, shape).permute(back)
+
+
+@functools.cache
+def _dispatch_table() -> dict[type, Callable[[Any], Any]]:
+    """multiprocessing's reducers without torch's for CPU tensors: those would open one file per tensor."""
+    extra: dict[type, Callable[[Any], Any]] = dict(copyreg.dispatch_table)
+    for kind, reducer in ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
+        if isinstance(kind, type) and issubclass(kind, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
+            continue
+        extra[kind] = reducer
+    return extra

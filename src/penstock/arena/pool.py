@@ -1,0 +1,221 @@
+"""The arena: which segments exist, who uses them, and whether one more fits the budget.
+
+In:  needs in bytes; segments coming back from the user and from failed batches.
+Out: segments to fill, never more bytes in use than the limit unless the caller says the need is due.
+Runs in: trainer, under the dispatcher's lock; ``Lease`` ends from any thread.
+
+A segment is *in use* from ``take`` until ``give_back``: being filled, ready, or lent to the user. Free segments
+keep their pages for the next batch and are closed the moment their bytes are wanted elsewhere. A lent segment
+the user goes on holding while the next batch needs its bytes is *handed over*: it leaves the arena as it is,
+which costs what a private copy would, without copying.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.arena.segment import HAS_MEMFD, Segment, capacity_for, create_segment
+
+_REUSE_UP_TO = 4
+"""A free segment over this many times the need is closed instead of reused: it grew for a giant."""
+_REUSE_ANY_BELOW_BYTES = 1 << 20
+"""Below this size a loose fit wastes less than a new segment costs."""
+
+
+class Lease:
+    """One batch in the user's hands: ends when the last tensor over the token is gone."""
+
+    __slots__ = ("_ref", "ended", "handed_over", "pid", "segment", "used_bytes")
+
+    def __init__(self, segment: Segment, used_bytes: int, token: np.ndarray, ended: Callable[[Lease], None]) -> None:
+        self.segment = segment
+        self.used_bytes = used_bytes
+        self.handed_over = False
+        self.pid = os.getpid()
+        self.ended = ended
+        self._ref = weakref.ref(token, self._token_gone)
+
+    def _token_gone(self, _: object) -> None:
+        # A forked child inherits the token; its copy dying says nothing about the trainer's.
+        if os.getpid() == self.pid:
+            self.ended(self)
+
+
+class Arena:
+    """All segments of one pipeline. Not thread-safe: the dispatcher calls it under its lock."""
+
+    def __init__(
+        self,
+        *,
+        limit_bytes: int,
+        headroom_bytes: Callable[[], int],
+        closed: Callable[[Segment], None],
+        woken: Callable[[], None],
+        keep_free: int,
+        use_memfd: bool = HAS_MEMFD,
+    ) -> None:
+        """``headroom_bytes`` says what the machine can still give, ``closed`` hears of every segment that workers
+        must unmap, ``woken`` is called from any thread when a lease ends."""
+        self.limit_bytes = limit_bytes
+        self.keep_free = keep_free
+        self._headroom_bytes = headroom_bytes
+        self._closed = closed
+        self._woken = woken
+        self._use_memfd = use_memfd
+        self._in_use: dict[int, Segment] = {}
+        self._free: list[Segment] = []
+        self._leases: dict[int, Lease] = {}
+        self._returned: deque[Lease] = deque()
+        self._next_number = 0
+        self.in_use_bytes = 0
+        self.free_bytes = 0
+        self.peak_bytes = 0
+        self.handed_over_bytes = 0
+
+    def segment(self, number: int) -> Segment:
+        """A segment that is in use, by number."""
+        return self._in_use[number]
+
+    def headroom_bytes(self) -> int:
+        """What the machine or container can still give."""
+        return self._headroom_bytes()
+
+    # -- admission -------------------------------------------------------------
+
+    def fits(self, need_bytes: int, *, promised_bytes: int = 0) -> bool:
+        """Whether ``need_bytes`` more can be in use next to ``promised_bytes`` already spoken for."""
+        return self.in_use_bytes + promised_bytes + capacity_for(need_bytes) <= self.limit_bytes
+
+    def take(self, need_bytes: int) -> Segment | None:
+        """A segment of at least ``need_bytes``, or None where the machine itself has no memory left for it.
+
+        The budget is the caller's business (``fits``); free segments are closed as far as the limit requires.
+        """
+        capacity = capacity_for(need_bytes)
+        segment = self._reusable(capacity)
+        if segment is None:
+            self._close_free_beyond(self.limit_bytes - self.in_use_bytes - capacity)
+            # Reserving past a container's limit is a SIGKILL, not an error: look before touching anything.
+            if self._headroom_bytes() < capacity:
+                self._close_free_beyond(0)
+                if self._headroom_bytes() < capacity:
+                    return None
+            segment = create_segment(self._next_number, capacity, use_memfd=self._use_memfd)
+            self._next_number += 1
+        self._in_use[segment.number] = segment
+        self.in_use_bytes += segment.capacity_bytes
+        self._close_free_beyond(self.limit_bytes - self.in_use_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes + self.free_bytes)
+        return segment
+
+    def give_back(self, segment: Segment) -> None:
+        """The segment's bytes are nobody's: keep it for the next batch, or close it."""
+        self._in_use.pop(segment.number)
+        self.in_use_bytes -= segment.capacity_bytes
+        self._free.append(segment)
+        self.free_bytes += segment.capacity_bytes
+        self._close_free_beyond(self.limit_bytes - self.in_use_bytes)
+        while len(self._free) > self.keep_free:
+            self._close(min(self._free, key=lambda s: s.capacity_bytes))
+
+    def release_free(self) -> None:
+        """Close every free segment: the loader is idle and somebody else may need the memory."""
+        self._close_free_beyond(0)
+
+    # -- leases ----------------------------------------------------------------
+
+    def lend(self, segment: Segment, used_bytes: int) -> np.ndarray:
+        """Bytes of a ready segment for the user to keep. The lease ends with the array's last reference."""
+        token = segment.array()
+        self._leases[segment.number] = Lease(segment, used_bytes, token, self._lease_ended)
+        return token
+
+    def collect_returned(self) -> bool:
+        """Take back what the user dropped since the last call; True if anything came."""
+        came = False
+        while self._returned:
+            lease = self._returned.popleft()
+            if lease.handed_over:
+                self.handed_over_bytes -= lease.used_bytes
+                continue
+            del self._leases[lease.segment.number]
+            self.give_back(lease.segment)
+            came = True
+        return came
+
+    @property
+    def has_returned(self) -> bool:
+        return bool(self._returned)
+
+    def hand_over_oldest(self) -> bool:
+        """Make the longest-held lent segment the user's own, out of the budget; False if nothing is lent."""
+        self.collect_returned()
+        if not self._leases:
+            return False
+        lease = self._leases.pop(next(iter(self._leases)))
+        lease.handed_over = True
+        self.handed_over_bytes += lease.used_bytes
+        segment = lease.segment
+        self._in_use.pop(segment.number)
+        self.in_use_bytes -= segment.capacity_bytes
+        segment.trim(lease.used_bytes)
+        self._retire(segment)
+        return True
+
+    @property
+    def lent_bytes(self) -> int:
+        return sum(lease.segment.capacity_bytes for lease in self._leases.values())
+
+    @property
+    def lent_count(self) -> int:
+        return len(self._leases)
+
+    def close(self) -> None:
+        """Let go of everything; batches the user still holds stay intact until dropped."""
+        while self.hand_over_oldest():
+            pass
+        self.release_free()
+        for segment in list(self._in_use.values()):
+            self._in_use.pop(segment.number)
+            self.in_use_bytes -= segment.capacity_bytes
+            self._retire(segment)
+
+    # -- inside ----------------------------------------------------------------
+
+    def _lease_ended(self, lease: Lease) -> None:
+        # Any thread, even inside the garbage collector while the lock is held: append, nothing more.
+        self._returned.append(lease)
+        self._woken()
+
+    def _reusable(self, capacity: int) -> Segment | None:
+        fitting = [s for s in self._free if s.capacity_bytes >= capacity]
+        if not fitting:
+            return None
+        segment = min(fitting, key=lambda s: s.capacity_bytes)
+        if segment.capacity_bytes > max(_REUSE_UP_TO * capacity, _REUSE_ANY_BELOW_BYTES):
+            return None
+        # A loose fit must not push the budget over where a tight one would not.
+        if segment.capacity_bytes > capacity and self.in_use_bytes + segment.capacity_bytes > self.limit_bytes:
+            return None
+        self._free.remove(segment)
+        self.free_bytes -= segment.capacity_bytes
+        return segment
+
+    def _close_free_beyond(self, keep_bytes: int) -> None:
+        while self._free and self.free_bytes > keep_bytes:
+            self._close(max(self._free, key=lambda s: s.capacity_bytes))
+
+    def _close(self, segment: Segment) -> None:
+        self._free.remove(segment)
+        self.free_bytes -= segment.capacity_bytes
+        self._retire(segment)
+
+    def _retire(self, segment: Segment) -> None:
+        self._closed(segment)
+        segment.unlink()
+        segment.close()

@@ -1,0 +1,127 @@
+"""One shared piece of memory: created and owned by the trainer, mapped by the workers that write into it.
+
+In:  a size in bytes (trainer), or the handle of somebody else's segment (worker).
+Out: a buffer both sides see.
+Runs in: trainer and worker.
+
+On Linux a segment is a memfd: no name to leak, not bound by the size of /dev/shm, gone with its last
+descriptor and mapping. Elsewhere it is a named shared-memory block that its creator unlinks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from multiprocessing import resource_tracker, shared_memory
+from typing import Any
+
+import numpy as np
+
+PAGE_BYTES = mmap.PAGESIZE
+_LARGE_STEP_BYTES = 64 << 10
+_MADV_POPULATE_WRITE = 23
+
+HAS_MEMFD = hasattr(os, "memfd_create")
+
+
+def round_up(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def capacity_for(need_bytes: int) -> int:
+    """How large a segment for ``need_bytes`` is made: whole pages, coarser once the rounding is negligible."""
+    return round_up(max(need_bytes, 1), PAGE_BYTES if need_bytes < 16 * _LARGE_STEP_BYTES else _LARGE_STEP_BYTES)
+
+
+class Segment:
+    """A mapped shared buffer. Use ``create_segment`` or ``attach_segment``."""
+
+    def __init__(self, number: int, capacity_bytes: int, buffer: Any, fd: int | None, block: Any = None) -> None:
+        self.number = number
+        self.capacity_bytes = capacity_bytes
+        self._buffer = buffer
+        self._fd = fd
+        self._block = block
+
+    @property
+    def fd(self) -> int | None:
+        """The descriptor to pass to another process, or None where segments go by name."""
+        return self._fd
+
+    @property
+    def name(self) -> str | None:
+        """The name to attach by, or None where segments go by descriptor."""
+        return None if self._block is None else self._block.name
+
+    def array(self) -> np.ndarray:
+        """A fresh array over all bytes. Every view of it keeps it, and so the mapping, alive."""
+        return np.frombuffer(self._buffer, dtype=np.uint8, count=self.capacity_bytes)
+
+    def populate(self) -> None:
+        """Map every page now, in one call, instead of faulting each in on first touch."""
+        if self.capacity_bytes < 16 * PAGE_BYTES or not isinstance(self._buffer, mmap.mmap):
+            return
+        # Kernels before 5.14 do not know the advice: pages then fault in one by one, as without it.
+        with contextlib.suppress(OSError):
+            self._buffer.madvise(_MADV_POPULATE_WRITE)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Give back the pages beyond ``keep_bytes``; nobody may touch them afterwards."""
+        keep = round_up(keep_bytes, PAGE_BYTES)
+        if self._fd is not None and keep < self.capacity_bytes:
+            os.ftruncate(self._fd, keep)
+            self.capacity_bytes = keep
+
+    def close(self) -> None:
+        """Let go of this side's descriptor and mapping; views still held keep the mapping until they go."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self._buffer = None
+        if self._block is not None:
+            block, self._block = self._block, None
+            _forget_views(block)
+
+    def unlink(self) -> None:
+        """Owner only: remove the name, where there is one. The memory goes with the last mapping."""
+        if self._block is not None:
+            self._block.unlink()
+
+
+def create_segment(number: int, capacity_bytes: int, *, use_memfd: bool = HAS_MEMFD) -> Segment:
+    if use_memfd:
+        fd = os.memfd_create(f"penstock-{number}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, capacity_bytes)
+            return Segment(number, capacity_bytes, mmap.mmap(fd, capacity_bytes), fd)
+        except BaseException:
+            os.close(fd)
+            raise
+    block = shared_memory.SharedMemory(create=True, size=capacity_bytes)
+    return Segment(number, capacity_bytes, block.buf, None, block)
+
+
+def attach_segment(number: int, capacity_bytes: int, *, fd: int | None, name: str | None) -> Segment:
+    """Map a segment another process made. Takes over ``fd``."""
+    if fd is not None:
+        try:
+            buffer = mmap.mmap(fd, capacity_bytes)
+        finally:
+            os.close(fd)
+        return Segment(number, capacity_bytes, buffer, None)
+    assert name is not None
+    block = shared_memory.SharedMemory(name=name)
+    # Python registers attached blocks as if they were ours, and would unlink the owner's at our exit.
+    with contextlib.suppress(KeyError, AttributeError):
+        resource_tracker.unregister(block._name, "shared_memory")  # type: ignore[attr-defined]
+    return Segment(number, capacity_bytes, block.buf, None, block)
+
+
+def _forget_views(block: Any) -> None:
+    """Close a named block without the BufferError that live views would raise; they keep the mapping."""
+    try:
+        block.close()
+    except BufferError:
+        block._buf = None
+        block._mmap = None

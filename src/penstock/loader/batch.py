@@ -1,0 +1,121 @@
+"""One batch on its way from sampler to user.
+
+In:  indices drawn from the sampler; outcomes of the tasks it was cut into.
+Out: its state, and what is left to do.
+Runs in: trainer, under the dispatcher's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.arena.segment import Segment
+from penstock.arena.template import Template
+from penstock.workers.messages import NO_SEGMENT, Outcome, Part
+
+
+@dataclass(eq=False)
+class Batch:
+    """A batch that was drawn; open once memory was set aside for it and its tasks are being handed out."""
+
+    number: int
+    indices: Any
+    rows: int
+    seed: int | None
+    worker_id: int | None = None
+    """The worker it is bound to, None when anyone may take part."""
+    failure: BaseException | None = None
+    """What the sampler raised instead of giving this batch."""
+
+    todo: deque[range] = field(default_factory=deque)
+    """Row ranges nobody has yet."""
+    running: int = 0
+    alone: bool = True
+    pieces: dict[int, tuple[range, Outcome]] = field(default_factory=dict)
+    """First row -> what the task that fetched from there left."""
+    result: Outcome | None = None
+    error: tuple[int, Any] | None = None
+    """Lowest failing row and its exception."""
+    template: Template | None = None
+    rows_segment: Segment | None = None
+    extra: dict[int, Segment] = field(default_factory=dict)
+    """Other segments it holds, by number: encoded parts and results."""
+    promised_bytes: int = 0
+    wants_collate: bool = False
+    ready: bool = False
+    evicted: bool = False
+    """Its memory is wanted by a batch that is due sooner; it starts over once its tasks have come to rest."""
+
+    def open(self, promised_bytes: int) -> None:
+        """Start (over) with nothing done."""
+        self.todo = deque([range(self.rows)])
+        self.pieces.clear()
+        self.result = self.error = self.template = None
+        self.wants_collate = self.ready = self.evicted = False
+        self.alone = True
+        self.promised_bytes = promised_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        rows = 0 if self.rows_segment is None else self.rows_segment.capacity_bytes
+        return rows + sum(s.capacity_bytes for s in self.extra.values())
+
+    @property
+    def owed_bytes(self) -> int:
+        """Promised at admission and not taken yet."""
+        return 0 if self.ready else max(0, self.promised_bytes - self.held_bytes)
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [*([] if self.rows_segment is None else [self.rows_segment]), *self.extra.values()]
+
+    def take_rows(self, count: int, stretch: int) -> range:
+        """The next ``count`` rows to fetch, cut so that tasks stay whole stretches."""
+        rows = self.todo.popleft()
+        count = max(stretch, count // stretch * stretch)
+        if count < len(rows):
+            self.todo.appendleft(rows[count:])
+            rows = rows[:count]
+        if len(rows) < self.rows:
+            self.alone = False
+        return rows
+
+    def note_error(self, row: int, error: Any) -> None:
+        if self.error is None or row < self.error[0]:
+            self.error = (row, error)
+
+    @property
+    def at_rest(self) -> bool:
+        return not self.todo and not self.running
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether every piece was written by the template."""
+        return all(outcome.kind == "rows" for _, outcome in self.pieces.values())
+
+    def row_count(self) -> int:
+        return sum(outcome.rows for _, outcome in self.pieces.values())
+
+    def texts(self) -> list[list[Any]]:
+        """Text columns joined over the pieces, in row order."""
+        ordered = [outcome.texts for _, (_, outcome) in sorted(self.pieces.items())]
+        return [[t for piece in column for t in piece] for column in zip(*ordered, strict=True)]
+
+    def parts(self) -> tuple[Part, ...]:
+        """What a collating worker needs to rebuild every sample."""
+        rows_segment = NO_SEGMENT if self.rows_segment is None else self.rows_segment.number
+        return tuple(
+            Part(
+                segment=rows_segment,
+                rows=rows[: outcome.rows],
+                batch_rows=self.rows,
+                template=self.template if outcome.rows else None,
+                texts=outcome.texts,
+                pickled=outcome.pickled,
+                offsets=outcome.offsets,
+                extra_segment=outcome.segment if outcome.kind == "part" else NO_SEGMENT,
+            )
+            for _, (rows, outcome) in sorted(self.pieces.items())
+        )

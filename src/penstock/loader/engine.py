@@ -1,0 +1,345 @@
+"""The engine of one iterator: workers, arena and dispatcher, and who turns the crank.
+
+In:  indices from the iterator, ``next_batch`` calls from the training thread.
+Out: decoded batches.
+Runs in: trainer: the training thread and one thread of its own.
+
+Whoever has time pumps: the training thread while it waits for a batch, the engine's thread while the user
+computes. One lock guards all state; nobody sleeps with it held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.arena.codec import decode, decode_inline
+from penstock.arena.pool import Arena
+from penstock.arena.segment import HAS_MEMFD, Segment
+from penstock.arena.template import layout_of
+from penstock.loader.batch import Batch
+from penstock.loader.dispatch import Dispatcher, Order, Seat
+from penstock.loader.pace import Pace
+from penstock.loader.stats import Counters
+from penstock.loader.tuning import Tuning
+from penstock.workers.channel import ChannelClosed
+from penstock.workers.messages import Done, Restart
+from penstock.workers.pool import ProcessPool, ThreadPool, leave_deadline_s
+
+_DOZE_S = 0.002
+"""How long the engine's thread leaves a returning training thread alone: it is usually back sooner."""
+_LOOK_AROUND_S = 1.0
+
+
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+class TimedOut(Exception):
+    """No batch within the time the user allowed."""
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        pool: ProcessPool | ThreadPool,
+        workers: int,
+        order: Order,
+        memory_bytes: int,
+        headroom_bytes: Callable[[], int],
+        tuning: Tuning,
+        counters: Counters,
+        depth: int | None,
+        depth_ceiling: int | None,
+    ) -> None:
+        self.memory_bytes = memory_bytes
+        self._pool = pool
+        self._tuning = tuning
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._sleepers = 0
+        self._trainer_in = False
+        self._parked = False
+        self._resume = threading.Event()
+        self._closing = False
+        self._closed = self._closed_here = False
+        self._last_asked_s = time.monotonic()
+        self._pid = os.getpid()
+        self.arena = Arena(
+            limit_bytes=memory_bytes,
+            headroom_bytes=headroom_bytes,
+            closed=self._forget_segment,
+            woken=self._wake,
+            keep_free=64,
+            use_memfd=HAS_MEMFD,
+        )
+        self.dispatcher = Dispatcher(
+            arena=self.arena,
+            pace=Pace(tuning),
+            order=order,
+            replace=self._replace,
+            max_slots=tuning.max_slots,
+        )
+        self.dispatcher.depth_wanted = depth
+        self.dispatcher.depth_ceiling = depth_ceiling
+        try:
+            for worker_id in range(workers):
+                self._seat(Seat(pool.start(worker_id, workers)))
+        except BaseException:
+            self._shut_down()
+            raise
+        self._thread = threading.Thread(target=self._run, name="penstock-dispatch", daemon=True)
+        self._thread.start()
+
+    # -- the training thread -----------------------------------------------------------
+
+    def offer(self, batch: Batch) -> None:
+        """A batch drawn from the sampler, in order."""
+        self.dispatcher.upcoming.append(batch)
+
+    def next_batch(self, timeout_s: float) -> tuple[Batch, Any] | None:
+        """The next batch and its data; None once every batch that was offered is done or its workers exhausted.
+
+        Raises what the batch's sampler, dataset or collate raised; the one after it can still be asked for.
+        """
+        self._trainer_in = True
+        try:
+            with self._lock:
+                self._last_asked_s = time.monotonic()
+                self.dispatcher.paused = False
+                self.dispatcher.trainer_waits = True
+                batch = self._take()
+            if batch is None:
+                batch = self._wait(timeout_s)
+            return None if batch is None else (batch, self._deliver(batch))
+        finally:
+            self.dispatcher.trainer_waits = False
+            self._trainer_in = False
+            if self._parked:
+                self._resume.set()
+
+    def restart(self, shared_seed: int | None) -> None:
+        """Forget the rest of the epoch; the same workers begin the next."""
+        with self._lock:
+            self.dispatcher.abandon()
+            self._last_asked_s = time.monotonic()
+        while True:
+            with self._lock:
+                if self.dispatcher.is_idle or self.dispatcher.failure is not None:
+                    break
+            self._turn(_LOOK_AROUND_S)
+        with self._lock:
+            self.dispatcher.begin_epoch()
+            for seat in self.dispatcher.seats:
+                seat.handle.post(Restart(shared_seed))
+
+    def release_idle(self) -> None:
+        """The epoch is over: keep the workers, give the memory back."""
+        with self._lock:
+            if not self._closed:
+                self.dispatcher.release_idle()
+
+    @property
+    def private_bytes(self) -> int:
+        return sum(seat.handle.private_bytes for seat in self.dispatcher.seats)
+
+    def close(self) -> None:
+        """Stop the workers and let go of all memory but what the user holds. Any thread, any number of times."""
+        if os.getpid() != self._pid:
+            return
+        self._closing = True
+        self._resume.set()
+        self._wake(always=True)
+        if threading.current_thread() is self._thread:
+            # A garbage collection in the engine's own thread took the iterator: the thread sees to the rest.
+            self._closed_here = True
+            return
+        self._thread.join()
+        self._shut_down()
+
+    # -- turning the crank ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        """The engine's own thread: pumps while the training thread does not."""
+        while not self._closing:
+            if self._trainer_in:
+                self._parked = True
+                if self._trainer_in:
+                    self._resume.wait()
+                self._parked = False
+                self._resume.clear()
+                # A loop over tiny batches is back within microseconds; two threads pumping would only collide.
+                time.sleep(_DOZE_S)
+                continue
+            self._turn(_LOOK_AROUND_S)
+            if time.monotonic() - self._last_asked_s > self._tuning.idle_release_s and not self.dispatcher.paused:
+                self.release_idle()
+        if self._closed_here:
+            self._shut_down()
+
+    def _turn(self, wait_s: float) -> None:
+        """Wait for something to happen, then deal with it."""
+        self._sleepers += 1
+        try:
+            if self._closing:
+                return
+            if self.arena.has_returned:
+                with self._lock:
+                    self._pump(())
+            events = self._selector.select(wait_s)
+        finally:
+            self._sleepers -= 1
+        with self._lock:
+            if not self._closing:
+                self._pump(events)
+
+    def _pump(self, events: Any) -> None:
+        dispatcher = self.dispatcher
+        for key, _ in events:
+            seat: Seat | None = key.data
+            if seat is None:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+            elif seat in dispatcher.seats:
+                self._listen(seat)
+        self.arena.limit_bytes = max(0, self.memory_bytes - self.private_bytes)
+        dispatcher.progress()
+        for seat in dispatcher.seats:
+            self._watch_unsent(seat, seat.handle.flush())
+
+    def _listen(self, seat: Seat) -> None:
+        try:
+            messages = seat.handle.read_available()
+        except ChannelClosed:
+            self._selector.unregister(seat.handle)
+            self.dispatcher.on_death(seat)
+            return
+        for message in messages:
+            if isinstance(message, Done):
+                self._counters.fetch_s += message.fetch_s
+                self._counters.collate_s += message.collate_s
+            self.dispatcher.on_message(seat, message)
+
+    def _watch_unsent(self, seat: Seat, unsent: bool) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+        if self._selector.get_key(seat.handle).events != wanted:
+            self._selector.modify(seat.handle, wanted, seat)
+
+    def _wake(self, always: bool = False) -> None:
+        if self._sleepers or always:
+            with contextlib.suppress(OSError):
+                self._wake_write.send(b"\0")
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _wait(self, timeout_s: float) -> Batch | None:
+        """Pump until a batch is ready or there will be none."""
+        began = time.perf_counter()
+        deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
+        try:
+            with self._lock:
+                self._pump(())
+                batch = self._take()
+            while batch is None and not self._is_over():
+                wait_s = _LOOK_AROUND_S if deadline is None else min(_LOOK_AROUND_S, deadline - time.monotonic())
+                if wait_s <= 0:
+                    raise TimedOut
+                self._turn(wait_s)
+                with self._lock:
+                    batch = self._take()
+            return batch
+        finally:
+            self._counters.note_wait(time.perf_counter() - began)
+
+    def _take(self) -> Batch | None:
+        dispatcher = self.dispatcher
+        batch = dispatcher.take_ready()
+        if batch is not None:
+            dispatcher.progress()
+        elif dispatcher.failure is not None:
+            failure, dispatcher.failure = dispatcher.failure, None
+            raise failure
+        return batch
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            dispatcher = self.dispatcher
+            if dispatcher.failure is not None:
+                return False
+            if not dispatcher.open and not dispatcher.upcoming:
+                return True
+            return dispatcher.all_exhausted
+
+    def _deliver(self, batch: Batch) -> Any:
+        """Make a ready batch the user's."""
+        began = time.perf_counter()
+        try:
+            if batch.failure is not None:
+                raise batch.failure
+            if batch.error is not None:
+                batch.error[1].reraise()
+            with self._lock:
+                data = self._decoded(batch)
+            return data
+        finally:
+            self._counters.deliver_s += time.perf_counter() - began
+
+    def _decoded(self, batch: Batch) -> Any:
+        result = batch.result
+        if result is None:
+            assert batch.template is not None
+            layout = layout_of(batch.template, batch.rows)
+            if batch.rows_segment is None:
+                return layout.batch(_NO_BYTES, batch.texts(), batch.row_count())
+            token = self.arena.lend(batch.rows_segment, layout.total_bytes)
+            return layout.batch(token, batch.texts(), batch.row_count())
+        assert result.pickled is not None
+        if result.kind == "inline":
+            return decode_inline(result.pickled)
+        token = self.arena.lend(batch.extra[result.segment], result.used_bytes)
+        return decode(result.pickled, result.offsets, token)
+
+    def _seat(self, seat: Seat) -> None:
+        self.dispatcher.seats.append(seat)
+        self._selector.register(seat.handle, selectors.EVENT_READ, seat)
+
+    def _replace(self, seat: Seat) -> Seat:
+        new = Seat(self._pool.start(seat.handle.worker_id, len(self.dispatcher.seats)))
+        self._selector.register(new.handle, selectors.EVENT_READ, new)
+        self._counters.restarts += 1
+        return new
+
+    def _forget_segment(self, segment: Segment) -> None:
+        for seat in self.dispatcher.seats:
+            seat.handle.detach(segment.number)
+
+    def _shut_down(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = self._closing = True
+            seats = self.dispatcher.seats
+            for seat in seats:
+                self._selector.unregister(seat.handle)
+                seat.handle.stop()
+            deadline_s = leave_deadline_s()
+            for seat in seats:
+                seat.handle.bury(deadline_s)
+            self._counters.peak_bytes = max(self._counters.peak_bytes, self.arena.peak_bytes)
+            self.arena.close()
+            self._selector.close()
+            self._wake_read.close()
+            self._wake_write.close()

@@ -1,0 +1,62 @@
+"""How long fetching takes here, and what follows: how finely to cut batches and how far to run ahead.
+
+In:  times of finished tasks.
+Out: rows per task, tasks queued per worker, batches ahead.
+Runs in: trainer, under the dispatcher's lock.
+
+Only speed depends on these numbers. What is in a batch never does.
+"""
+
+from __future__ import annotations
+
+import math
+
+from penstock.loader.tuning import Tuning
+from penstock.workers.seeds import stretch_rows
+
+_WEIGHT = 0.2
+_MOST_QUEUED = 8
+
+
+class Pace:
+    """Running estimates of one pipeline."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self.row_s: float | None = None
+        """Seconds one worker takes per row, None before the first task is done."""
+
+    def note(self, rows: int, spent_s: float) -> None:
+        if rows <= 0:
+            return
+        row_s = spent_s / rows
+        self.row_s = row_s if self.row_s is None else self.row_s + _WEIGHT * (row_s - self.row_s)
+
+    def rows_per_task(self, batch_rows: int, workers: int) -> int:
+        """How many rows of a splittable batch one task should have."""
+        stretch = stretch_rows(batch_rows)
+        if self._tuning.split_always:
+            return stretch
+        even = stretch * max(1, math.ceil(math.ceil(batch_rows / stretch) / max(1, workers)))
+        if self.row_s is None:
+            return even
+        if self.row_s * batch_rows < self._tuning.task_s:
+            return batch_rows
+        wanted = stretch * math.ceil(self._tuning.task_s / (self.row_s * stretch)) if self.row_s > 0 else even
+        return min(wanted, even)
+
+    def tasks_queued(self, rows: int, *, in_order: bool) -> int:
+        """How many tasks of ``rows`` rows a worker may have in hand."""
+        if self.row_s is None or not in_order:
+            return 1
+        task_s = self.row_s * rows
+        if task_s >= self._tuning.patient_s:
+            return 1
+        return min(_MOST_QUEUED, max(2, 1 + math.ceil(self._tuning.queue_s / max(task_s, 1e-6))))
+
+    def depth(self, batch_rows: int, workers: int, *, splittable: bool, in_order: bool) -> int:
+        """The least number of batches ahead that keeps all workers busy, at least 2."""
+        rows = self.rows_per_task(batch_rows, workers) if splittable else batch_rows
+        tasks_per_batch = max(1, math.ceil(batch_rows / max(1, rows)))
+        in_hand = workers * self.tasks_queued(rows, in_order=in_order)
+        return max(2, math.ceil(in_hand / tasks_per_batch) + 1)

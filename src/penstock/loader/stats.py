@@ -1,0 +1,99 @@
+"""What a loader knows about itself, always on.
+
+In:  counters the pipeline keeps as it goes.
+Out: ``LoaderStats``.
+Runs in: trainer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Where time went, summed over workers (fetch, collate) or in the training process (wait, hand over)."""
+
+    fetch_s: float
+    """In the dataset, writing rows included."""
+    collate_s: float
+    wait_s: float
+    """The training loop waiting in next()."""
+    deliver_s: float
+    """Making the ready batch the user's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderStats:
+    """A loader's gauges at one moment. Counters run over the loader's life, rates over its latest iteration."""
+
+    workers: int
+    depth: int
+    """Batches that may be ahead of the user now."""
+    in_flight_bytes: int
+    """Bytes of the arena now: being filled, ready, lent, or kept for reuse."""
+    peak_in_flight_bytes: int
+    lent_bytes: int
+    """Bytes of batches the user holds, as far as the arena lends them."""
+    copied_bytes: int
+    """Bytes of batches made the user's own because more were kept than the arena can lend, held at this moment."""
+    workers_private_bytes: int
+    memory_bytes: int
+    """The budget."""
+    batches: int
+    samples: int
+    samples_per_s: float
+    wait_s: float
+    stall_fraction: float
+    """Share of the latest iteration that the user spent waiting for data."""
+    worker_restarts: int
+    shared_batches: bool
+    """Whether rows of one batch come from several workers."""
+    cache: Any
+    stages: StageTimes
+
+
+@dataclass
+class Counters:
+    """The running totals behind the stats; owned by the loader, written by its pipelines."""
+
+    clock: Callable[[], float] = time.perf_counter
+    batches: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    fetch_s: float = 0.0
+    collate_s: float = 0.0
+    deliver_s: float = 0.0
+    restarts: int = 0
+    peak_bytes: int = 0
+    began_s: float | None = None
+    ended_s: float | None = None
+    iteration_samples: int = 0
+    iteration_wait_s: float = 0.0
+    last: dict[str, Any] = field(default_factory=dict)
+    """Gauges of the latest pipeline as they were when it closed."""
+
+    def begin_iteration(self) -> None:
+        self.began_s, self.ended_s = self.clock(), None
+        self.iteration_samples, self.iteration_wait_s = 0, 0.0
+
+    def end_iteration(self) -> None:
+        self.ended_s = self.clock()
+
+    def note_batch(self, samples: int) -> None:
+        self.batches += 1
+        self.samples += samples
+        self.iteration_samples += samples
+
+    def note_wait(self, seconds: float) -> None:
+        self.wait_s += seconds
+        self.iteration_wait_s += seconds
+
+    @property
+    def iteration_s(self) -> float:
+        if self.began_s is None:
+            return 0.0
+        return (self.ended_s or self.clock()) - self.began_s

@@ -1,0 +1,86 @@
+"""How much memory a worker has to itself, measured by the worker, cheaply.
+
+In:  /proc/self of the worker.
+Out: bytes that would come free if this worker were killed, at its recent fullest.
+Runs in: worker.
+
+Pages of the arena are not counted here: a segment only this worker has touched so far would look private.
+The exact walk costs milliseconds, so it is rare; between walks the growth of anonymous memory is added.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.arena.segment import PAGE_BYTES
+
+_EXACT_EVERY_S = 10.0
+_CHEAP_EVERY_S = 0.02
+_WALK_SHARE = 0.002
+"""At most this share of a worker's time goes into exact walks, however much is mapped."""
+_ARENA_MAPPING = "/memfd:penstock"
+
+
+class PrivateMemory:
+    """A worker's measure of itself. Reads nothing where /proc is missing, and then always says 0."""
+
+    def __init__(self, proc_self: Path = Path("/proc/self"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._smaps = proc_self / "smaps"
+        self._statm = proc_self / "statm"
+        self._clock = clock
+        self._exact_bytes = 0
+        self._anonymous_then = 0
+        self._fullest_bytes = 0
+        self._next_exact_s = self._next_cheap_s = 0.0
+        self.measure_exactly()
+        self._next_exact_s = clock()
+
+    def note_fullest(self) -> None:
+        """Call while a sample is held: the moment a worker is at its largest."""
+        now = self._clock()
+        if now < self._next_cheap_s:
+            return
+        self._next_cheap_s = now + _CHEAP_EVERY_S
+        grown = self._anonymous_bytes() - self._anonymous_then
+        self._fullest_bytes = max(self._fullest_bytes, self._exact_bytes + grown)
+
+    def read_bytes(self) -> int:
+        """The figure to report, after an exact walk if one is due."""
+        if self._clock() >= self._next_exact_s:
+            recent = self._fullest_bytes
+            growth = max(0, recent - self._exact_bytes)
+            self.measure_exactly()
+            self._fullest_bytes = self._exact_bytes + growth
+        return self._fullest_bytes
+
+    def measure_exactly(self) -> None:
+        began = self._clock()
+        self._anonymous_then = self._anonymous_bytes()
+        self._exact_bytes = self._fullest_bytes = _private_dirty_bytes(self._smaps)
+        cost_s = self._clock() - began
+        self._next_exact_s = began + max(_EXACT_EVERY_S, cost_s / _WALK_SHARE)
+
+    def _anonymous_bytes(self) -> int:
+        try:
+            fields = self._statm.read_bytes().split()
+        except OSError:
+            return 0
+        return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
+
+
+def _private_dirty_bytes(smaps: Path) -> int:
+    total_kib = 0
+    in_arena = False
+    try:
+        with smaps.open("rb") as lines:
+            for line in lines:
+                if line.startswith(b"Private_Dirty:"):
+                    if not in_arena:
+                        total_kib += int(line.split()[1])
+                elif b"-" in line[:20] and not line[:1].isupper():
+                    in_arena = _ARENA_MAPPING.encode() in line
+    except (OSError, ValueError):
+        return 0
+    return total_kib << 10

@@ -1,0 +1,69 @@
+"""Where randomness comes from, so that batches are the same whoever fetches them and however often.
+
+In:  the epoch's base seed, rank, epoch and batch number (trainer); the batch's seed and a row (worker).
+Out: seeded global generators: ``random``, numpy's legacy one, torch's.
+Runs in: both.
+
+Rows of a batch are seeded in stretches that depend on the batch's length alone. A task is always whole
+stretches, so it does not matter how a batch was cut, by whom it was fetched, or whether it was fetched twice.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+STRETCHES_PER_BATCH = 16
+_MASK = (1 << 64) - 1
+_COLLATE = 1 << 32
+"""A place no row has, for the seed of the collate function."""
+
+
+def stretch_rows(batch_rows: int) -> int:
+    """How many consecutive rows share one seed."""
+    return max(1, -(-batch_rows // STRETCHES_PER_BATCH))
+
+
+def mix(*words: int) -> int:
+    """One well-spread 64-bit number from several (splitmix64's finaliser over a running sum)."""
+    state = 0
+    for word in words:
+        state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def batch_seed(base_seed: int, *, rank: int, epoch: int, batch: int) -> int:
+    return mix(base_seed, rank, epoch, batch)
+
+
+def seed_stretch(seed: int, stretch: int) -> None:
+    _seed_generators(mix(seed, stretch))
+
+
+def seed_collate(seed: int) -> None:
+    _seed_generators(mix(seed, _COLLATE))
+
+
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # 64 bits would go through an array and cost five times as much
+    # torch.manual_seed also visits every accelerator and costs ten times as much.
+    torch.default_generator.manual_seed(seed >> 1)
+
+
+class KeptGenerators:
+    """Leaves the caller's generators as they were: for samples fetched in the training process itself."""
+
+    def __enter__(self) -> None:
+        self._kept: tuple[Any, Any, Any] = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+    def __exit__(self, *_: object) -> None:
+        random.setstate(self._kept[0])
+        np.random.set_state(self._kept[1])
+        torch.set_rng_state(self._kept[2])

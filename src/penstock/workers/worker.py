@@ -1,0 +1,460 @@
+"""The worker's life: receive a task, fetch samples, put them where they belong, say so.
+
+In:  messages from the trainer (``messages``), the user's dataset and functions (``Setup``).
+Out: rows in shared segments and ``Done`` messages.
+Runs in: worker (a process, or a thread of the trainer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterableDataset, Subset
+
+from penstock.arena.codec import Encoded, decode, encode, encode_inline
+from penstock.arena.segment import Segment, attach_segment
+from penstock.arena.template import Layout, RowWriter, Template, flatten, is_default_collate, layout_of, learn
+from penstock.workers.messages import (
+    DROP,
+    NO_SEGMENT,
+    Attach,
+    Collate,
+    Detach,
+    Done,
+    Fetch,
+    Learn,
+    Need,
+    Outcome,
+    Part,
+    Restart,
+    Room,
+    Started,
+    Stop,
+)
+from penstock.workers.private import PrivateMemory
+from penstock.workers.seeds import seed_collate, seed_stretch, stretch_rows
+
+INLINE_BYTES = 16 << 10
+"""Results up to this size travel inside their message."""
+_CHUNK_BYTES = 128 << 10
+"""Small samples are written to their rows in one call per this many bytes; large ones one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The user's side of fetching, the same for every worker of a pipeline."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    auto_collation: bool
+    """False for batch_size=None: each index is one finished batch."""
+    drop_last: bool
+
+    @property
+    def is_iterable(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def writes_rows(self) -> bool:
+        return self.auto_collation and is_default_collate(self.collate_fn)
+
+
+class Line(Protocol):
+    """A worker's end of its channel."""
+
+    def send(self, message: object) -> None: ...
+    def receive(self, *, wait: bool) -> tuple[Any, int | None] | None: ...
+
+
+def reseed_pipes(dataset: Any, shared_seed: int) -> None:
+    """torch's way of giving all copies of a data pipe the same randomness."""
+    generator = torch.Generator()
+    generator.manual_seed(shared_seed)
+    torch.utils.data.graph_settings.apply_random_seed(dataset, generator)
+
+
+def can_split(dataset: Any) -> bool:
+    """Whether rows of one batch may be fetched by several workers.
+
+    A dataset with ``__getitems__`` sees whole batches unless it says ``splittable = True``.
+    """
+    if type(dataset) is Subset:
+        return can_split(dataset.dataset)
+    return not getattr(dataset, "__getitems__", None) or bool(getattr(dataset, "splittable", False))
+
+
+class Worker:
+    """Works off tasks from one line until told to stop."""
+
+    def __init__(
+        self,
+        line: Line,
+        setup: Setup,
+        *,
+        where: str,
+        segments: dict[int, Segment] | None = None,
+        measure: PrivateMemory | None,
+    ) -> None:
+        """``where`` names this worker in errors; ``segments`` is the trainer's own table for threads."""
+        self._line = line
+        self._setup = setup
+        self._where = where
+        self._segments: dict[int, Segment] = {} if segments is None else segments
+        self._measure = measure
+        self._backlog: deque[Any] = deque()
+        self.template: Template | None = None
+        self._writers: dict[int, tuple[Layout, RowWriter]] = {}
+        self._iterator: Iterator[Any] | None = None
+        self._init_error: ExceptionWrapper | None = None
+        self._collate_s = 0.0
+
+    def run(self, init: Callable[[], None]) -> None:
+        """Set up with the user's ``init``, then serve until told to stop. The line's death is the caller's to handle."""
+        with contextlib.suppress(_Stopped):
+            self._serve(init)
+
+    def _serve(self, init: Callable[[], None]) -> None:
+        try:
+            init()
+            self._begin_epoch()
+        except Exception:
+            self._init_error = ExceptionWrapper(where=self._where)
+        self._line.send(Started(self._private_bytes()))
+        while True:
+            message = self._next_message()
+            if isinstance(message, Fetch):
+                self._work(message, self._fetch)
+            elif isinstance(message, Collate):
+                self._work(message, self._collate)
+            elif isinstance(message, Learn):
+                self.template = message.template
+            elif isinstance(message, Restart):
+                self._restart(message)
+
+    # -- messages -------------------------------------------------------------------
+
+    def _next_message(self) -> Any:
+        """The next message in order; but a Stop that has arrived goes before work that waits."""
+        while (message := self._receive(wait=not self._backlog)) is not None:
+            self._backlog.append(message)
+        return self._backlog.popleft()
+
+    def _receive(self, *, wait: bool = True) -> Any:
+        """The next message that is not about mapping memory; None if there is none and nobody waits."""
+        while True:
+            received = self._line.receive(wait=wait)
+            if received is None:
+                return None
+            message, fd = received
+            if isinstance(message, Stop):
+                raise _Stopped
+            if isinstance(message, Attach):
+                segment = attach_segment(message.number, message.capacity_bytes, fd=fd, name=message.name)
+                segment.populate()
+                self._segments[message.number] = segment
+            elif isinstance(message, Detach):
+                self._writers.pop(message.number, None)
+                if (segment := self._segments.pop(message.number, None)) is not None:
+                    segment.close()
+            else:
+                return message
+
+    def _ask(self, need: Need) -> Room:
+        """Wait for room, keeping tasks that arrive meanwhile for later."""
+        if self._measure is not None:
+            self._measure.note_fullest()
+        self._line.send(need)
+        while True:
+            message = self._receive()
+            if isinstance(message, Room):
+                if message.segment == DROP:
+                    raise _Dropped
+                return message
+            self._backlog.append(message)
+
+    def _work(self, task: Any, job: Callable[[Any], Outcome]) -> None:
+        began = time.perf_counter()
+        self._collate_s = 0.0
+        error: ExceptionWrapper | None = None
+        if self._init_error is not None:
+            outcome, error, self._init_error = Outcome("error"), self._init_error, None
+        else:
+            try:
+                outcome = job(task)
+            except _Dropped:
+                outcome = Outcome("dropped")
+            except _Exhausted:
+                outcome = Outcome("exhausted")
+            except Exception:
+                outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
+        spent_s = time.perf_counter() - began
+        done = Done(task.task, outcome, error, spent_s - self._collate_s, self._collate_s, self._private_bytes())
+        try:
+            self._line.send(done)
+        except (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError) as problem:
+            # An exception type only this process knows: its text still arrives.
+            text = error.exc_msg if error is not None else repr(problem)
+            self._line.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
+
+    def _private_bytes(self) -> int:
+        return 0 if self._measure is None else self._measure.read_bytes()
+
+    # -- epochs -----------------------------------------------------------------------
+
+    def _begin_epoch(self) -> None:
+        if self._setup.is_iterable:
+            self._iterator = iter(self._setup.dataset)
+
+    def _restart(self, message: Restart) -> None:
+        try:
+            if message.shared_seed is not None:
+                reseed_pipes(self._setup.dataset, message.shared_seed)
+            self._begin_epoch()
+        except Exception:
+            self._init_error = ExceptionWrapper(where=self._where)
+
+    # -- fetching ---------------------------------------------------------------------
+
+    def _fetch(self, task: Fetch) -> Outcome:
+        setup = self._setup
+        if not setup.auto_collation:
+            return self._finish(task, self._one_sample(task))
+        if task.batch_rows == 0:
+            return self._finish(task, [])
+        if not setup.is_iterable and not can_split(setup.dataset):
+            self._seed(task, 0)
+            found = setup.dataset.__getitems__(task.indices)
+            if not setup.writes_rows or type(found) is not list or len(found) != task.batch_rows:
+                return self._finish(task, found)
+            return self._fetch_rows(task, found)
+        if setup.writes_rows:
+            return self._fetch_rows(task, self._samples(task))
+        samples = list(self._samples(task))
+        if setup.is_iterable:
+            self._check_not_exhausted(task, len(samples))
+        return self._finish(task, samples) if task.alone else self._leave_part(task, 0, [], samples)
+
+    def _fetch_rows(self, task: Fetch, samples: Iterable[Any]) -> Outcome:
+        """Write each sample into its row as it comes; what does not match is left to torch's collate."""
+        rows = _Rows(self, task)
+        strays: list[Any] = []
+        for sample in samples:
+            if strays or not rows.add(sample):
+                strays.append(sample)
+            # Or the row's sample would still be held while the next one is being made.
+            del sample
+        rows.flush()
+        if self._setup.is_iterable:
+            self._check_not_exhausted(task, rows.written + len(strays))
+        if not strays:
+            return Outcome("rows", rows.written, rows.texts, segment=rows.segment, used_bytes=rows.used_bytes)
+        if task.alone:
+            return self._finish(task, rows.as_samples() + strays)
+        return self._leave_part(task, rows.written, rows.texts, strays)
+
+    def _samples(self, task: Fetch) -> Iterator[Any]:
+        """Samples of the task in row order, each stretch of rows under its own seed."""
+        if self._setup.is_iterable:
+            assert self._iterator is not None
+            yield from itertools.islice(self._iterator, task.batch_rows)
+            return
+        dataset, indices = self._setup.dataset, task.indices
+        by_list = getattr(dataset, "__getitems__", None)
+        step = stretch_rows(task.batch_rows)
+        for start in range(0, len(indices), step):
+            self._seed(task, (task.first_row + start) // step)
+            stretch = indices[start : start + step]
+            if by_list:
+                yield from by_list(stretch)
+            else:
+                for index in stretch:
+                    yield dataset[index]
+
+    def _seed(self, task: Fetch, stretch: int) -> None:
+        if task.seed is not None:
+            seed_stretch(task.seed, stretch)
+
+    def _one_sample(self, task: Fetch) -> Any:
+        if self._setup.is_iterable:
+            assert self._iterator is not None
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                raise _Exhausted from None
+        self._seed(task, 0)
+        return self._setup.dataset[task.indices]
+
+    def _check_not_exhausted(self, task: Fetch, got: int) -> None:
+        if got == 0 or (got < task.batch_rows and self._setup.drop_last):
+            raise _Exhausted
+
+    # -- results ----------------------------------------------------------------------
+
+    def _finish(self, task: Fetch | Collate, samples: Any) -> Outcome:
+        """Collate and leave the result where the trainer will find it."""
+        began = time.perf_counter()
+        if task.seed is not None and self._setup.auto_collation:
+            seed_collate(task.seed)
+        result = self._setup.collate_fn(samples)
+        del samples
+        self._collate_s = time.perf_counter() - began
+        encoded = encode(result)
+        if encoded.total_bytes <= INLINE_BYTES:
+            return Outcome("inline", pickled=encode_inline(result))
+        del result
+        segment = self._write(task, encoded)
+        return Outcome("object", pickled=encoded.pickled, offsets=encoded.offsets, segment=segment,
+                       used_bytes=encoded.total_bytes)  # fmt: skip
+
+    def _leave_part(self, task: Fetch, rows: int, texts: list[list[Any]], samples: list[Any]) -> Outcome:
+        """Leave samples for whoever will collate the batch."""
+        try:
+            encoded = encode(samples)
+        except Exception:
+            return Outcome("cannot travel")
+        del samples
+        segment = self._write(task, encoded) if encoded.total_bytes else NO_SEGMENT
+        return Outcome("part", rows, texts, encoded.pickled, encoded.offsets, segment, encoded.total_bytes)
+
+    def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
+        """Copy encoded buffers into the room given with the task, or into room asked for now."""
+        number = task.segment
+        for_rows = isinstance(task, Fetch) and task.by_template
+        if for_rows or number == NO_SEGMENT or self._segments[number].capacity_bytes < encoded.total_bytes:
+            number = self._ask(Need(task.task, encoded.total_bytes, None)).segment
+        encoded.write(self._array(number))
+        return number
+
+    def _collate(self, task: Collate) -> Outcome:
+        samples: list[Any] = []
+        for part in task.parts:
+            samples += self._read_part(part)
+        # Parts may alias shared rows; the collate result is encoded anew, so nothing of them is handed out.
+        return self._finish(task, samples)
+
+    def _read_part(self, part: Part) -> list[Any]:
+        samples: list[Any] = []
+        if part.rows:
+            assert part.template is not None
+            layout = layout_of(part.template, part.batch_rows)
+            columns = layout.columns(self._array(part.segment))
+            samples = [layout.sample(columns, part.texts, row, row - part.rows.start) for row in part.rows]
+        if part.pickled is not None:
+            source = np.empty(0, np.uint8) if part.extra_segment == NO_SEGMENT else self._array(part.extra_segment)
+            samples += decode(part.pickled, part.offsets, source)
+        return samples
+
+    def _array(self, number: int) -> np.ndarray:
+        return self._segments[number].array()
+
+    def writer(self, number: int, layout: Layout) -> RowWriter:
+        """The row writer for a segment, kept while segment and layout stay the same."""
+        known = self._writers.get(number)
+        if known is None or known[0] is not layout:
+            known = self._writers[number] = (layout, RowWriter(layout, self._array(number)))
+        return known[1]
+
+    def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
+        return self._ask(Need(task, layout_of(template, batch_rows).total_bytes, template))
+
+    def note_fullest(self) -> None:
+        if self._measure is not None:
+            self._measure.note_fullest()
+
+
+class _Rows:
+    """Rows of one task on their way into a segment."""
+
+    def __init__(self, worker: Worker, task: Fetch) -> None:
+        self._worker = worker
+        self._task = task
+        self._chunk: list[list[Any]] = []
+        self._writer: RowWriter | None = None
+        self._layout: Layout | None = None
+        self._chunk_rows = 1
+        self.segment = task.segment
+        self.texts: list[list[Any]] = []
+        self.written = 0
+        if task.by_template:
+            assert worker.template is not None
+            self._open(worker.template)
+
+    @property
+    def used_bytes(self) -> int:
+        return 0 if self._layout is None else self._layout.total_bytes
+
+    def add(self, sample: Any) -> bool:
+        """Take a sample for the next row; False if it does not fit the batch's layout."""
+        if self._layout is None and not self._learn(sample):
+            return False
+        assert self._layout is not None
+        values = flatten(self._layout.template, sample)
+        if values is None:
+            return False
+        self._chunk.append(values)
+        if len(self._chunk) >= self._chunk_rows:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        if not self._chunk:
+            return
+        assert self._writer is not None
+        self._worker.note_fullest()
+        self._writer.write(self._task.first_row + self.written, self._chunk, self.texts)
+        self.written += len(self._chunk)
+        self._chunk.clear()
+
+    def as_samples(self) -> list[Any]:
+        """The samples written so far, read back from their rows."""
+        if self._layout is None:
+            return []
+        columns = self._layout.columns(self._worker._array(self.segment))
+        first = self._task.first_row
+        return [self._layout.sample(columns, self.texts, first + i, i) for i in range(self.written)]
+
+    def _learn(self, sample: Any) -> bool:
+        template = learn(sample)
+        if template is None:
+            return False
+        room = self._worker.ask_for_rows(self._task.task, template, self._task.batch_rows)
+        assert room.template is not None
+        self.segment = room.segment
+        self._open(room.template)
+        return True
+
+    def _open(self, template: Template) -> None:
+        self._layout = layout_of(template, self._task.batch_rows)
+        self._writer = self._worker.writer(self.segment, self._layout) if self._layout.total_bytes else RowWriter(
+            self._layout, np.empty(0, np.uint8))  # fmt: skip
+        self._chunk_rows = max(1, _CHUNK_BYTES // max(1, template.row_bytes))
+        self.texts = [[] for leaf in template.leaves if leaf.kind == "text"]
+
+
+class _Dropped(Exception):
+    """The trainer wants the samples forgotten: memory is short and another batch is due first."""
+
+
+class _Stopped(BaseException):
+    """Told to leave, wherever in its work the worker was."""
+
+
+class _Exhausted(Exception):
+    """The iterable dataset has nothing more for this worker."""
+
+
+def _as_runtime_error(text: str, where: str) -> ExceptionWrapper:
+    try:
+        raise RuntimeError(text)
+    except RuntimeError:
+        return ExceptionWrapper(where=where)
