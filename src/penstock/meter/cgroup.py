@@ -115,7 +115,7 @@ def _cgroups(roots: Roots, membership: str) -> Cgroups:
 def parse_membership(text: str) -> dict[str, str]:
     """Lines such as "4:cpu,cpuacct:/docker/1f" (v1) and "0::/user.slice" (v2)."""
     memberships: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         number, first, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
         if not (first and second and number.isdigit() and path.startswith("/")):
@@ -128,7 +128,7 @@ def parse_membership(text: str) -> dict[str, str]:
 def parse_mounts(text: str) -> tuple[Mount, ...]:
     """The cgroup mounts among lines such as "35 31 0:32 /docker/1f /cg/memory rw - cgroup cgroup rw,cpu"."""
     mounts: dict[str, Mount] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         # Optional fields end at a lone "-"; their number differs from line to line.
         head, _, tail = line.partition(" - ")
         where, what = head.split(" "), tail.split(" ")

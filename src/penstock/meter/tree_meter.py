@@ -27,8 +27,8 @@ class TreeMeter:
     """Polls one process tree.
 
     Between exact looks a process's PSS is its last exact one, plus all growth of its own pages, plus growth
-    of file and shared pages at its last exact ratio of PSS to RSS. That ratio over everything would be simpler
-    and would hide a leak: in a worker that mostly maps shared slots, 1 GB of new private memory would show as
+    of file and shared pages at its last exact ratio of PSS to RSS. That ratio over everything is simpler
+    but would hide a leak: in a worker that mostly maps shared slots, 1 GB of new private memory would show as
     200 MB. A process not seen exactly yet gets the ratio of the tree.
 
     Cost of a poll, measured on 2 cores: 40 µs per process of the tree, plus the search for children (see
