@@ -263,7 +263,7 @@ def process(
     name: str = "python",
     children: str | None = None,
 ) -> Files:
-    """A living process; without ``pss`` its pages cannot be walked, without ``children`` no lists are kept."""
+    """A living process; without ``pss`` its pages cannot be walked, without ``children`` no list is kept."""
     stat = f"{pid} ({name}) S {parent} {pid} {pid} 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 {started} 0 0 0\n"
     resident, shared = (anon + file) // 4096, file // 4096
     files = {

@@ -20,46 +20,21 @@ from penstock.meter.process import parse_rollup, parse_stat, parse_statm
 
 WORDS = st.sampled_from(
     [
-        "max",
-        "-1",
-        "0",
-        "9223372036854771712",
-        "9" * 30,
-        "kB",
-        "avg10=nan",
-        "avg10=1e999",
-        "some",
-        "full",
-        "-",
-        "/",
-    ]
-    + [
-        "Rss:",
-        "Pss:",
-        "MemTotal:",
-        "Max open files",
-        "cgroup2",
-        "cgroup",
-        "rw,memory",
-        "\\040",
-        "\\777",
-        "(",
-        ")",
-    ]
-    + [
-        "0::/",
-        "4:memory:/x",
-        ":",
-        ",",
-        "0-",
-        "-3",
-        "5-2",
-        "0-99999999999",
-        "\x00",
-        "\udc80",
-        "٣",
-        "\u2028",
-        "/../..",
+        *(
+            "max",
+            "-1",
+            "0",
+            "9223372036854771712",
+            "9" * 30,
+            "kB",
+            "avg10=nan",
+            "avg10=1e999",
+            "some",
+            "full",
+        ),
+        *("Rss:", "Pss:", "MemTotal:", "Max open files", "cgroup2", "cgroup", "rw,memory", "\\040", "\\777"),
+        *("0::/", "4:memory:/x", ":", ",", "0-", "-3", "5-2", "0-99999999999", "/", "/../..", "-", "(", ")"),
+        *("\x00", "\udc80", "٣", "\u2028"),
     ]
 )
 CONTENT = st.one_of(
