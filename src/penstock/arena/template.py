@@ -71,23 +71,38 @@ def learn(sample: Any) -> Template | None:
     return Template(shape, tuple(leaves))
 
 
-def flatten(template: Template, sample: Any) -> list[Any] | None:
-    """The values of ``sample`` in leaf order, or None if it does not match."""
-    values: list[Any] = []
-    if not _flatten(template.shape, sample, values):
-        return None
-    for leaf, value in zip(template.leaves, values, strict=True):
-        if type(value) is not leaf.exact_type:
+def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
+    """A function that gives a sample's values in leaf order, or None if the sample does not match.
+
+    Checks are what a batch's layout depends on. Tensors that are not plain bytes (sparse, on a device, requiring
+    gradients) are refused when they are written.
+    """
+    checks = [_check(leaf) for leaf in template.leaves]
+    if template.shape == _LEAF:
+        check = checks[0]
+        return lambda sample: (sample,) if check(sample) else None
+
+    def match(sample: Any) -> Sequence[Any] | None:
+        values: list[Any] = []
+        if not _flatten(template.shape, sample, values):
             return None
-        if leaf.kind == "tensor":
-            if value.dtype is not leaf.dtype or value.shape != leaf.shape or not is_plain(value):
+        for check, value in zip(checks, values, strict=True):
+            if not check(value):
                 return None
-        elif leaf.kind == "array":
-            if value.dtype != leaf.np_dtype or value.shape != leaf.shape:
-                return None
-        elif leaf.exact_type is int and not -(1 << 63) <= value < 1 << 63:
-            return None
-    return values
+        return values
+
+    return match
+
+
+def _check(leaf: Leaf) -> Callable[[Any], bool]:
+    kind, dtype, shape, np_dtype = leaf.exact_type, leaf.dtype, leaf.shape, leaf.np_dtype
+    if leaf.kind == "tensor":
+        return lambda v: type(v) is kind and v.dtype is dtype and v.shape == shape
+    if leaf.kind == "array":
+        return lambda v: type(v) is kind and v.dtype == np_dtype and v.shape == shape
+    if kind is int:
+        return lambda v: type(v) is kind and -(1 << 63) <= v < 1 << 63
+    return lambda v: type(v) is kind
 
 
 class Layout:
@@ -103,7 +118,7 @@ class Layout:
             self.offsets.append(start)
             end = start + leaf.row_bytes * rows
         self.total_bytes = end
-        self.has_text = any(leaf.kind == "text" for leaf in template.leaves)
+        self.match = matcher(template)
 
     def columns(self, source: np.ndarray) -> list[torch.Tensor | None]:
         """Per leaf, a tensor of all rows over ``source`` (None for text). Each keeps ``source`` alive."""
@@ -121,6 +136,10 @@ class Layout:
         else:
             values = [next(listed)[:rows] if c is None else c[:rows] for c in columns]
         return _collated(self.template.shape, iter(values))
+
+    def rebuild(self, values: Sequence[Any]) -> Any:
+        """The sample a matcher took apart into ``values``."""
+        return _rebuilt(self.template.shape, iter(values))
 
     def sample(
         self, columns: Sequence[torch.Tensor | None], texts: Sequence[Sequence[Any]], row: int, text_row: int
@@ -147,15 +166,18 @@ class RowWriter:
         self._columns = layout.columns(target)
         self._arrays = [None if c is None else _as_numpy(c) for c in self._columns]
 
-    def write(self, first_row: int, flat: list[list[Any]], texts: list[list[Any]]) -> None:
-        """Write flattened samples at consecutive rows; text values are appended to ``texts``, a list per leaf."""
+    def write(self, first_row: int, flat: Sequence[Sequence[Any]], texts: list[list[Any]]) -> None:
+        """Write the values of matching samples at consecutive rows; texts are appended to ``texts``, a list per leaf.
+
+        Raises TypeError or RuntimeError, before any text is appended, if a tensor is not plain bytes.
+        """
         end = first_row + len(flat)
-        listed = iter(texts)
+        found: list[Sequence[Any]] = []
         for leaf, column, array, values in zip(
             self._layout.template.leaves, self._columns, self._arrays, zip(*flat, strict=True), strict=True
         ):
             if column is None:
-                next(listed).extend(values)
+                found.append(values)
             elif leaf.row_bytes == 0:
                 continue
             elif leaf.kind == "tensor":
@@ -172,6 +194,8 @@ class RowWriter:
             else:
                 assert array is not None
                 array[first_row:end] = values
+        for listed, values in zip(texts, found, strict=True):
+            listed.extend(values)
 
 
 def _column(source: np.ndarray, leaf: Leaf, offset: int, rows: int) -> torch.Tensor:
@@ -198,6 +222,9 @@ def _row_value(leaf: Leaf, row: torch.Tensor) -> Any:
         return row.item()
     array = row.numpy()
     return array if leaf.kind == "array" else array[()]
+
+
+_LEAF = ("leaf",)
 
 
 class _Unknown(Exception):
@@ -227,7 +254,7 @@ def _learn(value: Any, leaves: list[Leaf]) -> Any:
         return kind, tuple(_learn(v, leaves) for v in value)
     else:
         raise _Unknown
-    return ("leaf",)
+    return _LEAF
 
 
 def _numpy_leaf(value: Any, kind: type) -> Leaf:

@@ -65,7 +65,7 @@ class Batch:
     @property
     def owed_bytes(self) -> int:
         """Promised at admission and not taken yet."""
-        return 0 if self.ready else max(0, self.promised_bytes - self.held_bytes)
+        return max(0, self.promised_bytes - self.held_bytes)
 
     @property
     def segments(self) -> list[Segment]:

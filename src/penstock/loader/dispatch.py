@@ -57,6 +57,8 @@ class Seat:
     handle: Handle
     tasks: dict[int, Task] = field(default_factory=dict)
     exhausted: bool = False
+    has_unsent: bool = False
+    """Whether its socket is full and being watched for room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +91,16 @@ class Dispatcher:
         self.pace = pace
         self.order = order
         self.seats: list[Seat] = []
+        self.depth = 2
+        """Batches that may be ahead of the user now."""
+        self._slots = 3
+        """Batches the arena may have, open or lent: the user's are besides the ones ahead."""
+        self._most_in_hand = 1
         self.depth_wanted: int | None = None
         self.depth_ceiling: int | None = None
         self.trainer_waits = False
+        self.user_holds = 1
+        """Batches the user still held when last asking for one; a for loop holds one."""
         self.paused = False
         self.upcoming: deque[Batch] = deque()
         self.open: dict[int, Batch] = {}
@@ -104,6 +113,8 @@ class Dispatcher:
         self._next_task = 0
         self._tasks: dict[int, Seat] = {}
         self._waiting: list[tuple[Seat, Need]] = []
+        self._owing: set[Batch] = set()
+        """Open batches that were promised memory they have not taken yet."""
         self._sizes: deque[int] = deque(maxlen=_RECENT_SIZES)
         self._template: Template | None = None
         self._last_template: Template | None = None
@@ -120,14 +131,16 @@ class Dispatcher:
     def shared_batches(self) -> bool:
         return self._splittable
 
-    @property
-    def depth(self) -> int:
-        """Batches that may be ahead of the user now."""
-        workers = len(self.seats)
+    def _take_pace(self) -> None:
+        """What the latest times mean for tasks and depth; once per turn, since it costs more than it changes."""
+        rows = self._rows_per_task(self.order.batch_rows)
+        self._most_in_hand = self.pace.tasks_queued(rows, in_order=self.order.in_order)
         depth = self.depth_wanted or self.pace.depth(
-            self.order.batch_rows, workers, splittable=self._splittable, in_order=self.order.in_order
+            self.order.batch_rows, len(self.seats), splittable=self._splittable, in_order=self.order.in_order
         )
-        return depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
+        self.depth = depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
+        slots = self.depth + self.user_holds
+        self._slots = slots if self._max_slots is None else min(slots, self._max_slots)
 
     # -- what happens -------------------------------------------------------------------
 
@@ -172,6 +185,7 @@ class Dispatcher:
         self._answer_waiting()
         if self.paused or self.failure is not None:
             return
+        self._take_pace()
         if self.order.bound:
             self._assign_bound()
         else:
@@ -266,12 +280,10 @@ class Dispatcher:
                 self._hand_out(seat, batch)
 
     def _idlest(self) -> Seat | None:
-        rows = self._rows_per_task(self.order.batch_rows)
-        most = self.pace.tasks_queued(rows, in_order=self.order.in_order)
         best = None
         for seat in self.seats:
             in_hand = len(seat.tasks)
-            if seat.handle.started and in_hand < most and (best is None or in_hand < len(best.tasks)):
+            if seat.handle.started and in_hand < self._most_in_hand and (best is None or in_hand < len(best.tasks)):
                 best = seat
         return best
 
@@ -356,7 +368,7 @@ class Dispatcher:
             return None
         batch = self.upcoming[0]
         due = not self.open
-        if self._max_slots is not None and not due and len(self.open) + self.arena.lent_count >= self._max_slots:
+        if not due and len(self.open) + self.arena.lent_count >= self._slots:
             return None
         if batch.failure is not None:
             self.upcoming.popleft()
@@ -377,6 +389,8 @@ class Dispatcher:
                     self.failure = self._no_memory(batch, need)
                 return None
             batch.template, batch.rows_segment = self._template, segment if need else None
+        elif need:
+            self._owing.add(batch)
         self.upcoming.popleft()
         self.open[batch.number] = batch
         if self.order.bound:
@@ -422,7 +436,7 @@ class Dispatcher:
         return self._splittable and self._rows_per_task(batch.rows) < batch.rows
 
     def _owed(self, besides: Batch | None = None) -> int:
-        return sum(b.owed_bytes for b in self.open.values() if b is not besides)
+        return sum(b.owed_bytes for b in self._owing if b is not besides)
 
     def _no_memory(self, batch: Batch, need: int) -> BudgetError:
         return BudgetError(
@@ -530,6 +544,7 @@ class Dispatcher:
 
     def _start_over(self, batch: Batch) -> None:
         self.release(batch)
+        self._owing.discard(batch)
         del self.open[batch.number]
         batch.evicted = batch.ready = False
         place = sum(1 for b in self.upcoming if b.number < batch.number)
@@ -594,6 +609,7 @@ class Dispatcher:
             batch.wants_collate = True
             return
         batch.ready = True
+        self._owing.discard(batch)
 
     def _drop_unused_room(self, task: Task, outcome: Outcome) -> None:
         if task.segment is not None and (outcome.kind not in ("object", "part") or outcome.segment != task.segment.number):

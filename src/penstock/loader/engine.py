@@ -119,8 +119,10 @@ class Engine:
         try:
             with self._lock:
                 self._last_asked_s = time.monotonic()
+                self.arena.collect_returned()
                 self.dispatcher.paused = False
                 self.dispatcher.trainer_waits = True
+                self.dispatcher.user_holds = max(1, self.arena.lent_count)
                 batch = self._take()
             if batch is None:
                 batch = self._wait(timeout_s)
@@ -145,6 +147,7 @@ class Engine:
             self.dispatcher.begin_epoch()
             for seat in self.dispatcher.seats:
                 seat.handle.post(Restart(shared_seed))
+            self._progress()
 
     def release_idle(self) -> None:
         """The epoch is over: keep the workers, give the memory back."""
@@ -216,9 +219,16 @@ class Engine:
             elif seat in dispatcher.seats:
                 self._listen(seat)
         self.arena.limit_bytes = max(0, self.memory_bytes - self.private_bytes)
-        dispatcher.progress()
-        for seat in dispatcher.seats:
-            self._watch_unsent(seat, seat.handle.flush())
+        self._progress()
+
+    def _progress(self) -> None:
+        self.dispatcher.progress()
+        for seat in self.dispatcher.seats:
+            unsent = seat.handle.flush()
+            if unsent != seat.has_unsent:
+                seat.has_unsent = unsent
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+                self._selector.modify(seat.handle, wanted, seat)
 
     def _listen(self, seat: Seat) -> None:
         try:
@@ -232,11 +242,6 @@ class Engine:
                 self._counters.fetch_s += message.fetch_s
                 self._counters.collate_s += message.collate_s
             self.dispatcher.on_message(seat, message)
-
-    def _watch_unsent(self, seat: Seat, unsent: bool) -> None:
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
-        if self._selector.get_key(seat.handle).events != wanted:
-            self._selector.modify(seat.handle, wanted, seat)
 
     def _wake(self, always: bool = False) -> None:
         if self._sleepers or always:
@@ -268,7 +273,7 @@ class Engine:
         dispatcher = self.dispatcher
         batch = dispatcher.take_ready()
         if batch is not None:
-            dispatcher.progress()
+            self._progress()
         elif dispatcher.failure is not None:
             failure, dispatcher.failure = dispatcher.failure, None
             raise failure

@@ -134,6 +134,14 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._engine.offer(Batch(self._drawn, indices, rows, seed, failure=failure))
         self._drawn += 1
 
+    def __next__(self) -> Any:
+        # torch's way round costs as much as a small batch; it matters to profilers and iterable datasets only.
+        if torch.autograd._profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
     def _next_data(self) -> Any:
         if self._exhausted:
             raise StopIteration

@@ -48,15 +48,15 @@ class Channel:
     # -- trainer: never blocks ----------------------------------------------------
 
     def post(self, message: object, *, fd: int | None = None) -> None:
-        """Queue a message and send as much as goes now. Raises nothing if the worker is dead: reading tells."""
+        """Queue a message; ``flush`` sends it. Raises nothing if the worker is dead: reading tells."""
         data = _framed(message, fd is not None)
         # A duplicate outlives the owner's descriptor, which may be closed while this waits its turn.
         self._outbox.append((memoryview(data), [] if fd is None else [os.dup(fd)]))
-        self.flush()
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it."""
         while self._outbox:
+            self._join_small()
             data, fds = self._outbox[0]
             try:
                 if fds:
@@ -141,6 +141,15 @@ class Channel:
         body = bytes(self._inbox[_HEADER.size : end])
         del self._inbox[:end]
         return body, with_fd
+
+    def _join_small(self) -> None:
+        """Make one send of several messages without descriptors: each wakes the worker."""
+        if len(self._outbox) < 2 or self._outbox[0][1] or self._outbox[1][1]:
+            return
+        joined = [self._outbox.popleft()[0]]
+        while self._outbox and not self._outbox[0][1]:
+            joined.append(self._outbox.popleft()[0])
+        self._outbox.appendleft((memoryview(b"".join(joined)), []))
 
     def _drop_outbox(self) -> None:
         for _, fds in self._outbox:

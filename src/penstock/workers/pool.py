@@ -109,6 +109,7 @@ class ProcessHandle:
 
     def stop(self) -> None:
         self._channel.post(Stop())
+        self._channel.flush()
 
     def bury(self, deadline_s: float) -> int | None:
         self._process.join(max(0.0, deadline_s - time.monotonic()))

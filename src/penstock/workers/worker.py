@@ -12,7 +12,7 @@ import itertools
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, Subset
 
 from penstock.arena.codec import Encoded, decode, encode, encode_inline
 from penstock.arena.segment import Segment, attach_segment
-from penstock.arena.template import Layout, RowWriter, Template, flatten, is_default_collate, layout_of, learn
+from penstock.arena.template import Layout, RowWriter, Template, is_default_collate, layout_of, learn
 from penstock.workers.messages import (
     DROP,
     NO_SEGMENT,
@@ -46,8 +46,11 @@ from penstock.workers.seeds import seed_collate, seed_stretch, stretch_rows
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
-_CHUNK_BYTES = 128 << 10
+_CHUNK_BYTES = 256 << 10
 """Small samples are written to their rows in one call per this many bytes; large ones one by one."""
+
+
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,22 +241,23 @@ class Worker:
                 return self._finish(task, found)
             return self._fetch_rows(task, found)
         if setup.writes_rows:
-            return self._fetch_rows(task, self._samples(task))
-        samples = list(self._samples(task))
+            return self._fetch_rows(task, None)
+        samples = [sample for group in self._groups(task, None) for sample in group]
         if setup.is_iterable:
             self._check_not_exhausted(task, len(samples))
         return self._finish(task, samples) if task.alone else self._leave_part(task, 0, [], samples)
 
-    def _fetch_rows(self, task: Fetch, samples: Iterable[Any]) -> Outcome:
-        """Write each sample into its row as it comes; what does not match is left to torch's collate."""
+    def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
+        """Write samples into their rows as they come; what does not match is left to torch's collate."""
         rows = _Rows(self, task)
         strays: list[Any] = []
-        for sample in samples:
-            if strays or not rows.add(sample):
-                strays.append(sample)
-            # Or the row's sample would still be held while the next one is being made.
-            del sample
-        rows.flush()
+        for group in self._groups(task, rows) if found is None else [found]:
+            if strays:
+                strays += group
+            else:
+                strays = rows.add(group)
+            # Or these samples would still be held while the next ones are being made.
+            del group
         if self._setup.is_iterable:
             self._check_not_exhausted(task, rows.written + len(strays))
         if not strays:
@@ -262,11 +266,17 @@ class Worker:
             return self._finish(task, rows.as_samples() + strays)
         return self._leave_part(task, rows.written, rows.texts, strays)
 
-    def _samples(self, task: Fetch) -> Iterator[Any]:
-        """Samples of the task in row order, each stretch of rows under its own seed."""
+    def _groups(self, task: Fetch, rows: _Rows | None) -> Iterator[list[Any]]:
+        """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
+        its own seed."""
         if self._setup.is_iterable:
             assert self._iterator is not None
-            yield from itertools.islice(self._iterator, task.batch_rows)
+            left = task.batch_rows
+            while left:
+                group = list(itertools.islice(self._iterator, min(left, rows.group_rows if rows else left)))
+                left = left - len(group) if group else 0
+                yield group
+                del group
             return
         dataset, indices = self._setup.dataset, task.indices
         by_list = getattr(dataset, "__getitems__", None)
@@ -275,10 +285,12 @@ class Worker:
             self._seed(task, (task.first_row + start) // step)
             stretch = indices[start : start + step]
             if by_list:
-                yield from by_list(stretch)
-            else:
-                for index in stretch:
-                    yield dataset[index]
+                yield by_list(stretch)
+                continue
+            while stretch:
+                count = rows.group_rows if rows else len(stretch)
+                yield [dataset[index] for index in stretch[:count]]
+                stretch = stretch[count:]
 
     def _seed(self, task: Fetch, stretch: int) -> None:
         if task.seed is not None:
@@ -332,7 +344,7 @@ class Worker:
         for_rows = isinstance(task, Fetch) and task.by_template
         if for_rows or number == NO_SEGMENT or self._segments[number].capacity_bytes < encoded.total_bytes:
             number = self._ask(Need(task.task, encoded.total_bytes, None)).segment
-        encoded.write(self._array(number))
+        encoded.write(self.array(number))
         return number
 
     def _collate(self, task: Collate) -> Outcome:
@@ -347,21 +359,20 @@ class Worker:
         if part.rows:
             assert part.template is not None
             layout = layout_of(part.template, part.batch_rows)
-            columns = layout.columns(self._array(part.segment))
+            columns = layout.columns(self.array(part.segment))
             samples = [layout.sample(columns, part.texts, row, row - part.rows.start) for row in part.rows]
         if part.pickled is not None:
-            source = np.empty(0, np.uint8) if part.extra_segment == NO_SEGMENT else self._array(part.extra_segment)
-            samples += decode(part.pickled, part.offsets, source)
+            samples += decode(part.pickled, part.offsets, self.array(part.extra_segment))
         return samples
 
-    def _array(self, number: int) -> np.ndarray:
-        return self._segments[number].array()
+    def array(self, number: int) -> np.ndarray:
+        return _NO_BYTES if number == NO_SEGMENT else self._segments[number].array()
 
     def writer(self, number: int, layout: Layout) -> RowWriter:
         """The row writer for a segment, kept while segment and layout stay the same."""
         known = self._writers.get(number)
         if known is None or known[0] is not layout:
-            known = self._writers[number] = (layout, RowWriter(layout, self._array(number)))
+            known = self._writers[number] = (layout, RowWriter(layout, self.array(number)))
         return known[1]
 
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
@@ -378,10 +389,10 @@ class _Rows:
     def __init__(self, worker: Worker, task: Fetch) -> None:
         self._worker = worker
         self._task = task
-        self._chunk: list[list[Any]] = []
         self._writer: RowWriter | None = None
         self._layout: Layout | None = None
-        self._chunk_rows = 1
+        self.group_rows = 1
+        """How many samples to write at once: one until their size is known."""
         self.segment = task.segment
         self.texts: list[list[Any]] = []
         self.written = 0
@@ -393,33 +404,29 @@ class _Rows:
     def used_bytes(self) -> int:
         return 0 if self._layout is None else self._layout.total_bytes
 
-    def add(self, sample: Any) -> bool:
-        """Take a sample for the next row; False if it does not fit the batch's layout."""
-        if self._layout is None and not self._learn(sample):
-            return False
-        assert self._layout is not None
-        values = flatten(self._layout.template, sample)
-        if values is None:
-            return False
-        self._chunk.append(values)
-        if len(self._chunk) >= self._chunk_rows:
-            self.flush()
-        return True
-
-    def flush(self) -> None:
-        if not self._chunk:
-            return
-        assert self._writer is not None
+    def add(self, samples: list[Any]) -> list[Any]:
+        """Write samples to the next rows. Gives back what does not fit the batch's layout, from the first misfit on."""
+        if not samples or (self._layout is None and not self._learn(samples[0])):
+            return samples
+        assert self._layout is not None and self._writer is not None
+        match = self._layout.match
+        flat = [match(sample) for sample in samples]
+        fitting = flat.index(None) if None in flat else len(flat)
         self._worker.note_fullest()
-        self._writer.write(self._task.first_row + self.written, self._chunk, self.texts)
-        self.written += len(self._chunk)
-        self._chunk.clear()
+        for start in range(0, fitting, self.group_rows):
+            group = flat[start : min(fitting, start + self.group_rows)]
+            try:
+                self._writer.write(self._task.first_row + self.written, group, self.texts)  # type: ignore[arg-type]
+            except (TypeError, RuntimeError):
+                return samples[start:]
+            self.written += len(group)
+        return samples[fitting:]
 
     def as_samples(self) -> list[Any]:
         """The samples written so far, read back from their rows."""
         if self._layout is None:
             return []
-        columns = self._layout.columns(self._worker._array(self.segment))
+        columns = self._layout.columns(self._worker.array(self.segment))
         first = self._task.first_row
         return [self._layout.sample(columns, self.texts, first + i, i) for i in range(self.written)]
 
@@ -435,9 +442,8 @@ class _Rows:
 
     def _open(self, template: Template) -> None:
         self._layout = layout_of(template, self._task.batch_rows)
-        self._writer = self._worker.writer(self.segment, self._layout) if self._layout.total_bytes else RowWriter(
-            self._layout, np.empty(0, np.uint8))  # fmt: skip
-        self._chunk_rows = max(1, _CHUNK_BYTES // max(1, template.row_bytes))
+        self._writer = self._worker.writer(self.segment, self._layout)
+        self.group_rows = max(1, _CHUNK_BYTES // max(1, template.row_bytes))
         self.texts = [[] for leaf in template.leaves if leaf.kind == "text"]
 
 
