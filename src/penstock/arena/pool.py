@@ -76,6 +76,7 @@ class Arena:
         self.free_bytes = 0
         self.peak_bytes = 0
         self.handed_over_bytes = 0
+        """Bytes that have become the user's own, in all."""
 
     def segment(self, number: int) -> Segment:
         """A segment that is in use, by number."""
@@ -141,7 +142,6 @@ class Arena:
         while self._returned:
             lease = self._returned.popleft()
             if lease.handed_over:
-                self.handed_over_bytes -= lease.used_bytes
                 continue
             del self._leases[lease.segment.number]
             self.give_back(lease.segment)
@@ -177,8 +177,10 @@ class Arena:
 
     def close(self) -> None:
         """Let go of everything; batches the user still holds stay intact until dropped."""
-        while self.hand_over_oldest():
-            pass
+        self.collect_returned()
+        for lease in self._leases.values():
+            lease.handed_over = True
+        self._leases.clear()
         self.release_free()
         for segment in list(self._in_use.values()):
             self._in_use.pop(segment.number)

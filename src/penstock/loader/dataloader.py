@@ -129,17 +129,17 @@ class DataLoader(TorchDataLoader[_T_co]):
     def stats(self) -> LoaderStats:
         """The loader's gauges now."""
         counters = self._counters
-        engines = [iterator._engine for iterator in self._live]
+        engines = [i._engine for i in self._live if not i._engine.is_closed]
         peak = max([counters.peak_bytes, *(e.arena.peak_bytes for e in engines)])
         newest = engines[-1] if engines else None
         elapsed_s = counters.iteration_s
         return LoaderStats(
             workers=self.num_workers,
-            depth=newest.dispatcher.depth if newest else 0,
+            depth=newest.dispatcher.depth if newest else counters.depth,
             in_flight_bytes=sum(e.arena.in_use_bytes + e.arena.free_bytes for e in engines),
             peak_in_flight_bytes=peak,
             lent_bytes=sum(e.arena.lent_bytes for e in engines),
-            copied_bytes=sum(e.arena.handed_over_bytes for e in engines),
+            copied_bytes=counters.handed_over_bytes + sum(e.arena.handed_over_bytes for e in engines),
             workers_private_bytes=sum(e.private_bytes for e in engines),
             memory_bytes=newest.memory_bytes if newest else self.memory_bytes,
             batches=counters.batches,
@@ -148,7 +148,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             wait_s=counters.wait_s,
             stall_fraction=min(1.0, counters.iteration_wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
             worker_restarts=counters.restarts,
-            shared_batches=newest.dispatcher.shared_batches if newest else False,
+            shared_batches=newest.dispatcher.shared_batches if newest else counters.shared_batches,
             cache=None,
             stages=StageTimes(
                 fetch_s=counters.fetch_s,

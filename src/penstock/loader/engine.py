@@ -156,6 +156,10 @@ class Engine:
                 self.dispatcher.release_idle()
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def private_bytes(self) -> int:
         return sum(seat.handle.private_bytes for seat in self.dispatcher.seats)
 
@@ -317,6 +321,13 @@ class Engine:
         token = self.arena.lend(batch.extra[result.segment], result.used_bytes)
         return decode(result.pickled, result.offsets, token)
 
+    def _note_last(self) -> None:
+        """What the loader's stats should still know when this engine is gone."""
+        counters = self._counters
+        counters.peak_bytes = max(counters.peak_bytes, self.arena.peak_bytes)
+        counters.handed_over_bytes += self.arena.handed_over_bytes
+        counters.depth, counters.shared_batches = self.dispatcher.depth, self.dispatcher.shared_batches
+
     def _seat(self, seat: Seat) -> None:
         self.dispatcher.seats.append(seat)
         self._selector.register(seat.handle, selectors.EVENT_READ, seat)
@@ -343,7 +354,7 @@ class Engine:
             deadline_s = leave_deadline_s()
             for seat in seats:
                 seat.handle.bury(deadline_s)
-            self._counters.peak_bytes = max(self._counters.peak_bytes, self.arena.peak_bytes)
+            self._note_last()
             self.arena.close()
             self._selector.close()
             self._wake_read.close()

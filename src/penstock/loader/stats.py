@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -39,7 +39,7 @@ class LoaderStats:
     lent_bytes: int
     """Bytes of batches the user holds, as far as the arena lends them."""
     copied_bytes: int
-    """Bytes of batches made the user's own because more were kept than the arena can lend, held at this moment."""
+    """Bytes of batches that became the user's own because more were kept than the arena can lend, in all."""
     workers_private_bytes: int
     memory_bytes: int
     """The budget."""
@@ -69,12 +69,13 @@ class Counters:
     deliver_s: float = 0.0
     restarts: int = 0
     peak_bytes: int = 0
+    handed_over_bytes: int = 0
+    depth: int = 0
+    shared_batches: bool = False
     began_s: float | None = None
     ended_s: float | None = None
     iteration_samples: int = 0
     iteration_wait_s: float = 0.0
-    last: dict[str, Any] = field(default_factory=dict)
-    """Gauges of the latest pipeline as they were when it closed."""
 
     def begin_iteration(self) -> None:
         self.began_s, self.ended_s = self.clock(), None

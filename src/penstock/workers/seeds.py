@@ -14,6 +14,7 @@ import random
 from typing import Any
 
 import numpy as np
+import numpy.random  # numpy loads it on first use, which in a forked worker would cost 5 MiB each
 import torch
 
 STRETCHES_PER_BATCH = 8
