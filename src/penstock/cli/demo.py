@@ -16,6 +16,7 @@ import click
 from penstock._version import __version__
 from penstock.cli.facts import as_json, gather
 from penstock.cli.findings import find
+from penstock.cli.interrupt import ctrl_c_on_request
 from penstock.meter import Roots
 
 
@@ -35,15 +36,17 @@ def command(roots: Roots, json_wanted: bool) -> None:
     if not json_wanted:
         show_machine(page, facts, found)
 
-    with make_progress(make_console(stderr=True)) as progress:
+    with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
         task = progress.add_task("loading torch", total=1.0)
         progress.refresh()
         from penstock.cli.demo_measure import DemoSettings, compare
 
         def on_progress(name: str, done: float) -> None:
+            raise_if_ctrl_c()
             progress.update(task, description=f"{name}'s DataLoader", completed=done)
             progress.refresh()
 
+        on_progress("torch", 0.0)
         settings = DemoSettings()
         comparison = compare(settings, on_progress=on_progress)
 

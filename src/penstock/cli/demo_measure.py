@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -51,7 +52,7 @@ class DemoSettings:
 class GrowthWatch:
     """Samples the memory (PSS) of this process and its workers from a thread, and keeps the peak."""
 
-    def __init__(self, *, every_s: float = 0.1) -> None:
+    def __init__(self, *, every_s: float = 0.25) -> None:
         self._every_s = every_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="penstock-demo-growth", daemon=True)
@@ -93,12 +94,15 @@ def compare(settings: DemoSettings, *, on_progress: Callable[[str, float], None]
     runs: dict[str, list[Round]] = {"torch": [], "penstock": []}
     # The order alternates: whoever goes second finds warm caches and a larger heap.
     turns = [name for number in range(settings.rounds) for name in list(runs)[:: (-1) ** number]]
-    for turn, name in enumerate(turns):
+    with warnings.catch_warnings():
+        # Workers that wait more than they compute may outnumber the cores.
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        for turn, name in enumerate(turns):
 
-        def on_batch(elapsed_s: float, turn: int = turn, name: str = name) -> None:
-            on_progress(name, (turn + min(1.0, elapsed_s / settings.round_s)) / len(turns))
+            def on_batch(elapsed_s: float, turn: int = turn, name: str = name) -> None:
+                on_progress(name, (turn + min(1.0, elapsed_s / settings.round_s)) / len(turns))
 
-        runs[name].append(_run(_LOADERS[name](dataset, settings), settings, on_batch))
+            runs[name].append(_run(_LOADERS[name](dataset, settings), settings, on_batch))
     return Comparison(
         torch=LoaderResult(name="torch", rounds=tuple(runs["torch"])),
         penstock=LoaderResult(name="penstock", rounds=tuple(runs["penstock"])),

@@ -80,11 +80,12 @@ def _rows(facts: Facts) -> Iterable[tuple[str, str, str]]:
     if limits.shm_size_bytes is None:
         yield "/dev/shm", "none", ""
     else:
-        yield (
-            "/dev/shm",
-            format_bytes(limits.shm_size_bytes),
-            f"{format_bytes(limits.shm_used_bytes or 0)} in use",
+        used = (
+            "use not known"
+            if limits.shm_used_bytes is None
+            else f"{format_bytes(limits.shm_used_bytes)} in use"
         )
+        yield "/dev/shm", format_bytes(limits.shm_size_bytes), used
     yield "CPUs usable", f"{limits.cpu_usable:g}", _cpu_note(facts)
     yield "open files", _count(limits.open_files_soft), f"may be raised to {_count(limits.open_files_hard)}"
     yield from _gpu_rows(facts)
@@ -125,7 +126,7 @@ def _cpu_note(facts: Facts) -> str:
 
 
 def _count(limit: int | None) -> str:
-    return "no limit" if limit is None else f"{limit:,}"
+    return "no known limit" if limit is None else f"{limit:,}"
 
 
 def _percent(part: float, whole: float) -> str:

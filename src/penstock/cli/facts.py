@@ -33,7 +33,7 @@ def gather(roots: Roots) -> Facts:
         platform=roots.platform,
         limits=meter.limits(roots=roots),
         pressure=meter.pressure(roots=roots),
-        gpu=meter.gpu_status(),
+        gpu=meter.gpu_status(roots=roots),
     )
 
 

@@ -220,7 +220,8 @@ def _gpu_library(facts: Facts) -> Diagnosis:
     return (
         "info",
         f"GPUs cannot be seen: {facts.gpu.reason}",
-        'pip install "penstock[gpu]" where this machine has an NVIDIA GPU; nothing to do otherwise',
+        'where this machine has an NVIDIA GPU: pip install "penstock[gpu]", and in a container docker run '
+        "--gpus all; nothing to do otherwise",
     )
 
 

@@ -1,8 +1,11 @@
-"""A healthy machine as facts, for tests that change one thing about it."""
+"""A healthy machine, as facts and as files, for tests that change one thing about it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from cli_machine import FakeMachine
 
 from penstock.cli.facts import Facts
 from penstock.meter import Gpu, GpuStatus, Limits, Pressure
@@ -60,3 +63,8 @@ def healthy() -> Facts:
             ),
         ),
     )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path)

@@ -20,7 +20,7 @@ def test_samples_are_the_same_every_time_and_differ_from_each_other() -> None:
     assert not torch.equal(first[7]["pixels"], first[8]["pixels"])
     assert not torch.equal(first[7]["pixels"], make(seed=1)[7]["pixels"])
     assert first[7]["pixels"].dtype is torch.uint8
-    assert first[299]["index"].item() == 299
+    assert first[299]["index"] == 299
 
 
 def test_it_has_a_length_and_an_end() -> None:

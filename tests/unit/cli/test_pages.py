@@ -119,7 +119,7 @@ def test_what_is_not_known_is_said(healthy: Facts) -> None:
     )
     assert "cpu_quota: no cgroups on this platform" in text
     assert "None" not in text
-    assert "no limit" in text
+    assert "no known limit" in text
     assert "quota 0.5" in text
 
 
