@@ -18,6 +18,7 @@ import pytest
 
 from penstock.meter import MemoryReport, Roots, TreeMeter, memory
 from penstock.meter.cgroup import read_cgroups
+from penstock.meter.children import Children
 from penstock.meter.kernel_files import parse_counters, read_text
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -58,10 +59,13 @@ def control_group(controller: str, *names: str) -> Iterator[list[Path]]:
     if os.geteuid() != 0:
         pytest.skip("only root may make control groups")
     hierarchy = read_cgroups(Roots()).hierarchy(controller)
-    if hierarchy is None or not _has_controller(hierarchy.version, hierarchy.levels[0], controller):
-        pytest.skip(f"no control groups with the {controller} controller below this process")
+    usable = [level for level in hierarchy.levels if _gives(level, controller)] if hierarchy else []
+    if not hierarchy or not usable:
+        pytest.skip(
+            f"no control group around this process gives the {controller} controller to groups below it"
+        )
     made: list[Path] = []
-    parent = hierarchy.levels[0]
+    parent = usable[0]
     try:
         for name in names:
             parent = parent / f"penstock-{name}-{os.getpid()}"
@@ -78,10 +82,10 @@ def control_group(controller: str, *names: str) -> Iterator[list[Path]]:
             group.rmdir()
 
 
-def _has_controller(version: int, group: Path, controller: str) -> bool:
-    if version == 1:
-        return True
-    return controller in (group / "cgroup.subtree_control").read_text().split()
+def _gives(group: Path, controller: str) -> bool:
+    """v1 groups hand down all they have; v2 groups what they are told to."""
+    handed_down = read_text(group / "cgroup.subtree_control")
+    return handed_down is None or controller in handed_down.split()
 
 
 def limit_memory(group: Path, limit_bytes: int) -> None:
@@ -314,6 +318,18 @@ def test_processes_of_another_user_count_in_rss_and_are_named_as_skipped() -> No
         assert found["rss"] > 0
         # Root reads them all, whoever they belong to.
         assert memory(pid).skipped == ()
+
+
+@linux
+def test_a_kernel_that_keeps_no_lists_of_children_gives_the_same_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running(FORK_FOUR.replace(str(GIB), str(MIB))) as (pid, line):
+        assert line == "ready\n"
+        listed = {one.pid for one in memory(pid, exact=False).processes}
+        monkeypatch.setattr(Children, "_listed", lambda self, pid: None)
+        assert {one.pid for one in memory(pid, exact=False).processes} == listed
+    assert len(listed) == 5
 
 
 @linux

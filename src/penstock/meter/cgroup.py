@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -32,6 +31,8 @@ class Hierarchy:
     """Decides the names and the meaning of the files in ``levels``."""
     levels: tuple[Path, ...]
     """Directories that exist, innermost first; the last is the root of the mount."""
+    own: bool
+    """Whether the first is the process's own group; if not, that one and its limits cannot be seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,44 +71,42 @@ class Cgroups:
         path = self.memberships.get(controller)
         if path is not None:
             shown = [mount for mount in self.mounts if controller in mount.controllers]
-            if levels := self._levels(path, shown):
-                return Hierarchy(version=1, levels=levels)
+            if found := self._seen(path, shown):
+                return found
         return self.unified()
 
     def unified(self) -> Hierarchy | None:
         """The v2 groups, with or without controllers of their own: pressure is accounted in every one."""
         path = self.memberships.get(_UNIFIED)
         shown = [mount for mount in self.mounts if mount.version == 2]
-        if path is not None and (levels := self._levels(path, shown)):
-            return Hierarchy(version=2, levels=levels)
-        return None
+        return None if path is None else self._seen(path, shown)
 
-    def _levels(self, path: str, mounts: list[Mount]) -> tuple[Path, ...]:
-        """The longest way up that any of the mounts shows; of equal ones the latest mount's."""
-        best: tuple[Path, ...] = ()
+    def _seen(self, path: str, mounts: list[Mount]) -> Hierarchy | None:
+        """The longest way up from ``path`` that any of the mounts shows; of equal ones the latest mount's."""
+        best: Hierarchy | None = None
         for mount in mounts:
             top = self.roots.mounted_at(mount.point)
-            levels = _existing(top, _below(mount.root, path))
-            if levels and len(levels) >= len(best):
-                best = levels
+            below = _below(mount.root, path)
+            levels = _existing(top, below or PurePosixPath())
+            if not levels:
+                continue
+            own = below is not None and levels[0] == top / below
+            if best is None or (own, len(levels)) >= (best.own, len(best.levels)):
+                best = Hierarchy(version=mount.version, levels=levels, own=own)
         return best
 
 
 def read_cgroups(roots: Roots) -> Cgroups:
-    return _cgroups(roots, read_membership(roots))
-
-
-@lru_cache(maxsize=8)
-def cached_cgroups(roots: Roots, membership: str) -> Cgroups:
-    """For pollers: the mount table is read once for each group the process is moved to."""
-    return _cgroups(roots, membership)
+    """The control groups this process is in now."""
+    return cgroups_of(read_membership(roots), roots)
 
 
 def read_membership(roots: Roots) -> str:
+    """The text that names them; while it stays the same, so do they."""
     return read_text(f"{roots.proc}/self/cgroup") or ""
 
 
-def _cgroups(roots: Roots, membership: str) -> Cgroups:
+def cgroups_of(membership: str, roots: Roots) -> Cgroups:
     table = read_text(f"{roots.proc}/self/mountinfo") or ""
     return Cgroups(roots=roots, memberships=parse_membership(membership), mounts=parse_mounts(table))
 
@@ -153,20 +152,24 @@ def _unescaped(field: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 8) & 0xFF), field)
 
 
-def _below(root: str, path: str) -> PurePosixPath:
-    """The way down to ``path`` from the group a mount shows at its top; empty where ``path`` lies outside."""
+def _below(root: str, path: str) -> PurePosixPath | None:
+    """The way down to ``path`` from the group a mount shows at its top; None where ``path`` lies outside."""
     try:
         below = PurePosixPath(path).relative_to(PurePosixPath(root))
     except ValueError:
-        return PurePosixPath()
+        return None
     # A cgroup namespace shows groups outside it as "/../x": following that would leave the mount.
-    return PurePosixPath() if ".." in below.parts else below
+    return None if ".." in below.parts else below
 
 
 def _existing(top: Path, below: PurePosixPath) -> tuple[Path, ...]:
     """The directories from ``top / below`` up to ``top``, less those that cannot be seen from here."""
     ways = [top / below, *(top / parent for parent in below.parents)]
+    return tuple(dict.fromkeys(way for way in ways if _is_directory(way)))
+
+
+def _is_directory(path: Path) -> bool:
     try:
-        return tuple(dict.fromkeys(way for way in ways if way.is_dir()))
-    except (OSError, ValueError):
-        return ()
+        return path.is_dir()
+    except (OSError, ValueError):  # forbidden, or a name with a null byte
+        return False

@@ -101,9 +101,10 @@ def _read_gpu(nvml: Any, index: int) -> Gpu | None:
     device = ask(nvml.nvmlDeviceGetHandleByIndex, index)
     if device is None:
         return None
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo, device, nvml.nvmlMemory_v2) or ask(
-        nvml.nvmlDeviceGetMemoryInfo, device
-    )
+    # The first version counts what the driver keeps for itself as used; nvidia-smi does not.
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, device, version) if version is not None else None
+    memory = memory or ask(nvml.nvmlDeviceGetMemoryInfo, device)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, device)
     uuid = _text(ask(nvml.nvmlDeviceGetUUID, device))
     holders = [

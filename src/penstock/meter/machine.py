@@ -7,16 +7,17 @@ Runs in: trainer, command line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.meter.cgroup import read_cgroups
-from penstock.meter.cpu import read_processors
+from penstock.meter.cgroup import Cgroups, read_cgroups
+from penstock.meter.cpu import Processors, read_processors
 from penstock.meter.kernel_files import read_text
-from penstock.meter.memory_bounds import memory_bounds, memory_groups
-from penstock.meter.open_files import read_open_files
+from penstock.meter.memory_bounds import Bound, memory_bounds, memory_groups
+from penstock.meter.open_files import OpenFiles, read_open_files
 from penstock.meter.roots import Roots
-from penstock.meter.shared_memory import read_shared_memory
+from penstock.meter.shared_memory import SharedMemory, read_shared_memory
 from penstock.meter.swap import swap_within
 
 _REAL = Roots()
@@ -70,34 +71,14 @@ def limits(*, roots: Roots = _REAL) -> Limits:
         from penstock.meter.elsewhere import limits_elsewhere
 
         return limits_elsewhere(roots)
-    unknown: list[str] = []
     cgroups = read_cgroups(roots)
-    groups = memory_groups(cgroups)
-    bounds = memory_bounds(groups, roots)
+    bounds = memory_bounds(memory_groups(cgroups), roots)
     host = bounds[-1]
     tightest = min(bounds, key=lambda bound: bound.limit_bytes)
     processors = read_processors(cgroups, roots)
     shm = read_shared_memory(roots, host.limit_bytes)
     files = read_open_files(roots)
     swap = swap_within(tightest, roots)
-
-    if read_text(roots.proc / "meminfo") is None:
-        unknown.append(
-            f"host_memory_bytes: {roots.proc / 'meminfo'} cannot be read; the kernel's page counts are shown"
-        )
-    if cgroups.memberships and not groups:
-        unknown.append(
-            "memory_limit_bytes: this process is in a cgroup, but no memory controller is mounted here"
-        )
-    if tightest.working_set_bytes is None:
-        unknown.append(f"working_set_bytes: no usage beside {tightest.source}; headroom is the whole limit")
-    if processors.affinity is None:
-        unknown.append(f"cpu_affinity: {roots.proc / 'self' / 'status'} does not say")
-    if shm.size_bytes is None:
-        unknown.append(f"shm_size_bytes: {roots.dev_shm} cannot be read")
-    if files.used is None:
-        unknown.append(f"open_files_used: {roots.proc / 'self' / 'fd'} cannot be read")
-
     return Limits(
         memory_limit_bytes=tightest.limit_bytes,
         memory_limit_source=tightest.source,
@@ -116,5 +97,33 @@ def limits(*, roots: Roots = _REAL) -> Limits:
         cpu_quota=processors.quota,
         cpu_usable=processors.usable,
         cgroup=cgroups.layout,
-        unknown=tuple(unknown),
+        unknown=tuple(_unknown(roots, cgroups, tightest, processors, shm, files)),
     )
+
+
+def _unknown(
+    roots: Roots,
+    cgroups: Cgroups,
+    tightest: Bound,
+    processors: Processors,
+    shm: SharedMemory,
+    files: OpenFiles,
+) -> Iterator[str]:
+    if read_text(roots.proc / "meminfo") is None:
+        yield f"host_memory_bytes: {roots.proc / 'meminfo'} cannot be read; counted by the kernel's pages"
+    seen = cgroups.hierarchy("memory")
+    if cgroups.memberships and seen is None:
+        yield "memory_limit_bytes: this process is in a control group, but none is mounted here"
+    if seen is not None and not seen.own:
+        yield (
+            "memory_limit_bytes: the control group of this process cannot be seen from here;"
+            f" {seen.levels[0]} is the nearest that can"
+        )
+    if tightest.working_set_bytes is None:
+        yield f"working_set_bytes: no usage beside {tightest.source}; headroom is the whole limit"
+    if processors.affinity is None:
+        yield f"cpu_affinity: {roots.proc / 'self' / 'status'} does not say"
+    if shm.size_bytes is None:
+        yield f"shm_size_bytes: {roots.dev_shm} cannot be read"
+    if files.used is None:
+        yield f"open_files_used: {roots.proc / 'self' / 'fd'} cannot be read"

@@ -58,8 +58,8 @@ class MemoryReport:
 def memory(pid: int | None = None, *, exact: bool = True, roots: Roots = _REAL) -> MemoryReport:
     """Memory of process ``pid`` (this one, if left out) and its descendants.
 
-    ``exact`` also reads PSS and USS, at 11-15 ms per GiB that each process maps. Without it: RSS alone, some
-    40 µs per process.
+    ``exact`` also reads PSS and USS, at 11-18 ms per GiB that each process maps. Without it: RSS alone, at
+    40-60 µs per process.
     """
     root = os.getpid() if pid is None else pid
     if not roots.is_linux:

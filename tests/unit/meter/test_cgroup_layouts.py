@@ -211,7 +211,23 @@ def test_a_limit_without_usage_says_so(tmp_path: Path) -> None:
 
 def test_a_path_that_does_not_exist_under_the_mount_falls_back_to_what_does(tmp_path: Path) -> None:
     files = machines.docker_v2_in_namespace() | {"proc/self/cgroup": "0::/docker/on/the/host\n"}
-    assert limits(roots=build(tmp_path, files)).memory_limit_bytes == 2 * GIB
+    found = limits(roots=build(tmp_path, files))
+    assert found.memory_limit_bytes == 2 * GIB
+    assert [note.split(":")[0] for note in found.unknown] == ["memory_limit_bytes"]
+
+
+def test_a_namespace_entered_without_a_mount_of_its_own_says_that_its_group_is_hidden(tmp_path: Path) -> None:
+    files = machines.nested_v2() | machines.host(membership="0::/\n", mounts=[machines.v2_mount("/../../..")])
+    found = limits(roots=build(tmp_path, files))
+    assert found.memory_limit_source == "host"
+    assert [note.split(":")[0] for note in found.unknown] == ["memory_limit_bytes"]
+
+
+def test_of_two_mounts_the_one_that_shows_the_own_group_is_read(tmp_path: Path) -> None:
+    elsewhere = machines.v2_mount("/other", "/sys/fs/cgroup/other")
+    files = machines.nested_v2() | machines.group("other", machines.memory_v2(MIB, 0, 0))
+    files["proc/self/mountinfo"] += elsewhere + "\n"
+    assert limits(roots=build(tmp_path, files)).memory_limit_bytes == 6 * GIB
 
 
 def test_a_removed_group_falls_back_to_its_parent(tmp_path: Path) -> None:

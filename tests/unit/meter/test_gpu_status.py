@@ -89,6 +89,13 @@ def test_older_drivers_and_bindings_are_understood() -> None:
     assert gpu.name == "NVIDIA H200"
 
 
+def test_bindings_that_know_one_kind_of_memory_question_are_asked_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(FakeNvml, "nvmlMemory_v2")
+    assert gpus(nvml=FakeNvml())[0].memory_used_bytes == 3 * GIB
+
+
 def test_a_device_that_answers_little_is_still_a_device() -> None:
     refuses = (
         "nvmlDeviceGetName",
