@@ -16,6 +16,8 @@ run: $(VENV)/.installed
 
 test: $(VENV)/.dev
 	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not gpu and not soak"
+	@echo "NOT RUN HERE (gpu: needs an NVIDIA GPU, soak: make soak), besides what is SKIPPED above:"
+	@$(PYTEST) --collect-only -q -m "gpu or soak" | grep :: || echo "  nothing"
 
 soak: $(VENV)/.dev
 	$(PYTEST) -m soak

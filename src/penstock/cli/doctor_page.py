@@ -87,7 +87,8 @@ def _rows(facts: Facts) -> Iterable[tuple[str, str, str]]:
         )
         yield "/dev/shm", format_bytes(limits.shm_size_bytes), used
     yield "CPUs usable", f"{limits.cpu_usable:g}", _cpu_note(facts)
-    yield "open files", _count(limits.open_files_soft), f"may be raised to {_count(limits.open_files_hard)}"
+    hard = "" if limits.open_files_hard is None else f"may be raised to {limits.open_files_hard:,}"
+    yield "open files", _count(limits.open_files_soft), hard
     yield from _gpu_rows(facts)
     yield "cgroups", limits.cgroup, ""
     for unknown in limits.unknown:
