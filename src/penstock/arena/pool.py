@@ -92,6 +92,12 @@ class Arena:
         """Whether ``need_bytes`` more can be in use next to ``promised_bytes`` already spoken for."""
         return self.in_use_bytes + promised_bytes + capacity_for(need_bytes) <= self.limit_bytes
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Change the limit now. Free segments beyond it are closed; those in use come back when they do."""
+        if limit_bytes < self.limit_bytes:
+            self._close_free_beyond(limit_bytes - self.in_use_bytes)
+        self.limit_bytes = limit_bytes
+
     def take(self, need_bytes: int) -> Segment | None:
         """A segment of at least ``need_bytes``, or None where the machine itself has no memory left for it.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 from multiprocessing import resource_tracker, shared_memory
 from typing import Any
 
@@ -34,6 +35,9 @@ def capacity_for(need_bytes: int) -> int:
     return round_up(max(need_bytes, 1), PAGE_BYTES if need_bytes < 16 * _LARGE_STEP_BYTES else _LARGE_STEP_BYTES)
 
 
+_mapped: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
 class Segment:
     """A mapped shared buffer. Use ``create_segment`` or ``attach_segment``."""
 
@@ -43,6 +47,7 @@ class Segment:
         self._buffer = buffer
         self._fd = fd
         self._block = block
+        _mapped.add(self)
 
     @property
     def fd(self) -> int | None:
@@ -125,3 +130,21 @@ def _forget_views(block: Any) -> None:
     except BufferError:
         block._buf = None
         block._mmap = None
+
+
+def _let_go_in_child() -> None:
+    """In a forked child: drop what it inherited, or the memory would outlive its owner's interest in it.
+
+    Segments somebody holds a view of stay mapped: the child may have a use for the batch it inherited.
+    """
+    for segment in list(_mapped):
+        if segment._fd is not None:
+            os.close(segment._fd)
+            segment._fd = None
+        if isinstance(segment._buffer, mmap.mmap):
+            with contextlib.suppress(BufferError):
+                segment._buffer.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)

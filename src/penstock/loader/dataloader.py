@@ -164,6 +164,13 @@ class DataLoader(TorchDataLoader[_T_co]):
             iterator.close()
         self._iterator = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles and copies are loaders of their own: nothing that runs goes with them."""
+        return {**self.__dict__, "_iterator": None, "_live": None, "_counters": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _live=weakref.WeakSet(), _counters=Counters())
+
     def __enter__(self) -> Self:
         return self
 

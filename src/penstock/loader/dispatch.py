@@ -377,7 +377,8 @@ class Dispatcher:
             return self._open_next()
         need = self._expected_bytes(batch)
         if need is None:
-            if not due:
+            # Nothing is known yet. Workers that write rows ask as soon as they hold one sample, so a few may start.
+            if not due and (self._splittable or not self.order.rows or len(self.open) >= len(self.seats)):
                 return None
             need = 0
         if not self.arena.fits(need, promised_bytes=self._owed()) and not (due and self._make_way(need)):

@@ -71,7 +71,8 @@ class Engine:
         self._wake_write.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._sleepers = 0
-        self._trainer_in = False
+        self._askers = 0
+        """Threads inside next_batch: usually none or one."""
         self._parked = False
         self._resume = threading.Event()
         self._closing = False
@@ -115,7 +116,7 @@ class Engine:
 
         Raises what the batch's sampler, dataset or collate raised; the one after it can still be asked for.
         """
-        self._trainer_in = True
+        self._askers += 1
         try:
             with self._lock:
                 self._last_asked_s = time.monotonic()
@@ -128,9 +129,9 @@ class Engine:
                 batch = self._wait(timeout_s)
             return None if batch is None else (batch, self._deliver(batch))
         finally:
-            self.dispatcher.trainer_waits = False
-            self._trainer_in = False
-            if self._parked:
+            self._askers -= 1
+            self.dispatcher.trainer_waits = self._askers > 0
+            if self._parked and not self._askers:
                 self._resume.set()
 
     def restart(self, shared_seed: int | None) -> None:
@@ -182,9 +183,9 @@ class Engine:
     def _run(self) -> None:
         """The engine's own thread: pumps while the training thread does not."""
         while not self._closing:
-            if self._trainer_in:
+            if self._askers:
                 self._parked = True
-                if self._trainer_in:
+                if self._askers:
                     self._resume.wait()
                 self._parked = False
                 self._resume.clear()
@@ -222,7 +223,7 @@ class Engine:
                     self._wake_read.recv(4096)
             elif seat in dispatcher.seats:
                 self._listen(seat)
-        self.arena.limit_bytes = max(0, self.memory_bytes - self.private_bytes)
+        self.arena.set_limit(max(0, self.memory_bytes - self.private_bytes))
         self._progress()
 
     def _progress(self) -> None:

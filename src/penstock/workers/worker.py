@@ -318,6 +318,7 @@ class Worker:
         if task.seed is not None and self._setup.auto_collation:
             seed_collate(task.seed)
         result = self._setup.collate_fn(samples)
+        self.note_fullest()
         del samples
         self._collate_s = time.perf_counter() - began
         encoded = encode(result)
