@@ -127,9 +127,10 @@ def test_a_refusal_is_both_a_value_error_and_a_type_error() -> None:
         parse_size(None)
 
 
-def test_an_enormous_input_is_quoted_in_short() -> None:
+@pytest.mark.parametrize("written", ["9" * 100_000, 10**5000, "x" * 100_000], ids=["text", "integer", "word"])
+def test_an_enormous_input_is_quoted_in_short(written: object) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_size("9" * 100_000)
+        parse_size(written)
     assert len(str(caught.value)) < 300
 
 
