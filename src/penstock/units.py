@@ -75,7 +75,7 @@ def parse_bytes(value: object, *, name: str = "size") -> int:
     """Read a size that must be absolute: neither a fraction nor "auto" makes sense here."""
     size = parse_size(value, name=name, allow_auto=False)
     if size.fixed_bytes is None:
-        raise ConfigError(f'{name}={value!r} is a fraction; here a size such as "8GB" or a number of bytes is needed')
+        raise ConfigError(f'{name}={value!r} is a fraction; a size such as "8GB" is needed here')
     return size.fixed_bytes
 
 

@@ -23,6 +23,7 @@ import torch
 ALIGN_BYTES = 64
 """Every buffer starts on a cache line, so that any dtype may be viewed in place."""
 
+
 class Encoded:
     """An object split into a pickle and the large buffers it refers to."""
 

@@ -44,7 +44,7 @@ class Segment:
     def __init__(self, number: int, capacity_bytes: int, buffer: Any, fd: int | None, block: Any = None) -> None:
         self.number = number
         self.capacity_bytes = capacity_bytes
-        self._buffer = buffer
+        self._buffer: Any = buffer
         self._fd = fd
         self._block = block
         _mapped.add(self)

@@ -56,9 +56,7 @@ class Template:
 
 def is_default_collate(collate_fn: Callable[..., Any]) -> bool:
     """Whether rows may be written in place: torch's own collate with nothing registered by the user."""
-    return (
-        collate_fn is torch_collate.default_collate and torch_collate.default_collate_fn_map == _PRISTINE_COLLATE_MAP
-    )
+    return collate_fn is torch_collate.default_collate and torch_collate.default_collate_fn_map == _PRISTINE_COLLATE_MAP
 
 
 def learn(sample: Any) -> Template | None:
@@ -294,7 +292,9 @@ def _collated(shape: Any, values: Any) -> Any:
         return {key: _collated(child, values) for key, child in zip(shape[1], shape[2], strict=True)}
     # Texts inside a sequence come out of torch's transposition as a tuple, elsewhere as a list.
     items = [_collated(child, values) for child in shape[1]]
-    items = [tuple(i) if child[0] == "leaf" and type(i) is list else i for child, i in zip(shape[1], items, strict=True)]
+    items = [
+        tuple(i) if child[0] == "leaf" and type(i) is list else i for child, i in zip(shape[1], items, strict=True)
+    ]
     return items if head in ("list", "tuple") else head(*items)
 
 

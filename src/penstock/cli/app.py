@@ -66,9 +66,7 @@ def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = program.main(
-            args=arguments, prog_name="penstock", standalone_mode=False, obj=roots or Roots()
-        )
+        status = program.main(args=arguments, prog_name="penstock", standalone_mode=False, obj=roots or Roots())
         if sys.stdout is not None:
             # At interpreter exit a failed write would be a traceback and status 120.
             sys.stdout.flush()

@@ -109,9 +109,7 @@ def compare(settings: DemoSettings, *, on_progress: Callable[[str, float], None]
     )
 
 
-def _run(
-    loader: Iterable[dict[str, torch.Tensor]], settings: DemoSettings, on_batch: Callable[[float], None]
-) -> Round:
+def _run(loader: Iterable[dict[str, torch.Tensor]], settings: DemoSettings, on_batch: Callable[[float], None]) -> Round:
     gc.collect()
     order: list[tuple[int, int]] = []
     first_batch_s = elapsed_s = 0.0

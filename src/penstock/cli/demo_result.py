@@ -119,11 +119,7 @@ class Comparison:
 def _first_batch_words(ratio: float | None) -> str:
     if ratio is None:
         return "a first batch about as soon"
-    return (
-        f"a first batch {1 / ratio:.2g} times as soon"
-        if ratio < 1
-        else f"a first batch {ratio:.2g} times as late"
-    )
+    return f"a first batch {1 / ratio:.2g} times as soon" if ratio < 1 else f"a first batch {ratio:.2g} times as late"
 
 
 def _compare(ours: list[float], theirs: list[float]) -> float | None:

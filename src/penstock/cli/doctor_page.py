@@ -80,11 +80,7 @@ def _rows(facts: Facts) -> Iterable[tuple[str, str, str]]:
     if limits.shm_size_bytes is None:
         yield "/dev/shm", "none", ""
     else:
-        used = (
-            "use not known"
-            if limits.shm_used_bytes is None
-            else f"{format_bytes(limits.shm_used_bytes)} in use"
-        )
+        used = "use not known" if limits.shm_used_bytes is None else f"{format_bytes(limits.shm_used_bytes)} in use"
         yield "/dev/shm", format_bytes(limits.shm_size_bytes), used
     yield "CPUs usable", f"{limits.cpu_usable:g}", _cpu_note(facts)
     hard = "" if limits.open_files_hard is None else f"may be raised to {limits.open_files_hard:,}"

@@ -36,9 +36,7 @@ STALL_WARNING_PERCENT = 5.0
 STALL_HURTS_PERCENT = 20.0
 """The same where the machine crawls; systemd-oomd kills at 60."""
 
-_RAISE_MEMORY = (
-    "docker run --memory, resources.limits.memory in Kubernetes, MemoryMax= in systemd or --mem in Slurm"
-)
+_RAISE_MEMORY = "docker run --memory, resources.limits.memory in Kubernetes, MemoryMax= in systemd or --mem in Slurm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +81,7 @@ def _memory_full(facts: Facts) -> Diagnosis:
         "hurts",
         f"memory is nearly full: {format_bytes(limits.memory_available_bytes)} left of "
         f"{format_bytes(limits.memory_limit_bytes)}, working set {format_bytes(limits.working_set_bytes)}",
-        "end what else runs here (the largest first: ps aux --sort -rss | head), "
-        f"or raise the limit: {_RAISE_MEMORY}",
+        f"end what else runs here (the largest first: ps aux --sort -rss | head), or raise the limit: {_RAISE_MEMORY}",
     )
 
 
@@ -121,8 +118,7 @@ def _oom_kills(facts: Facts) -> Diagnosis:
         "warning" if limited else "info",
         f"{kills} process{'es were' if kills > 1 else ' was'} killed here for want of memory "
         f"(limit {format_bytes(facts.limits.memory_limit_bytes)})",
-        "give the loader a budget that leaves room for the model and the workers, "
-        f"or raise the limit: {_RAISE_MEMORY}",
+        f"give the loader a budget that leaves room for the model and the workers, or raise the limit: {_RAISE_MEMORY}",
     )
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from penstock.errors import ConfigError
 from penstock.loader.iterators import InlineIterator, PipelineIterator, depth_ceiling

@@ -28,7 +28,18 @@ from penstock.errors import BudgetError, WorkerError
 from penstock.loader.batch import Batch
 from penstock.loader.pace import Pace
 from penstock.units import format_bytes
-from penstock.workers.messages import DROP, NO_SEGMENT, Collate, Done, Fetch, Learn, Need, Outcome, Room, Started
+from penstock.workers.messages import (
+    DROP,
+    NO_SEGMENT,
+    Collate,
+    Done,
+    Fetch,
+    Learn,
+    Need,
+    Outcome,
+    Room,
+    Started,
+)
 from penstock.workers.pool import Handle
 from penstock.workers.seeds import stretch_rows
 
@@ -172,7 +183,9 @@ class Dispatcher:
             if self._deaths_at_start >= _DEATHS_IN_A_ROW:
                 self.failure = WorkerError(f"workers die while starting; the last one {_how(pid, exit_code)}")
         if self.order.bound:
-            self.failure = WorkerError(f"DataLoader worker (pid(s) {pid}) exited unexpectedly: it {_how(pid, exit_code)}")
+            self.failure = WorkerError(
+                f"DataLoader worker (pid(s) {pid}) exited unexpectedly: it {_how(pid, exit_code)}"
+            )
         if self.failure is None:
             self.seats[self.seats.index(seat)] = self._replace(seat)
             self.restarts += 1
@@ -385,11 +398,12 @@ class Dispatcher:
             return None
         batch.open(need)
         if self._template is not None and batch.rows:
-            if need and (segment := self.arena.take(need)) is None:
+            segment = self.arena.take(need) if need else None
+            if need and segment is None:
                 if due:
                     self.failure = self._no_memory(batch, need)
                 return None
-            batch.template, batch.rows_segment = self._template, segment if need else None
+            batch.template, batch.rows_segment = self._template, segment
         elif need:
             self._owing.add(batch)
         self.upcoming.popleft()
@@ -613,7 +627,9 @@ class Dispatcher:
         self._owing.discard(batch)
 
     def _drop_unused_room(self, task: Task, outcome: Outcome) -> None:
-        if task.segment is not None and (outcome.kind not in ("object", "part") or outcome.segment != task.segment.number):
+        if task.segment is not None and (
+            outcome.kind not in ("object", "part") or outcome.segment != task.segment.number
+        ):
             self.arena.give_back(task.batch.extra.pop(task.segment.number))
         task.segment = None
 
@@ -670,4 +686,3 @@ def _how(pid: int | None, exit_code: int | None) -> str:
             name = str(-exit_code)
         return f"(pid {pid}) was killed by signal {name}"
     return f"(pid {pid}) exited with status {exit_code}"
-

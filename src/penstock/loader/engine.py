@@ -302,8 +302,7 @@ class Engine:
             if batch.error is not None:
                 batch.error[1].reraise()
             with self._lock:
-                data = self._decoded(batch)
-            return data
+                return self._decoded(batch)
         finally:
             self._counters.deliver_s += time.perf_counter() - began
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import multiprocessing
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +63,12 @@ class PipelineIterator(_BaseDataLoaderIter):
             pool = ProcessPool(
                 setup,
                 context=loader.multiprocessing_context or torch.multiprocessing.get_context(),
-                base_seed=self._base_seed,
-                shared_seed=self._shared_seed,
+                base_seed=int(self._base_seed),
+                shared_seed=_as_int(self._shared_seed),
                 init_fn=init_fn,
             )
         bound = setup.is_iterable or loader.seeding == "worker"
+        self._seed = int(self._base_seed)
         self._seeds_batches = pool.seeds_globally and not bound
         self._splittable = not bound and self._auto_collation and can_split(self._dataset)
         self._engine = Engine(
@@ -94,7 +94,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._epoch += 1
-        self._engine.restart(self._shared_seed)
+        self._engine.restart(_as_int(self._shared_seed))
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -114,7 +114,8 @@ class PipelineIterator(_BaseDataLoaderIter):
         """Draw one more batch of indices, here in the training thread: samplers may use the global generators."""
         if self._sampler_done:
             return
-        indices, failure = None, None
+        indices: Any = None
+        failure: BaseException | None = None
         try:
             indices = self._next_index()
         except StopIteration:
@@ -130,13 +131,13 @@ class PipelineIterator(_BaseDataLoaderIter):
             rows = len(indices)
         seed = None
         if self._seeds_batches:
-            seed = batch_seed(self._base_seed, rank=self._rank, epoch=self._epoch, batch=self._drawn)
+            seed = batch_seed(self._seed, rank=self._rank, epoch=self._epoch, batch=self._drawn)
         self._engine.offer(Batch(self._drawn, indices, rows, seed, failure=failure))
         self._drawn += 1
 
     def __next__(self) -> Any:
         # torch's way round costs as much as a small batch; it matters to profilers and iterable datasets only.
-        if torch.autograd._profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
+        if torch._C._autograd._profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
@@ -199,7 +200,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     def _fetch_seeded(self, indices: Any) -> Any:
         """As a worker would: each stretch of rows, and the collate function, under its own seed."""
-        seed = batch_seed(self._base_seed, rank=self._rank, epoch=0, batch=self._batch)
+        seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=0, batch=self._batch)
         self._batch += 1
         with KeptGenerators():
             if not self._auto_collation:
@@ -207,7 +208,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 return self._collate_fn(self._dataset[indices])
             if not can_split(self._dataset):
                 seed_stretch(seed, 0)
-                samples = self._dataset.__getitems__(indices)
+                samples = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]
             else:
                 samples = self._samples(seed, indices if isinstance(indices, list) else list(indices))
             seed_collate(seed)
@@ -232,5 +233,5 @@ def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
     return None if prefetch_factor is None else max(1, math.floor(workers * prefetch_factor))
 
 
-def start_method_of(context: Any) -> str:
-    return (context or multiprocessing).get_start_method()
+def _as_int(seed: Any) -> int | None:
+    return None if seed is None else int(seed)

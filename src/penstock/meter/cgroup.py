@@ -141,9 +141,7 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
             version=version,
             root=_unescaped(where[3]),
             point=point,
-            controllers=frozenset(
-                option for option in options if option not in ("rw", "ro") and "=" not in option
-            ),
+            controllers=frozenset(option for option in options if option not in ("rw", "ro") and "=" not in option),
         )
     return tuple(mounts.values())
 

@@ -65,9 +65,7 @@ def gpu_status(*, nvml: Any = None, roots: Roots = _REAL) -> GpuStatus:
         try:
             import pynvml as nvml
         except ImportError:
-            return _none(
-                "missing", "the Python package nvidia-ml-py is not installed: pip install penstock[gpu]"
-            )
+            return _none("missing", "the Python package nvidia-ml-py is not installed: pip install penstock[gpu]")
     try:
         # NVML counts these calls and does the work at the first; it is left on for the life of the process.
         nvml.nvmlInit()
@@ -79,9 +77,7 @@ def gpu_status(*, nvml: Any = None, roots: Roots = _REAL) -> GpuStatus:
     found = tuple(gpu for index in range(count) if (gpu := _read_gpu(nvml, index)) is not None)
     if not found:
         return _none("no device", "the NVIDIA driver answers, but shows no GPU to this process")
-    return GpuStatus(
-        gpu_library="nvml", reason=f"{len(found)} GPU{'s' * (len(found) > 1)} through NVML", gpus=found
-    )
+    return GpuStatus(gpu_library="nvml", reason=f"{len(found)} GPU{'s' * (len(found) > 1)} through NVML", gpus=found)
 
 
 def _none(library: Literal["missing", "no device"], reason: str) -> GpuStatus:

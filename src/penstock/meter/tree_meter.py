@@ -93,9 +93,7 @@ class TreeMeter:
             if not rollups or (last is not None and last.rollup is None):
                 denied.append(reading.pid)
             elif last is None or last.rollup is None:
-                now = replace(
-                    now, pss_bytes=int(now.rss_bytes * pss_ratio), uss_bytes=int(now.rss_bytes * uss_ratio)
-                )
+                now = replace(now, pss_bytes=int(now.rss_bytes * pss_ratio), uss_bytes=int(now.rss_bytes * uss_ratio))
             else:
                 now = _carried(now, last.statm, last.rollup, reading.statm)
             processes.append(now)

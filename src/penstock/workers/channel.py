@@ -114,7 +114,9 @@ class Channel:
         while (frame := self._next_frame()) is None:
             try:
                 # socket.recv_fds would do, if it did not ignore its flags.
-                data, ancillary, _, _ = self._sock.recvmsg(_READ_BYTES, _FDS_SPACE, _CLOEXEC if wait else _CLOEXEC | _DONTWAIT)
+                data, ancillary, _, _ = self._sock.recvmsg(
+                    _READ_BYTES, _FDS_SPACE, _CLOEXEC if wait else _CLOEXEC | _DONTWAIT
+                )
             except BlockingIOError:
                 return None
             for _, _, rights in ancillary:

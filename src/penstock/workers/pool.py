@@ -213,7 +213,11 @@ class ThreadHandle:
         self._line = _ThreadLine()
         self._segments = segments
         worker = Worker(
-            self._line, setup, where=f"in DataLoader worker thread {worker_id}", segments=segments, measure=None
+            self._line,
+            setup,
+            where=f"in DataLoader worker thread {worker_id}",
+            segments=segments,
+            measure=None,
         )
         self._thread = threading.Thread(
             target=worker.run, args=(lambda: None,), name=f"penstock-worker-{worker_id}", daemon=True

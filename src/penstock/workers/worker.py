@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset, Subset
+from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.arena.codec import Encoded, decode, encode, encode_inline
 from penstock.arena.segment import Segment, attach_segment
@@ -83,7 +84,7 @@ def reseed_pipes(dataset: Any, shared_seed: int) -> None:
     """torch's way of giving all copies of a data pipe the same randomness."""
     generator = torch.Generator()
     generator.manual_seed(shared_seed)
-    torch.utils.data.graph_settings.apply_random_seed(dataset, generator)
+    apply_random_seed(dataset, generator)
 
 
 def can_split(dataset: Any) -> bool:
