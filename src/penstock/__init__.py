@@ -6,6 +6,7 @@ Public names load on first use, so that the command line starts without torch.
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
 from penstock._version import __version__
@@ -36,6 +37,9 @@ __all__ = [
     "limits",
     "memory",
 ]
+
+# Without a handler of its own, a library's warnings reach stderr before the user has configured logging.
+logging.getLogger("penstock").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:

@@ -111,7 +111,9 @@ def _parse_text(text: str, name: str, allow_auto: bool) -> Size:
         raise _refused(name, text, f"has the unknown unit {match.group(3)!r}")
     if unit == "" and ("." in digits or exponent):
         return _from_number(number, name, text)
-    exact = int(digits.replace("_", "")) if "." not in digits and not exponent else None
+    # Python refuses to convert thousands of digits; as a float they are infinite and refused below.
+    whole = "." not in digits and not exponent and len(digits) <= 100
+    exact = int(digits.replace("_", "")) if whole else None
     scaled = exact * _UNITS[unit] if exact is not None else number * _UNITS[unit]
     return Size(fixed_bytes=_checked_bytes(scaled, name, text))
 
@@ -138,7 +140,10 @@ def _checked_bytes(count: float, name: str, value: object) -> int:
 
 
 def _refused(name: str, value: object, why: str) -> ConfigError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of thousands of digits cannot be written out
+        shown = "a number of thousands of digits"
     if len(shown) > 60:
         shown = shown[:57] + "..."
     return ConfigError(f"{name}={shown} {why}; write {ACCEPTED}")

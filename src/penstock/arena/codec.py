@@ -56,7 +56,7 @@ def encode(value: object) -> Encoded:
 
 def decode(pickled: bytes, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
     """Rebuild an object whose buffers lie in ``source``. Tensors and arrays are views that keep it alive."""
-    view = memoryview(source)
+    view = source.data
     return pickle.loads(pickled, buffers=[view[start : start + count] for start, count in offsets])
 
 
@@ -113,7 +113,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
-    return pickle.PickleBuffer(tensor.view(-1).view(torch.uint8).numpy())
+    return pickle.PickleBuffer(tensor.view(-1).view(torch.uint8).numpy().data)
 
 
 def _empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

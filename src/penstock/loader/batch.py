@@ -82,6 +82,10 @@ class Batch:
             self.alone = False
         return rows
 
+    def indices_of(self, rows: range) -> Any:
+        """The sampler's indices of some rows; the sampler's own object when it is all of them."""
+        return self.indices if len(rows) == self.rows else self.indices[rows.start : rows.stop]
+
     def note_error(self, row: int, error: Any) -> None:
         if self.error is None or row < self.error[0]:
             self.error = (row, error)

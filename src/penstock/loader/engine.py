@@ -26,8 +26,9 @@ from penstock.arena.pool import Arena
 from penstock.arena.segment import HAS_MEMFD, Segment
 from penstock.arena.template import layout_of
 from penstock.loader.batch import Batch
-from penstock.loader.dispatch import Dispatcher, Order, Seat
+from penstock.loader.dispatch import Dispatcher, Order
 from penstock.loader.pace import Pace
+from penstock.loader.seat import Seat
 from penstock.loader.stats import Counters
 from penstock.loader.tuning import Tuning
 from penstock.workers.channel import ChannelClosed
@@ -109,7 +110,7 @@ class Engine:
 
     def offer(self, batch: Batch) -> None:
         """A batch drawn from the sampler, in order."""
-        self.dispatcher.upcoming.append(batch)
+        self.dispatcher.admission.upcoming.append(batch)
 
     def next_batch(self, timeout_s: float) -> tuple[Batch, Any] | None:
         """The next batch and its data; None once every batch that was offered is done or its workers exhausted.
@@ -122,15 +123,15 @@ class Engine:
                 self._last_asked_s = time.monotonic()
                 self.arena.collect_returned()
                 self.dispatcher.paused = False
-                self.dispatcher.trainer_waits = True
-                self.dispatcher.user_holds = max(1, self.arena.lent_count)
+                self.dispatcher.admission.trainer_waits = True
+                self.dispatcher.admission.user_holds = max(1, self.arena.lent_count)
                 batch = self._take()
             if batch is None:
                 batch = self._wait(timeout_s)
             return None if batch is None else (batch, self._deliver(batch))
         finally:
             self._askers -= 1
-            self.dispatcher.trainer_waits = self._askers > 0
+            self.dispatcher.admission.trainer_waits = self._askers > 0
             if self._parked and not self._askers:
                 self._resume.set()
 
@@ -286,12 +287,7 @@ class Engine:
 
     def _is_over(self) -> bool:
         with self._lock:
-            dispatcher = self.dispatcher
-            if dispatcher.failure is not None:
-                return False
-            if not dispatcher.open and not dispatcher.upcoming:
-                return True
-            return dispatcher.all_exhausted
+            return self.dispatcher.is_over
 
     def _deliver(self, batch: Batch) -> Any:
         """Make a ready batch the user's."""

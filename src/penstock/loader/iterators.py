@@ -137,7 +137,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         # torch's way round costs as much as a small batch; it matters to profilers and iterable datasets only.
-        if torch._C._autograd._profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
+        if torch.autograd._profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:  # type: ignore[attr-defined]
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1

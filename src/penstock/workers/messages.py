@@ -6,7 +6,7 @@ Runs in: both.
 
     trainer                                   worker
     -------                                   ------
-                                        <--   Started           once set up; an error in set-up comes with the first task
+                                        <--   Started           set up; an error in that comes with the first task
     Attach / Detach                     -->                     map or unmap a segment
     Learn                               -->                     what samples look like, until further notice
     Fetch                               -->                     get these samples

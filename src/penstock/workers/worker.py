@@ -123,7 +123,7 @@ class Worker:
         self._collate_s = 0.0
 
     def run(self, init: Callable[[], None]) -> None:
-        """Set up with the user's ``init``, then serve until told to stop. The line's death is the caller's to handle."""
+        """Set up with the user's ``init``, then serve until told to stop. A dead line is the caller's to handle."""
         with contextlib.suppress(_Stopped):
             self._serve(init)
 

@@ -1,0 +1,261 @@
+"""Admission: which batches may take memory, and who makes room when it is short.
+
+In:  batches drawn from the sampler, workers asking for room, memory coming back from the user.
+Out: batches opened in order; answers to workers.
+Runs in: trainer, under the engine's lock.
+
+Three rules keep the pipeline alive and inside its budget:
+- Batches are opened in order, and only if their bytes fit next to everything open, ready or lent. The batch that
+  is due next is always opened; if it is larger than all of the budget it passes alone.
+- A need that grows beyond what was promised waits, unless its batch is due: then later batches make room. They
+  are fetched again afterwards, with the same randomness.
+- What the user goes on holding while asking for more becomes the user's own, outside the budget.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+
+from penstock.arena.pool import Arena
+from penstock.arena.segment import Segment
+from penstock.errors import BudgetError
+from penstock.loader.batch import Batch
+from penstock.loader.seat import Seat, Task
+from penstock.loader.shapes import Shapes
+from penstock.units import format_bytes
+from penstock.workers.messages import NO_SEGMENT, Need, Room
+
+
+class Admission:
+    def __init__(self, arena: Arena, *, refetches: bool, fail: Callable[[BaseException], None]) -> None:
+        """``refetches``: whether a batch may be dropped and fetched again; ``fail`` ends the epoch with an error."""
+        self.arena = arena
+        self.shapes = Shapes()
+        self.upcoming: deque[Batch] = deque()
+        """Drawn and not opened, in order."""
+        self.open: dict[int, Batch] = {}
+        """Being filled, or ready and not taken, in order."""
+        self.trainer_waits = False
+        self.user_holds = 1
+        """Batches the user still held when last asking for one; a for loop holds one."""
+        self._refetches = refetches
+        self._fail = fail
+        self._waiting: list[tuple[Seat, Need]] = []
+        self._owing: set[Batch] = set()
+        """Open batches that were promised memory they have not taken yet."""
+        self._warned_alone = False
+
+    @property
+    def due(self) -> Batch | None:
+        """The batch to be delivered next, if it is open."""
+        return next(iter(self.open.values()), None)
+
+    # -- opening ------------------------------------------------------------------------
+
+    def open_next(self, *, slots: int, start_blind: int, copies: int, rows_ahead: bool) -> Batch | None:
+        """Open the next batch if it may be.
+
+        ``slots`` bounds batches open or lent, ``start_blind`` those opened before any size is known, ``copies``
+        is how often the batch exists at once while it is made, ``rows_ahead`` whether rows are laid out now.
+        """
+        if not self.upcoming:
+            return None
+        batch, is_due = self.upcoming[0], not self.open
+        if not is_due and len(self.open) + self.arena.lent_count >= slots:
+            return None
+        expected = self.shapes.expected_bytes(batch.rows)
+        if expected is None and not is_due and len(self.open) >= start_blind:
+            return None
+        need = copies * (expected or 0)
+        if batch.failure is None:
+            if not self.arena.fits(need, promised_bytes=self._owed()) and not (is_due and self._make_way(need)):
+                return None
+            batch.open(need)
+            if not (self._lay_out(batch, need, is_due) if rows_ahead else self._promise(batch, need)):
+                return None
+        self.upcoming.popleft()
+        self.open[batch.number] = batch
+        batch.ready = batch.failure is not None
+        return batch
+
+    def _lay_out(self, batch: Batch, need: int, is_due: bool) -> bool:
+        """Set the rows' segment aside now, if samples are known well enough."""
+        if self.shapes.template is None or not batch.rows:
+            return self._promise(batch, need)
+        batch.template = self.shapes.template
+        if need:
+            batch.rows_segment = self._take(batch, need, is_due)
+        return not need or batch.rows_segment is not None
+
+    def _promise(self, batch: Batch, need: int) -> bool:
+        if need:
+            self._owing.add(batch)
+        return True
+
+    def _make_way(self, need: int) -> bool:
+        """Room for the batch that is due and not open yet."""
+        if not self.arena.lent_count:
+            self._passes_alone(need)
+            return True
+        # While the user computes, the loop variable still holds the last batch; it comes back by itself.
+        if not self.trainer_waits:
+            return False
+        while not self.arena.fits(need):
+            if not self.arena.hand_over_oldest():
+                self._passes_alone(need)
+                break
+        return True
+
+    # -- asking for room ------------------------------------------------------------------
+
+    def ask(self, seat: Seat, need: Need) -> None:
+        """A worker holds samples and waits for room."""
+        if not self._answer(seat, need):
+            self._waiting.append((seat, need))
+
+    def answer_waiting(self) -> None:
+        if self._waiting:
+            self._waiting = [(seat, need) for seat, need in self._waiting if not self._answer(seat, need)]
+
+    def room_ahead(self, task: Task, seat: Seat) -> int:
+        """Room for what a task will encode, if its size can be guessed and fits: saves the worker asking."""
+        guess = self.shapes.expected_bytes(task.batch.rows)
+        if not guess or not self.arena.fits(guess, promised_bytes=self._owed(besides=task.batch)):
+            return NO_SEGMENT
+        segment = self._take(task.batch, guess, False)
+        if segment is None:
+            return NO_SEGMENT
+        self._make_own(task, seat, segment)
+        return segment.number
+
+    def let_go_later(self, due: Batch) -> None:
+        """Every worker is busy or waiting and the due batch has work: one that waits for a later batch lets go."""
+        later = [(s, n) for s, n in self._waiting if s.tasks[n.task].batch is not due]
+        if later:
+            seat, need = max(later, key=lambda pair: pair[0].tasks[pair[1].task].batch.number)
+            self._waiting.remove((seat, need))
+            seat.drop(need.task)
+
+    def forget_seat(self, seat: Seat) -> None:
+        """Its worker is dead and waits for nothing any more."""
+        self._waiting = [(s, n) for s, n in self._waiting if s is not seat]
+
+    def _answer(self, seat: Seat, need: Need) -> bool:
+        """Give a worker room, or tell it to drop its samples; False if it has to wait."""
+        task = seat.tasks[need.task]
+        batch = task.batch
+        if batch.evicted:
+            seat.drop(need.task)
+            return True
+        self.return_room(task)
+        segment = batch.rows_segment if need.template is not None else None
+        if segment is None and need.need_bytes:
+            if not self._fits_now(batch, need.need_bytes):
+                return False
+            segment = self._take(batch, need.need_bytes, batch is self.due)
+            if segment is None:
+                return False
+            if need.template is None:
+                self._make_own(task, seat, segment)
+        if need.template is not None:
+            batch.template = batch.template or need.template
+            batch.rows_segment = segment
+            self.shapes.note_size(need.need_bytes)
+        if segment is not None:
+            seat.show(segment)
+        seat.handle.post(Room(need.task, NO_SEGMENT if segment is None else segment.number, batch.template))
+        return True
+
+    def _fits_now(self, batch: Batch, need_bytes: int) -> bool:
+        if self.arena.fits(need_bytes, promised_bytes=self._owed(besides=batch)):
+            return True
+        if batch is not self.due:
+            return False
+        # The batch due next comes first: others' promises do not count, then their memory.
+        while not self.arena.fits(need_bytes):
+            if self.trainer_waits and self.arena.hand_over_oldest():
+                continue
+            others = [b for b in self.open.values() if b is not batch and b.held_bytes]
+            if others and self._refetches:
+                self.evict(others[-1])
+                if others[-1].running:
+                    return False
+                continue
+            if self.arena.lent_count and not self.trainer_waits:
+                return False
+            self._passes_alone(need_bytes)
+            break
+        return True
+
+    # -- giving memory back ---------------------------------------------------------------
+
+    def evict(self, batch: Batch) -> None:
+        """Give the batch's memory to one that is due sooner; it is fetched again later."""
+        batch.evicted = True
+        batch.todo.clear()
+        batch.wants_collate = False
+        for seat, need in [(s, n) for s, n in self._waiting if s.tasks[n.task].batch is batch]:
+            self._waiting.remove((seat, need))
+            seat.drop(need.task)
+        if not batch.running:
+            self.start_over(batch)
+
+    def start_over(self, batch: Batch) -> None:
+        """An evicted batch whose tasks have all come to rest goes back to where it came from."""
+        self.release(batch)
+        del self.open[batch.number]
+        batch.evicted = batch.ready = False
+        self.upcoming.insert(sum(1 for b in self.upcoming if b.number < batch.number), batch)
+
+    def release(self, batch: Batch) -> None:
+        """Take back every segment of a batch."""
+        for segment in batch.segments:
+            self.arena.give_back(segment)
+        batch.rows_segment = None
+        batch.extra.clear()
+        self.settled(batch)
+
+    def settled(self, batch: Batch) -> None:
+        """The batch has all the memory it will ever have."""
+        self._owing.discard(batch)
+
+    def return_room(self, task: Task) -> None:
+        """A task did not use the room it was given."""
+        if task.room is not None:
+            self.arena.give_back(task.batch.extra.pop(task.room.number))
+            task.room = None
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _take(self, batch: Batch, need_bytes: int, is_due: bool) -> Segment | None:
+        segment = self.arena.take(need_bytes)
+        if segment is None and is_due:
+            self._fail(
+                BudgetError(
+                    f"batch {batch.number} needs {format_bytes(need_bytes)} and this machine or container has "
+                    f"{format_bytes(self.arena.headroom_bytes())} left; lower batch_size or num_workers, or raise the "
+                    "container's memory limit"
+                )
+            )
+        return segment
+
+    def _make_own(self, task: Task, seat: Seat, segment: Segment) -> None:
+        task.room = segment
+        task.batch.extra[segment.number] = segment
+        seat.show(segment)
+
+    def _owed(self, besides: Batch | None = None) -> int:
+        return sum(b.owed_bytes for b in self._owing if b is not besides)
+
+    def _passes_alone(self, need: int) -> None:
+        if self._warned_alone or not need:
+            return
+        self._warned_alone = True
+        warnings.warn(
+            f"a batch needs {format_bytes(need)} and the memory budget leaves {format_bytes(self.arena.limit_bytes)} "
+            "for batches: such batches pass one at a time; raise memory= or lower batch_size",
+            RuntimeWarning,
+            stacklevel=2,
+        )

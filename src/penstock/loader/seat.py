@@ -1,0 +1,60 @@
+"""One worker as the dispatcher sees it: what it has in hand, what it knows.
+
+In:  tasks and segments for the worker.
+Out: messages on its line.
+Runs in: trainer, under the engine's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.arena.segment import Segment
+from penstock.arena.template import Template
+from penstock.loader.batch import Batch
+from penstock.workers.messages import DROP, Learn, Room
+from penstock.workers.pool import Handle
+
+
+@dataclass(eq=False)
+class Task:
+    """Work handed to one worker."""
+
+    number: int
+    batch: Batch
+    rows: range | None
+    """Rows to fetch; None to collate the batch."""
+    room: Segment | None = None
+    """Segment for what this task encodes, its own until used."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which work this is, however often it is handed out."""
+        return self.batch.number, -1 if self.rows is None else self.rows.start
+
+
+@dataclass(eq=False)
+class Seat:
+    """One worker's place. When the worker dies, another takes a new seat."""
+
+    handle: Handle
+    tasks: dict[int, Task] = field(default_factory=dict)
+    exhausted: bool = False
+    """Whether its copy of an iterable dataset has nothing more to give this epoch."""
+    has_unsent: bool = False
+    """Whether its socket is full and being watched for room."""
+
+    def show(self, segment: Segment) -> None:
+        """Make sure the worker has the segment mapped."""
+        if not self.handle.knows(segment.number):
+            self.handle.attach(segment)
+
+    def teach(self, template: Template) -> None:
+        """Make sure the worker goes by this template."""
+        if self.handle.template is not template:
+            self.handle.template = template
+            self.handle.post(Learn(template))
+
+    def drop(self, task: int) -> None:
+        """Tell the worker, who is waiting for room, to forget the samples it holds."""
+        self.handle.post(Room(task, DROP, None))
