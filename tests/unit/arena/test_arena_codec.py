@@ -1,0 +1,284 @@
+"""Anything a dataset may return, to bytes and back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock_samples import assert_same, nested_values
+
+from penstock.arena.codec import ALIGN_BYTES, decode, decode_inline, encode, encode_inline
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Record:
+    image: torch.Tensor
+    label: int
+    tags: list[str]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and torch.equal(self.image, other.image) and self.label == other.label
+
+
+class Boxed:
+    """A custom class with tensors inside."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.inner = {"t": tensor}
+
+
+class Marked(torch.Tensor):
+    """A subclass of Tensor that torch rebuilds through its own reduction."""
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+
+def through_segment(value: Any) -> Any:
+    encoded = encode(value)
+    target = np.zeros(encoded.total_bytes + 64, np.uint8)
+    encoded.write(target)
+    return decode(encoded.pickled, encoded.offsets, target)
+
+
+def through_message(value: Any) -> Any:
+    return decode_inline(encode_inline(value))
+
+
+either_way = pytest.mark.parametrize("travel", [through_segment, through_message])
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.bool, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+
+
+@either_way
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (5, 7), (2, 3, 4, 5)], ids=str)
+def test_tensors_of_every_dtype_come_back(travel: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    count = int(np.prod(shape))
+    raw = torch.arange(count * dtype.itemsize, dtype=torch.int64).remainder(2 if dtype is torch.bool else 60)
+    tensor = raw.to(torch.uint8).view(-1).view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+    back = travel(tensor)
+    assert_same(back, tensor)
+    assert back.is_contiguous()
+
+
+@either_way
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda t: t.to(memory_format=torch.channels_last), id="channels last"),
+        pytest.param(lambda t: t.transpose(1, 3), id="transposed"),
+        pytest.param(lambda t: t.permute(3, 0, 2, 1), id="permuted"),
+        pytest.param(lambda t: t[:, ::2], id="every other"),
+        pytest.param(lambda t: t[1:, :, 1:], id="inner block"),
+        pytest.param(lambda t: t[:1].expand(6, 3, 4, 5), id="expanded"),
+        pytest.param(lambda t: t[0, 0, 0, 0], id="one number"),
+        pytest.param(lambda t: t.flip(0), id="flipped"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2], ids=str)
+def test_views_come_back_with_their_values_and_dense_ones_with_their_strides(
+    travel: Any, view: Any, dtype: torch.dtype
+) -> None:
+    tensor = view(torch.arange(120.0).view(2, 3, 4, 5).to(dtype).float()).to(dtype)
+    back = travel(tensor)
+    assert_same(back, tensor)
+    dense = tensor.numel() == tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+    if dense and tensor.dim() == 4:
+        assert back.stride() == tensor.stride()
+
+
+@either_way
+def test_a_slice_of_a_large_tensor_travels_without_the_rest(travel: Any) -> None:
+    large = torch.zeros(1 << 20)
+    assert_same(travel(large[5:10]), large[5:10])
+    assert encode(large[5:10]).total_bytes == 20
+
+
+ARRAYS = [
+    np.arange(12, dtype=np.float32).reshape(3, 4),
+    np.asfortranarray(np.arange(12, dtype=np.int16).reshape(3, 4)),
+    np.arange(100)[::3],
+    np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+    np.array(5.5),
+    np.zeros((0, 3)),
+    np.array(["a", "bcd"]),
+    np.array([b"a", b"bcd"]),
+    np.array([{"a": 1}, None, [1, 2]], dtype=object),
+    np.array([1, 2], dtype=">i4"),
+    np.array(["2020-01-01", "NaT"], dtype="datetime64[D]"),
+    np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]),
+    np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    np.array([1 + 2j], dtype=np.complex64),
+    np.array([True, False]),
+    np.float16([1, 2]),
+    np.longdouble([1, 2]),
+]
+
+
+@either_way
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda a: f"{a.dtype} {a.shape}")
+def test_arrays_of_every_dtype_come_back(travel: Any, array: np.ndarray) -> None:
+    back = travel(array)
+    assert type(back) is type(array)
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert back.tolist() == array.tolist()
+
+
+OTHERS: list[Any] = [
+    None, True, 3, -(1 << 70), 2.5, float("inf"), 1j, "text", "", b"bytes", b"", bytearray(b"mutable"), [], (), {},
+    {1, 2}, frozenset({3}), range(5), slice(1, 2), Ellipsis, np.float32(1.5), np.int64(7), np.bool_(True), np.str_("s"),
+    Point(1, torch.ones(2)), Colour.RED, collections.OrderedDict(b=1, a=2), collections.Counter("abca"),
+    collections.defaultdict(list, {"a": [1]}), collections.deque([1, 2], maxlen=3), datetime.datetime(2020, 1, 2),
+    decimal.Decimal("1.5"), torch.float32, torch.Size([1, 2]), torch.device("cpu"), int, len,
+]  # fmt: skip
+
+
+@either_way
+@pytest.mark.parametrize("value", OTHERS, ids=lambda v: f"{type(v).__name__} {v!r}"[:40])
+def test_everything_that_pickles_comes_back(travel: Any, value: Any) -> None:
+    assert_same(travel(value), value)
+
+
+@either_way
+def test_dataclasses_and_custom_classes_come_back_with_tensors_inside(travel: Any) -> None:
+    record = Record(torch.arange(6).view(2, 3), 4, ["a"])
+    assert travel(record) == record
+    assert torch.equal(travel(Boxed(torch.ones(3))).inner["t"], torch.ones(3))
+    assert torch.equal(travel(Slotted(torch.ones(3))).a, torch.ones(3))
+
+
+@either_way
+def test_tensors_that_are_more_than_bytes_come_back_as_they_were(travel: Any) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    back = travel(leaf)
+    assert back.requires_grad
+    assert torch.equal(back, leaf)
+    parameter = travel(torch.nn.Parameter(torch.ones(2)))
+    assert type(parameter) is torch.nn.Parameter
+    sparse = torch.eye(3).to_sparse()
+    assert travel(sparse).is_sparse
+    assert torch.equal(travel(sparse).to_dense(), torch.eye(3))
+    csr = travel(torch.eye(3).to_sparse_csr())
+    assert csr.layout is torch.sparse_csr
+    conj = torch.tensor([1 + 2j]).conj()
+    assert torch.equal(travel(conj).resolve_conj(), conj.resolve_conj())
+    negative = torch.tensor([1 + 2j]).conj().imag
+    assert torch.equal(travel(negative), negative)
+    quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)
+    assert travel(quantized).is_quantized
+    assert torch.equal(travel(quantized).dequantize(), quantized.dequantize())
+    marked = travel(torch.ones(2).as_subclass(Marked))
+    assert type(marked) is Marked
+    noted = torch.ones(2)
+    noted.note = "mine"  # type: ignore[attr-defined]
+    assert travel(noted).note == "mine"
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert travel(nested).is_nested
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert [t.tolist() for t in travel(jagged).unbind()] == [[1, 1], [1, 1, 1]]
+
+
+@either_way
+def test_what_comes_back_may_be_changed_in_place(travel: Any) -> None:
+    tensor, array, text = travel((torch.zeros(4), np.zeros(4), bytearray(b"ab")))
+    tensor += 1
+    array += 1
+    text[0] = 0
+    assert tensor.sum() == array.sum() == 4
+    assert tensor.is_contiguous()
+    grown = tensor.resize_(2)
+    assert grown.shape == (2,)
+
+
+@either_way
+def test_one_object_met_twice_comes_back_as_one(travel: Any) -> None:
+    tensor = torch.ones(3)
+    first, second = travel([tensor, tensor])
+    assert first is second
+
+
+def test_a_tensor_comes_back_as_a_view_of_the_segment_and_aligned() -> None:
+    encoded = encode([torch.ones(3, dtype=torch.uint8), torch.ones(5, dtype=torch.float64), np.ones(7)])
+    target = np.zeros(encoded.total_bytes, np.uint8)
+    encoded.write(target)
+    back = decode(encoded.pickled, encoded.offsets, target)
+    target[:] = 0
+    assert not back[0].any() and not back[1].any() and not back[2].any()
+    assert all(start % ALIGN_BYTES == 0 for start, _ in encoded.offsets)
+    assert encoded.total_bytes == 128 + 56
+
+
+def test_large_things_lie_in_the_segment_and_not_in_the_pickle() -> None:
+    million = 1 << 20
+    for value in (torch.zeros(million), np.zeros(million), torch.zeros(1024, 1024).t(), [torch.zeros(million)] * 2):
+        assert len(encode(value).pickled) < 1000, value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(np.zeros((2048, 1024))[:, ::2], id="strided array"),
+        pytest.param(bytes(8 << 20), id="bytes"),
+        pytest.param(bytearray(8 << 20), id="bytearray"),
+        pytest.param([bytes(1 << 20) for _ in range(8)], id="encoded images"),
+        pytest.param(torch.zeros(2 << 20, requires_grad=True), id="requires grad"),
+        pytest.param(torch.zeros(2 << 20).as_subclass(Marked), id="tensor subclass"),
+        pytest.param("x" * (8 << 20), id="text"),
+    ],
+)
+def test_large_things_of_other_kinds_are_seen_by_the_budget(value: Any) -> None:
+    """Bytes inside the pickle pass through the socket and lie in both processes, accounted nowhere."""
+    encoded = encode(value)
+    assert len(encoded.pickled) < 1 << 20, f"{len(encoded.pickled)} bytes travel outside the arena"
+
+
+def test_what_cannot_travel_raises_what_pickle_raises() -> None:
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        encode(lambda: None)
+    with pytest.raises(TypeError):
+        encode([torch.ones(100), (i for i in range(3))])
+
+
+@settings(max_examples=150, deadline=None)
+@given(nested_values())
+def test_nested_structures_come_back_exactly(value: Any) -> None:
+    assert_same(through_segment(value), value)
+    assert_same(through_message(value), value)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5000), max_size=20))
+def test_buffers_never_overlap(sizes: list[int]) -> None:
+    values = [torch.full((size,), index, dtype=torch.uint8) for index, size in enumerate(sizes)]
+    for index, back in enumerate(through_segment(values)):
+        assert torch.equal(back, torch.full((sizes[index],), index, dtype=torch.uint8))

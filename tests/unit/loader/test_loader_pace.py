@@ -1,0 +1,91 @@
+"""How finely batches are cut and how far ahead they run, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.loader.pace import Pace
+from penstock.loader.tuning import Tuning
+from penstock.workers.seeds import stretch_rows
+
+MS = 1e-3
+
+
+def pace(row_s: float | None, **tuning: float | bool) -> Pace:
+    made = Pace(Tuning(**tuning))  # type: ignore[arg-type]
+    if row_s is not None:
+        made.note(1, row_s)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("row_s", "batch_rows", "workers", "rows"),
+    [
+        (None, 8, 4, 2),  # nothing known: an even share each
+        (None, 8, 16, 1),
+        (None, 64, 3, 24),
+        (None, 1, 4, 1),
+        (20 * MS, 8, 4, 1),  # long samples: one by one
+        (1 * MS, 64, 4, 8),  # 5 ms of work, rounded up to whole stretches of 8
+        (0.01 * MS, 64, 4, 64),  # under 5 ms in all: not cut
+        (2 * MS, 64, 64, 8),  # never less than a stretch
+        (0.3 * MS, 64, 8, 8),  # never more than an even share
+        (0.0, 64, 4, 64),
+    ],
+)
+def test_tasks_are_whole_stretches_of_about_five_milliseconds(
+    row_s: float | None, batch_rows: int, workers: int, rows: int
+) -> None:
+    assert pace(row_s).rows_per_task(batch_rows, workers) == rows
+    assert rows % stretch_rows(batch_rows) == 0 or rows == batch_rows
+
+
+def test_splitting_can_be_forced() -> None:
+    assert pace(0.0, split_always=True).rows_per_task(64, 1) == 8
+    assert pace(None, split_always=True).rows_per_task(7, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("row_s", "rows", "in_order", "queued"),
+    [
+        (None, 8, True, 1),
+        (1 * MS, 8, False, 1),  # out of order: nobody waits behind a slow one
+        (20 * MS, 1, True, 1),  # long tasks are never queued behind another
+        (19 * MS, 1, True, 2),
+        (1 * MS, 1, True, 5),
+        (0.0001 * MS, 1, True, 8),
+        (0.0, 1, True, 8),
+    ],
+)
+def test_short_tasks_are_queued_so_that_workers_never_wait(
+    row_s: float | None, rows: int, in_order: bool, queued: int
+) -> None:
+    assert pace(row_s).tasks_queued(rows, in_order=in_order) == queued
+
+
+@pytest.mark.parametrize(
+    ("row_s", "batch_rows", "workers", "splittable", "depth"),
+    [
+        (None, 8, 4, True, 2),
+        (20 * MS, 8, 4, True, 2),
+        (20 * MS, 8, 16, True, 3),
+        (20 * MS, 8, 4, False, 5),
+        (20 * MS, 1, 1, True, 2),
+        (20 * MS, 1, 6, True, 7),
+    ],
+)
+def test_depth_is_the_least_that_keeps_all_workers_busy(
+    row_s: float | None, batch_rows: int, workers: int, splittable: bool, depth: int
+) -> None:
+    assert pace(row_s).depth(batch_rows, workers, splittable=splittable, in_order=True) == depth
+
+
+def test_estimates_follow_the_dataset_slowly_and_ignore_nothing_done() -> None:
+    made = pace(10 * MS)
+    made.note(0, 100.0)
+    assert made.row_s == 10 * MS
+    made.note(10, 0.2)
+    assert made.row_s == pytest.approx(12 * MS)
+    for _ in range(100):
+        made.note(1, 50 * MS)
+    assert made.row_s == pytest.approx(50 * MS, rel=0.01)
