@@ -48,7 +48,7 @@ def open_segments() -> int:
     found = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            found += "penstock-" in os.readlink(entry)
+            found += "penstock-" in str(entry.readlink())
         except OSError:
             continue
     return found

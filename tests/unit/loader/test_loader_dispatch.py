@@ -419,7 +419,7 @@ def test_evicting_a_batch_while_needs_are_answered_loses_nobody() -> None:
     works = Works(workers=4, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=3)
     works.dispatcher.admission.shapes.note_size(64 * KIB)
     works.offer(3)
-    (seat_a, a), (seat_b, b), (seat_c, c), (seat_d, d) = works.all_tasks()
+    (seat_a, a), _, (seat_c, c), (seat_d, d) = works.all_tasks()
     batches = [seat.tasks[m.task].batch.number for seat, m in works.all_tasks()]
     assert batches == [0, 0, 1, 1]
     works.need(seat_c, c.task, 7 * MIB)
