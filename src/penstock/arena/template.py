@@ -77,8 +77,11 @@ def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
     """
     checks = [_check(leaf) for leaf in template.leaves]
     if template.shape == _LEAF:
-        check = checks[0]
-        return lambda sample: (sample,) if check(sample) else None
+        leaf, check = template.leaves[0], checks[0]
+        if leaf.kind == "tensor":  # the most common sample of all, without a second call
+            kind, dtype, shape = leaf.exact_type, leaf.dtype, leaf.shape
+            return lambda v: (v,) if type(v) is kind and v.dtype is dtype and v.shape == shape else None
+        return lambda v: (v,) if check(v) else None
 
     def match(sample: Any) -> Sequence[Any] | None:
         values: list[Any] = []

@@ -22,7 +22,7 @@ from typing import Any
 from penstock.arena.codec import decode_inline, encode_inline
 
 _HEADER = struct.Struct("<I?")
-_READ_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
 # Not every platform has these; where they are missing, workers are threads and use no channel.
 _FDS_SPACE = socket.CMSG_SPACE(64 * 4) if hasattr(socket, "CMSG_SPACE") else 0
 _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
@@ -106,8 +106,9 @@ class Channel:
 
     # -- worker: blocks -------------------------------------------------------------
 
-    def send(self, message: object) -> None:
-        self._sock.sendall(_framed(message, False))
+    def send(self, *messages: object) -> None:
+        """Send messages in one go. Raises what pickle raises, before anything is sent, if one cannot travel."""
+        self._sock.sendall(b"".join([_framed(message, False) for message in messages]))
 
     def receive(self, *, wait: bool) -> tuple[Any, int | None] | None:
         """The next message and the descriptor that came with it; None if there is none and nobody waits."""

@@ -184,8 +184,9 @@ class _ThreadLine:
         self.wake_read.setblocking(False)
         self._wake_write.setblocking(False)
 
-    def send(self, message: object) -> None:
-        self.to_trainer.put(message)
+    def send(self, *messages: object) -> None:
+        for message in messages:
+            self.to_trainer.put(message)
         try:
             self._wake_write.send(b"\0")
         except (BlockingIOError, OSError):

@@ -12,7 +12,7 @@ import itertools
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,10 +47,14 @@ from penstock.workers.seeds import seed_collate, seed_stretch, stretch_rows
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
+_HOLD_S = 0.0005
+"""Reports of tasks shorter than this travel together: every message wakes the trainer."""
 _CHUNK_BYTES = 256 << 10
 """Small samples are written to their rows in one call per this many bytes; large ones one by one."""
 
 
+_CANNOT_TRAVEL = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError)
+"""What pickle raises for objects it cannot take apart."""
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -76,7 +80,7 @@ class Setup:
 class Line(Protocol):
     """A worker's end of its channel."""
 
-    def send(self, message: object) -> None: ...
+    def send(self, *messages: object) -> None: ...
     def receive(self, *, wait: bool) -> tuple[Any, int | None] | None: ...
 
 
@@ -121,6 +125,8 @@ class Worker:
         self._iterator: Iterator[Any] | None = None
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
+        self._unsaid: list[Done] = []
+        self._said_s = 0.0
 
     def run(self, init: Callable[[], None]) -> None:
         """Set up with the user's ``init``, then serve until told to stop. A dead line is the caller's to handle."""
@@ -149,6 +155,8 @@ class Worker:
 
     def _next_message(self) -> Any:
         """The next message in order; but a Stop that has arrived goes before work that waits."""
+        if not self._backlog:
+            self._say_all(time.monotonic())
         while (message := self._receive(wait=not self._backlog)) is not None:
             self._backlog.append(message)
         return self._backlog.popleft()
@@ -177,6 +185,7 @@ class Worker:
         """Wait for room, keeping tasks that arrive meanwhile for later."""
         if self._measure is not None:
             self._measure.note_fullest()
+        self._say_all(time.monotonic())
         self._line.send(need)
         while True:
             message = self._receive()
@@ -203,11 +212,32 @@ class Worker:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
         spent_s = time.perf_counter() - began
         done = Done(task.task, outcome, error, spent_s - self._collate_s, self._collate_s, self._private_bytes())
+        self._say(done)
+
+    def _say(self, done: Done) -> None:
+        """Report a finished task: at once, or with the next few if those are short and already here."""
+        self._unsaid.append(done)
+        now = time.monotonic()
+        if not self._backlog or now - self._said_s > _HOLD_S:
+            self._say_all(now)
+
+    def _say_all(self, now: float) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        self._said_s = now
+        if not unsaid:
+            return
+        try:
+            self._line.send(*unsaid)
+        except _CANNOT_TRAVEL:
+            for done in unsaid:
+                self._say_somehow(done)
+
+    def _say_somehow(self, done: Done) -> None:
+        """Report a task whose result or exception only this process can rebuild: the text of it still arrives."""
         try:
             self._line.send(done)
-        except (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError) as problem:
-            # An exception type only this process knows: its text still arrives.
-            text = error.exc_msg if error is not None else repr(problem)
+        except _CANNOT_TRAVEL as problem:
+            text = repr(problem) if done.error is None else done.error.exc_msg
             self._line.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
 
     def _private_bytes(self) -> int:
@@ -259,6 +289,8 @@ class Worker:
                 strays = rows.add(group)
             # Or these samples would still be held while the next ones are being made.
             del group
+        if not strays:
+            strays = rows.flush()
         if self._setup.is_iterable:
             self._check_not_exhausted(task, rows.written + len(strays))
         if not strays:
@@ -395,6 +427,7 @@ class _Rows:
         self._layout: Layout | None = None
         self.group_rows = 1
         """How many samples to write at once: one until their size is known."""
+        self._pending: list[Sequence[Any]] = []
         self.segment = task.segment
         self.texts: list[list[Any]] = []
         self.written = 0
@@ -407,22 +440,36 @@ class _Rows:
         return 0 if self._layout is None else self._layout.total_bytes
 
     def add(self, samples: list[Any]) -> list[Any]:
-        """Write samples to the next rows. Gives back what does not fit the batch's layout, from the first misfit on."""
+        """Take samples for the next rows; they are written once they are many or large enough to be worth a call.
+
+        Gives back what does not fit the batch's layout, from the first misfit on.
+        """
         if not samples or (self._layout is None and not self._learn(samples[0])):
             return samples
-        assert self._layout is not None and self._writer is not None
+        assert self._layout is not None
         match = self._layout.match
-        flat = [match(sample) for sample in samples]
-        fitting = flat.index(None) if None in flat else len(flat)
+        for position, sample in enumerate(samples):
+            values = match(sample)
+            if values is None:
+                return self.flush() + samples[position:]
+            self._pending.append(values)
+            if len(self._pending) >= self.group_rows and (misfits := self.flush()):
+                return misfits + samples[position + 1 :]
+        return []
+
+    def flush(self) -> list[Any]:
+        """Write what is pending. Gives it back instead if a tensor turns out not to be plain bytes."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return []
+        assert self._layout is not None and self._writer is not None
         self._worker.note_fullest()
-        for start in range(0, fitting, self.group_rows):
-            group = flat[start : min(fitting, start + self.group_rows)]
-            try:
-                self._writer.write(self._task.first_row + self.written, group, self.texts)  # type: ignore[arg-type]
-            except (TypeError, RuntimeError):
-                return samples[start:]
-            self.written += len(group)
-        return samples[fitting:]
+        try:
+            self._writer.write(self._task.first_row + self.written, pending, self.texts)
+        except (TypeError, RuntimeError):
+            return [self._layout.rebuild(values) for values in pending]
+        self.written += len(pending)
+        return []
 
     def as_samples(self) -> list[Any]:
         """The samples written so far, read back from their rows."""
