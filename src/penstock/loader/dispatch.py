@@ -52,12 +52,15 @@ class Dispatcher:
         arena: Arena,
         pace: Pace,
         order: Order,
+        workers: int,
         replace: Callable[[Seat], Seat],
         max_slots: int | None,
     ) -> None:
         """``replace`` starts another worker in place of a dead one."""
         self.pace = pace
         self.order = order
+        self.workers = workers
+        """Workers there are to be; some may still be starting."""
         self.admission = Admission(arena, refetches=not order.bound, fail=self._fail)
         self.seats: list[Seat] = []
         self.depth = 2
@@ -175,7 +178,7 @@ class Dispatcher:
         batches = self.admission.open
         if not batches and not self.admission.upcoming:
             return True
-        return bool(self.seats) and all(s.exhausted for s in self.seats) and not any(
+        return len(self.seats) == self.workers and all(s.exhausted for s in self.seats) and not any(
             b.running or b.error or (b.result is not None and b.result.kind != "exhausted") or b.pieces
             for b in batches.values()
         )  # fmt: skip
@@ -187,7 +190,7 @@ class Dispatcher:
         rows = self._rows_per_task(self.order.batch_rows)
         self._most_in_hand = self.pace.tasks_queued(rows, in_order=self.order.in_order)
         depth = self.depth_wanted or self.pace.depth(
-            self.order.batch_rows, len(self.seats), splittable=self.shared_batches, in_order=self.order.in_order
+            self.order.batch_rows, self.workers, splittable=self.shared_batches, in_order=self.order.in_order
         )
         self.depth = depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
         # What the user holds is besides what is ahead.
@@ -229,13 +232,13 @@ class Dispatcher:
         batch = self.admission.open_next(
             slots=self._slots,
             # Workers that write rows ask as soon as they hold one sample, so one batch each may start blind.
-            start_blind=len(self.seats) if self.order.rows and not self.shared_batches else 1,
+            start_blind=self.workers if self.order.rows and not self.shared_batches else 1,
             # Parts and the batch made of them exist side by side for a moment.
             copies=2 if splits and not self.order.rows else 1,
             rows_ahead=self.order.rows,
         )
         if batch is not None and self.order.bound:
-            batch.worker_id = batch.number % len(self.seats)
+            batch.worker_id = batch.number % self.workers
         return batch
 
     def _idlest(self) -> Seat | None:
@@ -247,7 +250,7 @@ class Dispatcher:
         return best
 
     def _rows_per_task(self, batch_rows: int) -> int:
-        return self.pace.rows_per_task(batch_rows, len(self.seats)) if self.shared_batches else batch_rows
+        return self.pace.rows_per_task(batch_rows, self.workers) if self.shared_batches else batch_rows
 
     def _batch_with_work(self) -> Batch | None:
         for batch in self.admission.open.values():

@@ -92,18 +92,24 @@ class Engine:
             arena=self.arena,
             pace=Pace(tuning),
             order=order,
+            workers=workers,
             replace=self._replace,
             max_slots=tuning.max_slots,
         )
         self.dispatcher.depth_wanted = depth
         self.dispatcher.depth_ceiling = depth_ceiling
+        self._thread = threading.Thread(target=self._run, name="penstock-dispatch", daemon=True)
+
+    def start(self) -> None:
+        """Start the workers, and the first of them on what has been offered while the last are still being started."""
         try:
-            for worker_id in range(workers):
-                self._seat(Seat(pool.start(worker_id, workers)))
+            for worker_id in range(self.dispatcher.workers):
+                self._seat(Seat(self._pool.start(worker_id, self.dispatcher.workers)))
+                self._pump(self._selector.select(0))
         except BaseException:
             self._shut_down()
             raise
-        self._thread = threading.Thread(target=self._run, name="penstock-dispatch", daemon=True)
+        # Only now: forking with a second thread about is what Python warns of.
         self._thread.start()
 
     # -- the training thread -----------------------------------------------------------
@@ -123,7 +129,6 @@ class Engine:
                 self._last_asked_s = time.monotonic()
                 self.arena.collect_returned()
                 self.dispatcher.paused = False
-                self.dispatcher.admission.trainer_waits = True
                 self.dispatcher.admission.user_holds = max(1, self.arena.lent_count)
                 batch = self._take()
             if batch is None:
@@ -131,7 +136,6 @@ class Engine:
             return None if batch is None else (batch, self._deliver(batch))
         finally:
             self._askers -= 1
-            self.dispatcher.admission.trainer_waits = self._askers > 0
             if self._parked and not self._askers:
                 self._resume.set()
 
@@ -176,7 +180,8 @@ class Engine:
             # A garbage collection in the engine's own thread took the iterator: the thread sees to the rest.
             self._closed_here = True
             return
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._shut_down()
 
     # -- turning the crank ----------------------------------------------------------------
@@ -261,33 +266,32 @@ class Engine:
         began = time.perf_counter()
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
         try:
-            with self._lock:
-                self._pump(())
-                batch = self._take()
-            while batch is None and not self._is_over():
+            while True:
+                with self._lock:
+                    self.dispatcher.admission.trainer_waits = True
+                    self._pump(())
+                    batch = self._take()
+                    if batch is not None or self.dispatcher.is_over:
+                        return batch
                 wait_s = _LOOK_AROUND_S if deadline is None else min(_LOOK_AROUND_S, deadline - time.monotonic())
                 if wait_s <= 0:
                     raise TimedOut
                 self._turn(wait_s)
-                with self._lock:
-                    batch = self._take()
-            return batch
         finally:
+            self.dispatcher.admission.trainer_waits = False
             self._counters.note_wait(time.perf_counter() - began)
 
     def _take(self) -> Batch | None:
         dispatcher = self.dispatcher
         batch = dispatcher.take_ready()
         if batch is not None:
+            # The loop variable holds the batch before this one until next() returns: not a reason to hand it over.
+            dispatcher.admission.trainer_waits = False
             self._progress()
         elif dispatcher.failure is not None:
             failure, dispatcher.failure = dispatcher.failure, None
             raise failure
         return batch
-
-    def _is_over(self) -> bool:
-        with self._lock:
-            return self.dispatcher.is_over
 
     def _deliver(self, batch: Batch) -> Any:
         """Make a ready batch the user's."""
@@ -329,7 +333,7 @@ class Engine:
         self._selector.register(seat.handle, selectors.EVENT_READ, seat)
 
     def _replace(self, seat: Seat) -> Seat:
-        new = Seat(self._pool.start(seat.handle.worker_id, len(self.dispatcher.seats)))
+        new = Seat(self._pool.start(seat.handle.worker_id, self.dispatcher.workers))
         self._selector.register(new.handle, selectors.EVENT_READ, new)
         self._counters.restarts += 1
         return new

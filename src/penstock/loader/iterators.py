@@ -90,6 +90,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
         self._finalizer = weakref.finalize(self, self._engine.close)
         self._begin_epoch()
+        self._engine.start()
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)

@@ -5,7 +5,8 @@ Out: bytes that would come free if this worker were killed, at its recent fulles
 Runs in: worker.
 
 Pages of the arena are not counted here: a segment only this worker has touched so far would look private.
-The exact walk costs milliseconds, so it is rare; between walks the growth of anonymous memory is added.
+The exact walk costs milliseconds, so it is rare; between walks the growth of anonymous memory is added. At the start
+nothing of the arena is mapped yet and the kernel's own sum, which is cheap, is exact.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from penstock.arena.segment import PAGE_BYTES
 
+_FIRST_EXACT_S = 0.5
 _EXACT_EVERY_S = 10.0
 _CHEAP_EVERY_S = 0.02
 _WALK_SHARE = 0.002
@@ -28,14 +30,15 @@ class PrivateMemory:
 
     def __init__(self, proc_self: Path = Path("/proc/self"), clock: Callable[[], float] = time.monotonic) -> None:
         self._smaps = proc_self / "smaps"
+        self._rollup = proc_self / "smaps_rollup"
         self._statm = proc_self / "statm"
         self._clock = clock
         self._exact_bytes = 0
         self._anonymous_then = 0
         self._fullest_bytes = 0
         self._next_exact_s = self._next_cheap_s = 0.0
-        self.measure_exactly()
-        self._next_exact_s = clock()
+        self._take(self._rollup)
+        self._next_exact_s = clock() + _FIRST_EXACT_S
 
     def note_fullest(self) -> None:
         """Call while a sample is held: the moment a worker is at its largest."""
@@ -57,10 +60,13 @@ class PrivateMemory:
 
     def measure_exactly(self) -> None:
         began = self._clock()
-        self._anonymous_then = self._anonymous_bytes()
-        self._exact_bytes = self._fullest_bytes = _private_dirty_bytes(self._smaps)
+        self._take(self._smaps)
         cost_s = self._clock() - began
         self._next_exact_s = began + max(_EXACT_EVERY_S, cost_s / _WALK_SHARE)
+
+    def _take(self, source: Path) -> None:
+        self._anonymous_then = self._anonymous_bytes()
+        self._exact_bytes = self._fullest_bytes = _private_dirty_bytes(source)
 
     def _anonymous_bytes(self) -> int:
         try:
