@@ -43,6 +43,8 @@ class Batch:
     extra: dict[int, Segment] = field(default_factory=dict)
     """Other segments it holds, by number: encoded parts and results."""
     promised_bytes: int = 0
+    careful: bool = False
+    """Whether a worker has died over it: its samples are then fetched one by one."""
     wants_collate: bool = False
     ready: bool = False
     evicted: bool = False

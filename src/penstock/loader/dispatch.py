@@ -12,6 +12,7 @@ and all batches under seeding="worker", belong to workers in turn instead, as in
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from penstock.loader.admission import Admission
 from penstock.loader.batch import Batch
 from penstock.loader.pace import Pace
 from penstock.loader.seat import Seat, Task
-from penstock.workers.messages import NO_SEGMENT, Collate, Done, Fetch, Need, Outcome, Started
+from penstock.workers.messages import NO_SEGMENT, Collate, Done, Fetch, Need, Outcome, Resume, Started
 from penstock.workers.seeds import stretch_rows
 
 _DEATHS_IN_A_ROW = 4
@@ -40,6 +41,8 @@ class Order:
     """Several workers may fetch rows of one batch."""
     bound: bool
     """Batches belong to workers in turn, as in torch: iterable datasets and seeding="worker"."""
+    keeps_generators: bool
+    """Workers' generators run on from batch to batch and epoch to epoch: seeding="worker"."""
     in_order: bool
     batch_rows: int
     """Nominal batch length, for estimates."""
@@ -54,9 +57,12 @@ class Dispatcher:
         order: Order,
         workers: int,
         replace: Callable[[Seat], Seat],
+        row_in_hand: Callable[[Seat, Task], int],
+        diagnosis: Callable[[], str | None],
         max_slots: int | None,
     ) -> None:
-        """``replace`` starts another worker in place of a dead one."""
+        """``replace`` starts another worker in place of a dead one, ``row_in_hand`` says which row of a task it was at
+        (negative: none), ``diagnosis`` what the machine knows about why."""
         self.pace = pace
         self.order = order
         self.workers = workers
@@ -73,13 +79,15 @@ class Dispatcher:
         self.shared_batches = order.splittable
         """Whether rows of one batch may come from several workers."""
         self._replace = replace
+        self._row_in_hand = row_in_hand
+        self._diagnosis = diagnosis
         self._max_slots = max_slots
         self._slots = 3
         self._most_in_hand = 1
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
         self._deaths: dict[tuple[int, int], int] = {}
-        """Place of a task -> workers that died in a row with it in hand."""
+        """(batch, row) -> workers that died in a row with it in hand."""
         self._deaths_at_start = 0
 
     # -- what happens -------------------------------------------------------------------
@@ -92,6 +100,7 @@ class Dispatcher:
         elif isinstance(message, Started):
             seat.handle.started = True
             seat.handle.private_bytes = message.private_bytes
+            seat.handle.trace_fd = message.trace_fd
             self._deaths_at_start = 0
 
     def on_death(self, seat: Seat) -> None:
@@ -101,7 +110,7 @@ class Dispatcher:
         how = _how_it_died(seat.handle.pid, seat.handle.bury(0.0))
         tasks, seat.tasks = list(seat.tasks.values()), {}
         if tasks:
-            self._count_death(tasks[0], how)
+            self._count_death(seat, tasks[0], how)
         elif not seat.handle.started:
             self._deaths_at_start += 1
             if self._deaths_at_start >= _DEATHS_IN_A_ROW:
@@ -109,8 +118,6 @@ class Dispatcher:
         for task in tasks:
             del self._tasks[task.number]
             self._undo(task)
-        if self.order.bound:
-            self._fail(WorkerError(f"DataLoader worker (pid(s) {seat.handle.pid}) exited unexpectedly: it {how}"))
         if self.failure is None:
             self.seats[self.seats.index(seat)] = self._replace(seat)
         else:
@@ -169,6 +176,7 @@ class Dispatcher:
         self.paused = False
         for seat in self.seats:
             seat.exhausted = False
+            seat.resume = Resume(0, seat.resume.memo if self.order.keeps_generators else None)
 
     @property
     def is_over(self) -> bool:
@@ -294,11 +302,13 @@ class Dispatcher:
                 segment=segment,
                 by_template=batch.template is not None,
                 alone=batch.alone,
+                careful=batch.careful,
             )
         )
 
     def _new_task(self, seat: Seat, batch: Batch, rows: range | None) -> Task:
-        task = self._tasks[self._next_task] = seat.tasks[self._next_task] = Task(self._next_task, batch, rows)
+        task = Task(self._next_task, batch, rows, time.monotonic())
+        self._tasks[task.number] = seat.tasks[task.number] = task
         self._next_task += 1
         batch.running += 1
         return task
@@ -308,10 +318,13 @@ class Dispatcher:
     def _on_done(self, seat: Seat, done: Done) -> None:
         task = seat.tasks.pop(done.task)
         del self._tasks[done.task]
-        self._deaths.pop(task.place, None)
+        if self._deaths:
+            self._forget_deaths(task)
         if done.private_bytes:
             seat.handle.private_bytes = done.private_bytes
         batch, outcome = task.batch, done.outcome
+        if self.order.bound:
+            seat.resume = Resume(seat.resume.batches + 1, done.memo)
         if batch.evicted or outcome.kind == "dropped":
             self._undo(task)
             return
@@ -377,16 +390,29 @@ class Dispatcher:
 
     # -- deaths -----------------------------------------------------------------------------
 
-    def _count_death(self, task: Task, how: str) -> None:
-        deaths = self._deaths[task.place] = self._deaths.get(task.place, 0) + 1
-        if deaths >= _DEATHS_IN_A_ROW:
-            indices = task.batch.indices if task.rows is None else task.batch.indices_of(task.rows)
-            self._fail(
-                WorkerError(
-                    f"{deaths} workers in a row died while fetching batch {task.batch.number}, indices {indices}; "
-                    f"the last one {how}"
-                )
+    def _count_death(self, seat: Seat, task: Task, how: str) -> None:
+        """Note over which sample a worker died; the fourth in a row is the sample's fault."""
+        batch, row = task.batch, self._row_in_hand(seat, task)
+        batch.careful = True
+        place = batch.number, row
+        deaths = self._deaths[place] = self._deaths.get(place, 0) + 1
+        if deaths < _DEATHS_IN_A_ROW:
+            return
+        known = row >= 0 and isinstance(batch.indices, list)
+        what = f"index {batch.indices[row]}" if known else f"indices {task.indices}"
+        why = self._diagnosis()
+        self._fail(
+            WorkerError(
+                f"{deaths} workers in a row died while fetching {what} (batch {batch.number}); the last one {how}"
+                + (f"; {why}" if why else "")
             )
+        )
+
+    def _forget_deaths(self, task: Task) -> None:
+        """The task was done after all."""
+        rows = range(task.batch.rows) if task.rows is None else task.rows
+        for place in [p for p in self._deaths if p[0] == task.batch.number and (p[1] < 0 or p[1] in rows)]:
+            del self._deaths[place]
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:

@@ -28,9 +28,10 @@ from penstock.arena.template import layout_of
 from penstock.loader.batch import Batch
 from penstock.loader.dispatch import Dispatcher, Order
 from penstock.loader.pace import Pace
-from penstock.loader.seat import Seat
+from penstock.loader.seat import Seat, Task
 from penstock.loader.stats import Counters
 from penstock.loader.tuning import Tuning
+from penstock.workers import trace
 from penstock.workers.channel import ChannelClosed
 from penstock.workers.messages import Done, Restart
 from penstock.workers.pool import ProcessPool, ThreadPool, leave_deadline_s
@@ -44,7 +45,7 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 class TimedOut(Exception):
-    """No batch within the time the user allowed."""
+    """No batch within the time the user allowed; says who was waited for."""
 
 
 class Engine:
@@ -56,6 +57,7 @@ class Engine:
         order: Order,
         memory_bytes: int,
         headroom_bytes: Callable[[], int],
+        diagnosis: Callable[[], str | None],
         tuning: Tuning,
         counters: Counters,
         depth: int | None,
@@ -94,6 +96,8 @@ class Engine:
             order=order,
             workers=workers,
             replace=self._replace,
+            row_in_hand=self._row_in_hand,
+            diagnosis=diagnosis,
             max_slots=tuning.max_slots,
         )
         self.dispatcher.depth_wanted = depth
@@ -275,7 +279,7 @@ class Engine:
                         return batch
                 wait_s = _LOOK_AROUND_S if deadline is None else min(_LOOK_AROUND_S, deadline - time.monotonic())
                 if wait_s <= 0:
-                    raise TimedOut
+                    raise TimedOut(self._who_is_late())
                 self._turn(wait_s)
         finally:
             self.dispatcher.admission.trainer_waits = False
@@ -333,10 +337,34 @@ class Engine:
         self._selector.register(seat.handle, selectors.EVENT_READ, seat)
 
     def _replace(self, seat: Seat) -> Seat:
-        new = Seat(self._pool.start(seat.handle.worker_id, self.dispatcher.workers))
+        resume = seat.resume if self.dispatcher.order.bound else None
+        handle = self._pool.start(seat.handle.worker_id, self.dispatcher.workers, resume)
+        new = Seat(handle, exhausted=seat.exhausted, resume=seat.resume)
         self._selector.register(new.handle, selectors.EVENT_READ, new)
         self._counters.restarts += 1
         return new
+
+    def _row_in_hand(self, seat: Seat, task: Task) -> int:
+        return -1 if self._pool.board is None else self._pool.board.row_of(seat.handle.worker_id, task.number)
+
+    def _who_is_late(self) -> str:
+        """The workers the due batch waits for: their samples, for how long, and where their code is."""
+        with self._lock:
+            due = self.dispatcher.admission.due
+            late = [(s, t) for s in self.dispatcher.seats for t in s.tasks.values() if t.batch is due]
+            starting = [s.handle.worker_id for s in self.dispatcher.seats if not s.handle.started]
+        lines = [f"workers {starting} have not started yet"] if starting else []
+        for seat, task in late:
+            row = self._row_in_hand(seat, task)
+            known = row >= 0 and isinstance(task.batch.indices, list)
+            what = f"index {task.batch.indices[row]}" if known else f"indices {task.indices}"
+            lines.append(
+                f"worker {seat.handle.worker_id} (pid {seat.handle.pid}) has had {what} of batch {task.batch.number} "
+                f"in hand for {time.monotonic() - task.handed_s:.1f} s"
+            )
+            stack = trace.stack_of(seat.handle.pid, seat.handle.trace_fd)
+            lines += [] if stack is None else ["  " + line for line in stack.splitlines()]
+        return "\n".join(lines)
 
     def _forget_segment(self, segment: Segment) -> None:
         for seat in self.dispatcher.seats:
@@ -355,6 +383,7 @@ class Engine:
             for seat in seats:
                 seat.handle.bury(deadline_s)
             self._note_last()
+            self._pool.close()
             self.arena.close()
             self._selector.close()
             self._wake_read.close()

@@ -24,7 +24,9 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from penstock.errors import WorkerError
 from penstock.loader.batch import Batch
+from penstock.loader.diagnosis import OomWatch
 from penstock.loader.dispatch import Order
 from penstock.loader.engine import Engine, TimedOut
 from penstock.meter import headroom_bytes
@@ -56,6 +58,8 @@ class PipelineIterator(_BaseDataLoaderIter):
             collate_fn=self._collate_fn,
             auto_collation=self._auto_collation,
             drop_last=self._drop_last,
+            batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
+            keeps_generators=loader.seeding == "worker",
         )
         if loader._runs_threads:
             pool = ThreadPool(setup)
@@ -78,11 +82,13 @@ class PipelineIterator(_BaseDataLoaderIter):
                 rows=setup.writes_rows,
                 splittable=self._splittable,
                 bound=bound,
+                keeps_generators=setup.keeps_generators and not setup.is_iterable,
                 in_order=loader.in_order,
                 batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
             ),
             memory_bytes=loader.memory_bytes,
             headroom_bytes=headroom_bytes,
+            diagnosis=OomWatch().sentence,
             tuning=loader._tuning,
             counters=self._counters,
             depth=loader._depth,
@@ -149,8 +155,8 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise StopIteration
         try:
             found = self._engine.next_batch(self._timeout)
-        except TimedOut:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+        except TimedOut as late:
+            raise WorkerError(f"DataLoader timed out after {self._timeout} seconds\n{late}".strip()) from None
         if found is None:
             self._end_epoch()
             raise StopIteration

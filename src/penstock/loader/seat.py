@@ -8,12 +8,16 @@ Runs in: trainer, under the engine's lock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.loader.batch import Batch
-from penstock.workers.messages import DROP, Learn, Room
+from penstock.workers.messages import DROP, Learn, Resume, Room
 from penstock.workers.pool import Handle
+
+
+_FROM_THE_START = Resume(0, None)
 
 
 @dataclass(eq=False)
@@ -24,13 +28,15 @@ class Task:
     batch: Batch
     rows: range | None
     """Rows to fetch; None to collate the batch."""
+    handed_s: float
+    """When it was handed out, on the monotonic clock."""
     room: Segment | None = None
     """Segment for what this task encodes, its own until used."""
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Which work this is, however often it is handed out."""
-        return self.batch.number, -1 if self.rows is None else self.rows.start
+    def indices(self) -> Any:
+        """What the sampler asked for in these rows."""
+        return self.batch.indices if self.rows is None else self.batch.indices_of(self.rows)
 
 
 @dataclass(eq=False)
@@ -41,6 +47,8 @@ class Seat:
     tasks: dict[int, Task] = field(default_factory=dict)
     exhausted: bool = False
     """Whether its copy of an iterable dataset has nothing more to give this epoch."""
+    resume: Resume = _FROM_THE_START
+    """Where a successor would go on, when batches belong to workers in turn."""
     has_unsent: bool = False
     """Whether its socket is full and being watched for room."""
 

@@ -25,7 +25,9 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
+from penstock.workers import trace
 from penstock.workers.channel import Channel, ChannelClosed
+from penstock.workers.messages import Resume
 from penstock.workers.private import PrivateMemory
 from penstock.workers.worker import Setup, Worker, reseed_pipes
 
@@ -44,6 +46,8 @@ class Birth:
     """torch's seed for data pipes, None for everything else."""
     init_fn: Callable[[int], Any] | None
     trainer_pid: int
+    resume: Resume | None
+    """Set when this worker takes over from one that died."""
     dies_with_thread: bool
     """Whether the kernel may kill this worker when the thread that forked it ends: only if that is the main one."""
 
@@ -55,9 +59,14 @@ def main(sock: socket.socket, setup: Setup, birth: Birth) -> None:
         channel = Channel(sock)
         _leave_with_the_trainer(sock)
         worker = Worker(
-            channel, setup, where=f"in DataLoader worker process {birth.worker_id}", measure=PrivateMemory()
+            channel,
+            setup,
+            worker_id=birth.worker_id,
+            where=f"in DataLoader worker process {birth.worker_id}",
+            measure=PrivateMemory(),
+            trace_fd=trace.prepare(),
         )
-        worker.run(lambda: _introduce(setup, birth))
+        worker.run(lambda: _introduce(setup, birth), birth.resume)
     except (KeyboardInterrupt, ChannelClosed, BrokenPipeError, ConnectionResetError):
         pass
 

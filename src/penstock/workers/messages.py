@@ -33,6 +33,15 @@ DROP = -2
 """Instead of a segment: forget the samples, somebody is due first."""
 
 
+class Resume(NamedTuple):
+    """Where a worker's successor goes on, when batches belong to workers in turn."""
+
+    batches: int
+    """Batches its predecessor had finished in this epoch: an iterable dataset is read past them."""
+    memo: Any
+    """State after the last of them: the generators' under seeding="worker", the dataset's own where it keeps one."""
+
+
 class Attach(NamedTuple):
     """Map a segment. Its descriptor travels with the message where segments have one."""
 
@@ -70,6 +79,8 @@ class Fetch(NamedTuple):
     """Whether rows lie in ``segment`` by the template last learnt; otherwise it is room for encoded objects."""
     alone: bool
     """Whether this worker builds the whole batch, collation included."""
+    careful: bool
+    """Whether somebody died here before: one sample at a time, so that the board names the one."""
 
 
 class Collate(NamedTuple):
@@ -118,6 +129,8 @@ class Started(NamedTuple):
     """The worker is ready for work."""
 
     private_bytes: int
+    trace_fd: int
+    """Where its stack is written when asked for (``trace``), in its own numbering; -1 if it cannot be."""
 
 
 class Need(NamedTuple):
@@ -140,6 +153,8 @@ class Done(NamedTuple):
     collate_s: float
     private_bytes: int
     """Private memory of the worker at its recent fullest, 0 if not measured since."""
+    memo: Any
+    """What a successor needs to go on from here, where order matters: see ``Resume``. None elsewhere."""
 
 
 class Outcome(NamedTuple):

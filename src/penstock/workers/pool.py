@@ -20,9 +20,10 @@ from typing import Any, Protocol
 
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
+from penstock.workers.board import Board
 from penstock.workers.channel import Channel, ChannelClosed, channel_pair
 from penstock.workers.child import Birth, main
-from penstock.workers.messages import Attach, Detach, Stop
+from penstock.workers.messages import Attach, Detach, Resume, Stop
 from penstock.workers.worker import Setup, Worker
 
 _LEAVE_S = 5.0
@@ -35,6 +36,7 @@ class Handle(Protocol):
     worker_id: int
     started: bool
     private_bytes: int
+    trace_fd: int
     template: Template | None
     """The template this worker last learnt."""
 
@@ -69,6 +71,7 @@ class ProcessHandle:
         self.worker_id = worker_id
         self.started = False
         self.private_bytes = 0
+        self.trace_fd = -1
         self.template: Template | None = None
         self._process = process
         self._channel = channel
@@ -139,8 +142,9 @@ class ProcessPool:
         self._base_seed = base_seed
         self._shared_seed = shared_seed
         self._init_fn = init_fn
+        self.board = Board()
 
-    def start(self, worker_id: int, num_workers: int) -> ProcessHandle:
+    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> ProcessHandle:
         channel, theirs = channel_pair()
         birth = Birth(
             worker_id=worker_id,
@@ -149,6 +153,7 @@ class ProcessPool:
             shared_seed=self._shared_seed,
             init_fn=self._init_fn,
             trainer_pid=os.getpid(),
+            resume=resume,
             dies_with_thread=self._context.get_start_method() in ("fork", "spawn")
             and threading.current_thread() is threading.main_thread(),
         )
@@ -171,7 +176,13 @@ class ProcessPool:
             raise
         finally:
             theirs.close()
-        return ProcessHandle(worker_id, process, channel)
+        self.board.clear(worker_id)
+        handle = ProcessHandle(worker_id, process, channel)
+        handle.attach(self.board.segment)
+        return handle
+
+    def close(self) -> None:
+        self.board.close()
 
 
 class _ThreadLine:
@@ -210,18 +221,21 @@ class ThreadHandle:
         self.worker_id = worker_id
         self.started = False
         self.private_bytes = 0
+        self.trace_fd = -1
         self.template: Template | None = None
         self._line = _ThreadLine()
         self._segments = segments
         worker = Worker(
             self._line,
             setup,
+            worker_id=worker_id,
             where=f"in DataLoader worker thread {worker_id}",
             segments=segments,
+            trace_fd=-1,
             measure=None,
         )
         self._thread = threading.Thread(
-            target=worker.run, args=(lambda: None,), name=f"penstock-worker-{worker_id}", daemon=True
+            target=worker.run, args=(lambda: None, None), name=f"penstock-worker-{worker_id}", daemon=True
         )
         self._thread.start()
 
@@ -276,13 +290,17 @@ class ThreadPool:
     """Starts worker threads: for datasets that release the GIL, and for platforms without cheap processes."""
 
     seeds_globally = False
+    board = None
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._segments: dict[int, Segment] = {}
 
-    def start(self, worker_id: int, num_workers: int) -> ThreadHandle:
+    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> ThreadHandle:
         return ThreadHandle(worker_id, self._setup, self._segments)
+
+    def close(self) -> None:
+        """Nothing outlives the threads."""
 
 
 def leave_deadline_s() -> float:

@@ -59,13 +59,22 @@ def _seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed >> 1)
 
 
+def get_generators() -> tuple[Any, Any, Any]:
+    """The state of all three global generators."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_generators(state: tuple[Any, Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+
+
 class KeptGenerators:
     """Leaves the caller's generators as they were: for samples fetched in the training process itself."""
 
     def __enter__(self) -> None:
-        self._kept: tuple[Any, Any, Any] = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        self._kept = get_generators()
 
     def __exit__(self, *_: object) -> None:
-        random.setstate(self._kept[0])
-        np.random.set_state(self._kept[1])
-        torch.set_rng_state(self._kept[2])
+        set_generators(self._kept)

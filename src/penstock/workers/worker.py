@@ -25,6 +25,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from penstock.arena.codec import Encoded, decode, encode, encode_inline
 from penstock.arena.segment import Segment, attach_segment
 from penstock.arena.template import Layout, RowWriter, Template, is_default_collate, layout_of, learn
+from penstock.workers.board import BOARD_SEGMENT, BoardPlace
 from penstock.workers.messages import (
     DROP,
     NO_SEGMENT,
@@ -38,12 +39,13 @@ from penstock.workers.messages import (
     Outcome,
     Part,
     Restart,
+    Resume,
     Room,
     Started,
     Stop,
 )
 from penstock.workers.private import PrivateMemory
-from penstock.workers.seeds import seed_collate, seed_stretch, stretch_rows
+from penstock.workers.seeds import get_generators, seed_collate, seed_stretch, set_generators, stretch_rows
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
@@ -67,6 +69,10 @@ class Setup:
     auto_collation: bool
     """False for batch_size=None: each index is one finished batch."""
     drop_last: bool
+    batch_rows: int
+    """Samples per batch of an iterable dataset."""
+    keeps_generators: bool
+    """Whether generators run on from batch to batch (seeding="worker"), so that a successor must take them over."""
 
     @property
     def is_iterable(self) -> bool:
@@ -109,14 +115,19 @@ class Worker:
         line: Line,
         setup: Setup,
         *,
+        worker_id: int,
         where: str,
         segments: dict[int, Segment] | None = None,
         measure: PrivateMemory | None,
+        trace_fd: int,
     ) -> None:
         """``where`` names this worker in errors; ``segments`` is the trainer's own table for threads."""
         self._line = line
         self._setup = setup
+        self._worker_id = worker_id
         self._where = where
+        self._trace_fd = trace_fd
+        self._place: BoardPlace | None = None
         self._segments: dict[int, Segment] = {} if segments is None else segments
         self._measure = measure
         self._backlog: deque[Any] = deque()
@@ -128,18 +139,18 @@ class Worker:
         self._unsaid: list[Done] = []
         self._said_s = 0.0
 
-    def run(self, init: Callable[[], None]) -> None:
+    def run(self, init: Callable[[], None], resume: Resume | None) -> None:
         """Set up with the user's ``init``, then serve until told to stop. A dead line is the caller's to handle."""
         with contextlib.suppress(_Stopped):
-            self._serve(init)
+            self._serve(init, resume)
 
-    def _serve(self, init: Callable[[], None]) -> None:
+    def _serve(self, init: Callable[[], None], resume: Resume | None) -> None:
         try:
             init()
-            self._begin_epoch()
+            self._begin_epoch(resume)
         except Exception:
             self._init_error = ExceptionWrapper(where=self._where)
-        self._line.send(Started(self._private_bytes()))
+        self._line.send(Started(self._private_bytes(), self._trace_fd))
         while True:
             message = self._next_message()
             if isinstance(message, Fetch):
@@ -174,6 +185,8 @@ class Worker:
                 segment = attach_segment(message.number, message.capacity_bytes, fd=fd, name=message.name)
                 segment.populate()
                 self._segments[message.number] = segment
+                if message.number == BOARD_SEGMENT:
+                    self._place = BoardPlace(segment, self._worker_id)
             elif isinstance(message, Detach):
                 self._writers.pop(message.number, None)
                 if (segment := self._segments.pop(message.number, None)) is not None:
@@ -197,6 +210,8 @@ class Worker:
 
     def _work(self, task: Any, job: Callable[[Any], Outcome]) -> None:
         began = time.perf_counter()
+        if self._place is not None:
+            self._place.begin(task.task)
         self._collate_s = 0.0
         error: ExceptionWrapper | None = None
         if self._init_error is not None:
@@ -211,8 +226,19 @@ class Worker:
             except Exception:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
         spent_s = time.perf_counter() - began
-        done = Done(task.task, outcome, error, spent_s - self._collate_s, self._collate_s, self._private_bytes())
-        self._say(done)
+        if self._place is not None:
+            self._place.end()
+        self._say(
+            Done(
+                task=task.task,
+                outcome=outcome,
+                error=error,
+                fetch_s=spent_s - self._collate_s,
+                collate_s=self._collate_s,
+                private_bytes=self._private_bytes(),
+                memo=self._memo(),
+            )
+        )
 
     def _say(self, done: Done) -> None:
         """Report a finished task: at once, or with the next few if those are short and already here."""
@@ -245,9 +271,31 @@ class Worker:
 
     # -- epochs -----------------------------------------------------------------------
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, resume: Resume | None = None) -> None:
+        setup = self._setup
+        if not setup.is_iterable:
+            if resume is not None and resume.memo is not None:
+                set_generators(resume.memo)
+            return
+        if resume is not None and resume.memo is not None:
+            setup.dataset.load_state_dict(resume.memo)
+        self._iterator = iter(setup.dataset)
+        if resume is not None and resume.memo is None:
+            self._read_past(resume.batches)
+
+    def _read_past(self, batches: int) -> None:
+        """Read what a predecessor had already delivered, and forget it."""
+        assert self._iterator is not None
+        for _ in range(batches):
+            # A batch that raised was delivered as its exception.
+            with contextlib.suppress(Exception):
+                deque(itertools.islice(self._iterator, self._setup.batch_rows), maxlen=0)
+
+    def _memo(self) -> Any:
+        """What a successor would need to go on from here."""
         if self._setup.is_iterable:
-            self._iterator = iter(self._setup.dataset)
+            return self._setup.dataset.state_dict() if hasattr(self._setup.dataset, "state_dict") else None
+        return get_generators() if self._setup.keeps_generators else None
 
     def _restart(self, message: Restart) -> None:
         try:
@@ -267,6 +315,7 @@ class Worker:
             return self._finish(task, [])
         if not setup.is_iterable and not can_split(setup.dataset):
             self._seed(task, 0)
+            self._at_row(0)
             found = setup.dataset.__getitems__(task.indices)
             if not setup.writes_rows or type(found) is not list or len(found) != task.batch_rows:
                 return self._finish(task, found)
@@ -318,12 +367,19 @@ class Worker:
             self._seed(task, (task.first_row + start) // step)
             stretch = indices[start : start + step]
             if by_list:
+                self._at_row(task.first_row + start)
                 yield by_list(stretch)
                 continue
-            while stretch:
-                count = rows.group_rows if rows else len(stretch)
-                yield [dataset[index] for index in stretch[:count]]
-                stretch = stretch[count:]
+            at = 0
+            while at < len(stretch):
+                self._at_row(task.first_row + start + at)
+                count = 1 if task.careful else rows.group_rows if rows else len(stretch)
+                yield [dataset[index] for index in stretch[at : at + count]]
+                at += count
+
+    def _at_row(self, row: int) -> None:
+        if self._place is not None:
+            self._place.at_row(row)
 
     def _seed(self, task: Fetch, stretch: int) -> None:
         if task.seed is not None:
@@ -337,6 +393,7 @@ class Worker:
             except StopIteration:
                 raise _Exhausted from None
         self._seed(task, 0)
+        self._at_row(0)
         return self._setup.dataset[task.indices]
 
     def _check_not_exhausted(self, task: Fetch, got: int) -> None:
