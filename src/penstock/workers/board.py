@@ -1,0 +1,61 @@
+"""The board: what each worker has in its hands right now, readable even after its death.
+
+In:  a worker's current task and row.
+Out: the same, for the trainer.
+Runs in: worker (writes its own place), trainer (reads).
+
+A killed worker says nothing, so this is shared memory: one page, two numbers a worker.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.arena.segment import PAGE_BYTES, Segment, create_segment
+
+BOARD_SEGMENT = -3
+"""The number the board's segment travels under; the arena counts from 0."""
+_NOTHING = -1
+_PLACES = PAGE_BYTES // 16
+
+
+class BoardPlace:
+    """One worker's place on the board, for writing."""
+
+    def __init__(self, segment: Segment, worker_id: int) -> None:
+        cells = segment.array().view(np.int64)
+        start = 2 * (worker_id % _PLACES)
+        self._cells = cells[start : start + 2].data  # a memoryview stores a number three times as fast
+
+    def begin(self, task: int) -> None:
+        self._cells[1] = _NOTHING
+        self._cells[0] = task
+
+    def at_row(self, row: int) -> None:
+        self._cells[1] = row
+
+    def end(self) -> None:
+        self._cells[0] = self._cells[1] = _NOTHING
+
+
+class Board:
+    """All places, for reading. The trainer's."""
+
+    def __init__(self) -> None:
+        self.segment = create_segment(BOARD_SEGMENT, PAGE_BYTES)
+        self._cells = self.segment.array().view(np.int64)
+        self._cells[:] = _NOTHING
+
+    def row_of(self, worker_id: int, task: int) -> int:
+        """The row of ``task`` the worker is or was at (the first of a few small ones), negative if it is not at it."""
+        start = 2 * (worker_id % _PLACES)
+        return int(self._cells[start + 1]) if int(self._cells[start]) == task else _NOTHING - 1
+
+    def clear(self, worker_id: int) -> None:
+        start = 2 * (worker_id % _PLACES)
+        self._cells[start : start + 2] = _NOTHING
+
+    def close(self) -> None:
+        del self._cells
+        self.segment.unlink()
+        self.segment.close()
