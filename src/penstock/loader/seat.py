@@ -16,7 +16,6 @@ from penstock.loader.batch import Batch
 from penstock.workers.messages import DROP, Learn, Resume, Room
 from penstock.workers.pool import Handle
 
-
 _FROM_THE_START = Resume(0, None)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _PATIENCE_S = 0.5
 _LARGEST_BYTES = 64 << 10
+_OWN_CODE = str(Path(__file__).parent)
 _SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 """Python's own handler for it runs in C; schedulers and users do not send it."""
 
@@ -48,5 +49,15 @@ def stack_of(pid: int | None, fd: int) -> str | None:
             time.sleep(0.01)
         with answer.open("rb") as lines:
             lines.seek(before)
-            return lines.read(_LARGEST_BYTES).decode(errors="replace").strip() or None
+            return _users_part(lines.read(_LARGEST_BYTES).decode(errors="replace")) or None
     return None
+
+
+def _users_part(stack: str) -> str:
+    """The stack down to where the user's code was called from: what is below is the same for every worker."""
+    kept: list[str] = []
+    for line in stack.strip().splitlines():
+        if _OWN_CODE in line and len(kept) > 1:
+            break
+        kept.append(line)
+    return "\n".join(kept)
