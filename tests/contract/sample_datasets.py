@@ -86,13 +86,21 @@ def seeded(i: int) -> dict[str, Any]:
 class Fails(Dataset):
     """Raises ``error(*arguments)`` for the indices in ``at``, naming the index where nothing else is said."""
 
-    def __init__(self, at: Sequence[int], error: Any = ValueError, arguments: tuple[Any, ...] | None = None) -> None:
+    def __init__(
+        self,
+        at: Sequence[int],
+        error: Any = ValueError,
+        arguments: tuple[Any, ...] | None = None,
+        *,
+        length: int = 12,
+    ) -> None:
         self.at = frozenset(at)
         self.error = error
         self.arguments = arguments
+        self.length = length
 
     def __len__(self) -> int:
-        return 12
+        return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index in self.at:
@@ -166,6 +174,21 @@ class Sleeps(Dataset):
 
     def __getitem__(self, index: int) -> int:
         time.sleep(self.delays[index])
+        return index
+
+
+class Rendezvous(Dataset):
+    """Every sample waits until ``parties`` of them are being made at once, in as many processes."""
+
+    def __init__(self, parties: int) -> None:
+        self.parties = parties
+        self.barrier = multiprocessing.get_context("fork").Barrier(parties)
+
+    def __len__(self) -> int:
+        return self.parties
+
+    def __getitem__(self, index: int) -> int:
+        self.barrier.wait(10)
         return index
 
 

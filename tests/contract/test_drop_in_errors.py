@@ -76,6 +76,12 @@ def test_the_epoch_goes_on_after_an_error(at: list[int], num_workers: int, penst
     assert_same_events(events(penstock_maker(Fails(at), **given)), events(TORCH(Fails(at), **given)))
 
 
+def test_a_long_epoch_is_whole_however_many_errors_it_has(penstock_maker: MakeLoader) -> None:
+    data = Fails(range(0, 100, 2), length=100)
+    given = {"batch_size": 1, "num_workers": 2}
+    assert_same_events(events(penstock_maker(data, **given)), events(TORCH(data, **given)))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_of_several_bad_samples_in_a_batch_the_first_is_reported(num_workers: int, any_maker: MakeLoader) -> None:
     found = events(any_maker(Fails([1, 2, 5, 7]), batch_size=4, num_workers=num_workers))

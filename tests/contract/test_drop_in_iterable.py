@@ -18,10 +18,11 @@ from sample_datasets import (
     as_list,
 )
 from torch.utils.data import ChainDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch_oracle import TORCH, Event, assert_identical, assert_same_events, events
 
 
-@pytest.mark.parametrize("sizes", [(0, 4, 20), (5, 5, 5), (1, 0, 0), (0, 0, 0), (7, 14, 3)], ids=str)
+@pytest.mark.parametrize("sizes", [(0, 4, 20), (5, 5, 5), (1, 0, 0), (0, 0, 0), (2, 90, 40)], ids=str)
 @pytest.mark.parametrize(
     "given",
     [{"batch_size": 7}, {"batch_size": 7, "drop_last": True}, {"batch_size": None}, {"batch_size": 2}],
@@ -41,7 +42,7 @@ def test_the_depth_does_not_change_the_order(prefetch_factor: int, penstock_make
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("batch_size", [None, 1, 3, 50])
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 8, 9, 10, 50])
 def test_a_stream_keeps_its_order(batch_size: int | None, num_workers: int, penstock_maker: MakeLoader) -> None:
     data = ChainDataset([Unsharded(5), Unsharded(4)])
     given = {"batch_size": batch_size, "num_workers": num_workers}
@@ -97,6 +98,26 @@ def test_a_stream_that_breaks_gives_what_torch_gives(data: Any, num_workers: int
         return found[: 1 + next(place for place, event in enumerate(found) if event.error)]
 
     assert_same_events(course(penstock_maker), course(TORCH))
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, False), (2, False), (2, True)], ids=str)
+def test_a_pipe_that_shuffles_is_seeded_anew_each_epoch_and_alike_in_all_workers(
+    num_workers: int, persistent: bool, penstock_maker: MakeLoader
+) -> None:
+    def epochs(make: MakeLoader) -> list[list[int]]:
+        pipe = IterableWrapper(list(range(40))).shuffle(buffer_size=20).sharding_filter()
+        given = {"num_workers": num_workers, "persistent_workers": persistent}
+        loader = make(pipe, shuffle=True, batch_size=None, **given)
+        found = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            found.append(list(loader))
+        return found
+
+    ours = epochs(penstock_maker)
+    assert ours == epochs(TORCH)
+    assert ours[0] == ours[1] != ours[2]
+    assert sorted(ours[0]) == list(range(40))
 
 
 # --- the length is an estimate ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import random
 import threading
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.multiprocessing
@@ -62,6 +63,21 @@ def test_all_batches_can_be_kept_in_a_budget_that_holds_few_of_them(seeding: str
     loader = MAKERS[seeding](LARGE, batch_size=BATCH, num_workers=2, memory=96 << 20)
     for place, batch in enumerate(list(loader)):
         assert_intact(batch, place)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_all_batches_can_be_kept_where_few_files_may_be_open(seeding: str) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loader = MAKERS[seeding](Samples(large, 300), batch_size=1, num_workers=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 60, hard))
+    try:
+        batches = list(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [int(batch["y"][0, 0]) for batch in batches] == list(range(300))
+    assert [float(batch["x"][0, 0, 0]) for batch in batches] == list(range(300))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch.utils.data
 from conftest import MAKERS, MakeLoader
 from sample_datasets import (
     Diary,
+    Rendezvous,
     Samples,
     SeesInit,
     Sleeps,
@@ -30,12 +33,21 @@ from torch_oracle import TORCH, WORKER_ERROR, assert_identical, events
 PID, WORKER, OF, DAEMON, GENERATION, INDEX = range(6)
 """Columns of a batch of `Whereabouts`."""
 
-GONE_S = 20.0
+GONE_S = 10.0
 """A worker that has nothing to do is gone long before this; only a failing test waits for it."""
 
 
 def pids(batches: list[torch.Tensor]) -> set[int]:
     return {int(pid) for batch in batches for pid in batch[:, PID]}
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """The last reference must do: a cycle would keep workers and memory until the collector comes by."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def assert_gone(workers: set[int]) -> None:
@@ -181,7 +193,25 @@ def test_persistent_workers_and_their_iterator_stay(any_maker: MakeLoader, tmp_p
     assert started | pids(again) <= everyone
     assert all(psutil.pid_exists(pid) for pid in everyone)
     del loader, iterator
+    gc.collect()
     assert_gone(everyone)
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("persistent", [False, True], ids=["passing", "persistent"])
+def test_workers_are_gone_with_the_last_reference_to_their_loader(persistent: bool, any_maker: MakeLoader) -> None:
+    before = children()
+    loader = any_maker(Whereabouts(200), batch_size=2, num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    next(iterator)
+    workers = children() - before
+    assert workers
+    del iterator, loader
+    assert_gone(workers)
+
+
+def test_a_batch_that_waits_for_others_does_not_hold_them_up(any_maker: MakeLoader) -> None:
+    assert sorted(int(batch) for batch in any_maker(Rendezvous(4), num_workers=4, timeout=60)) == [0, 1, 2, 3]
 
 
 def test_a_persistent_iterator_can_be_restarted_midway(any_maker: MakeLoader) -> None:

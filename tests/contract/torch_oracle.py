@@ -18,6 +18,9 @@ import torch.utils.data
 
 TORCH = torch.utils.data.DataLoader
 
+# torch waits this long for each worker when an unfinished iterator is dropped, and often in vain: not tested here.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.3
+
 WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)\.\n")
 
 

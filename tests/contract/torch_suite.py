@@ -36,7 +36,7 @@ SUITE_SHA256 = {"80c293efeb85bb1a29d06ba7e38fa2dfb46882ee2e059b8cf2c83aba8d32bf5
 """Fingerprint of the suite -> the torch release it belongs to."""
 
 EXCLUDED = "left out for penstock: "
-TEST_TIMEOUT_S = 240
+TEST_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 1500
 
 HERE = Path(__file__).resolve().parent
@@ -60,6 +60,9 @@ EVERYWHERE: dict[str, str] = {
             "test_partial_workers": "joins the processes in the private it._workers",
             "test_proper_exit": "asks the processes in the private it._workers whether they live",
         },
+    ),
+    "IntegrationTestDataLoaderDataPipe::test_shuffler_iterdatapipe": (
+        "calls the private loader._iterator._shutdown_workers() after each persistent case"
     ),
     **_in(
         _PERSISTENT,

@@ -35,6 +35,8 @@ class AfterTorch(importlib.abc.MetaPathFinder):
 
         def execute_and_replace(module: ModuleType) -> None:
             execute(module)
+            if "penstock" in sys.modules:
+                return  # one of penstock's own workers, in the middle of its imports; it makes no loaders
             import torch_suite
 
             torch_suite.replace_loader(os.environ["PENSTOCK_SUITE_VARIANT"])
