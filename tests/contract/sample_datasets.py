@@ -192,6 +192,21 @@ class Rendezvous(Dataset):
         return index
 
 
+class Stuck(Dataset):
+    """Sample 0 takes until ``release`` is set."""
+
+    def __init__(self) -> None:
+        self.release = multiprocessing.get_context("fork").Event()
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            assert self.release.wait(10), "nobody released sample 0"
+        return index
+
+
 class Ragged(Dataset):
     """What a sample is changes along the way, so that nothing learnt from the first one stays true."""
 
@@ -253,6 +268,20 @@ class Unsharded(IterableDataset):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.length))
+
+
+class StuckStream(IterableDataset):
+    """Worker 0 has nothing to give until ``release`` is set."""
+
+    def __init__(self) -> None:
+        self.release = multiprocessing.get_context("fork").Event()
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        if info.id == 0:
+            assert self.release.wait(10), "nobody released worker 0"
+        yield from range(100 * info.id, 100 * info.id + 6)
 
 
 class Endless(IterableDataset):

@@ -21,6 +21,7 @@ from sample_datasets import (
     Ragged,
     Record,
     Samples,
+    Stuck,
     TypeOfIndex,
     Uneven,
     as_list,
@@ -284,6 +285,15 @@ def test_a_type_registered_with_torchs_collate_is_collated_by_its_function(any_m
     finally:
         del default_collate_fn_map[Opaque]
     assert batches == [["ours", 4], ["ours", 2]]
+
+
+def test_out_of_order_a_slow_sample_delays_its_own_batch_only(any_maker: MakeLoader) -> None:
+    data = Stuck()
+    iterator = iter(any_maker(data, batch_size=1, num_workers=2, in_order=False, timeout=60))
+    first = [int(next(iterator)) for _ in range(8)]  # torch's slow worker holds one more batch in its queue
+    assert 0 not in first
+    data.release.set()
+    assert sorted(first + [int(batch) for batch in iterator]) == list(range(12))
 
 
 def test_out_of_order_delivers_every_batch_once(any_maker: MakeLoader) -> None:

@@ -14,6 +14,7 @@ from sample_datasets import (
     CountsEpochs,
     Endless,
     Sized,
+    StuckStream,
     Unsharded,
     as_list,
 )
@@ -53,6 +54,15 @@ def test_a_stream_keeps_its_order(batch_size: int | None, num_workers: int, pens
 def test_a_collate_function_sees_each_workers_samples(num_workers: int, penstock_maker: MakeLoader) -> None:
     given = {"batch_size": 3, "num_workers": num_workers, "collate_fn": as_list}
     assert_identical(list(penstock_maker(Sized((4, 8)), **given)), list(TORCH(Sized((4, 8)), **given)))
+
+
+def test_out_of_order_a_slow_worker_delays_its_own_stream_only(any_maker: MakeLoader) -> None:
+    data = StuckStream()
+    iterator = iter(any_maker(data, batch_size=1, num_workers=2, in_order=False, timeout=60))
+    first = [int(next(iterator)) for _ in range(6)]
+    assert first == list(range(100, 106))
+    data.release.set()
+    assert [int(batch) for batch in iterator] == list(range(6))
 
 
 def test_out_of_order_delivers_every_sample_of_a_stream_once(any_maker: MakeLoader) -> None:
