@@ -100,13 +100,15 @@ def was_killed(status: int, errors: str) -> bool:
 
 ARGUMENTS = "count=960, sample_bytes=1 << 20, sample_s=0.01, batch_size=32, workers=4"
 BATCHES = 30
+TORCH_DIES = f"train('torch', {ARGUMENTS}, prefetch_factor=4, step_s=0.15)"
+"""A step that takes longer than loading: sixteen batches of 32 MiB pile up, as many as torch was allowed."""
 
 
 def test_penstock_finishes_at_full_speed_where_torch_is_killed() -> None:
     with control_group("memory", "budget") as (group,):
         room = 320 * MIB
         limit_memory(group, base_bytes(group) + room)
-        status, found, errors = train(f"train('torch', {ARGUMENTS}, prefetch_factor=4)", group=group)
+        status, found, errors = train(TORCH_DIES, group=group)
         assert not found and was_killed(status, errors), f"torch was to die here: {status} {found} {errors[-500:]}"
         limited, unlimited = 0.0, 0.0
         # In turn, and the better of two each: others use this machine too.
@@ -126,9 +128,9 @@ def test_the_default_budget_survives_where_torch_is_killed() -> None:
     """memory="auto" in a container: no number from the user at all."""
     with control_group("memory", "auto") as (group,):
         limit_memory(group, base_bytes(group) + 320 * MIB)
-        status, found, errors = train(f"train('torch', {ARGUMENTS}, prefetch_factor=4)", group=group)
+        status, found, errors = train(TORCH_DIES, group=group)
         assert not found and was_killed(status, errors), f"torch was to die here: {status} {found} {errors[-500:]}"
-        status, found, errors = train(f"train('penstock', {ARGUMENTS})", group=group)
+        status, found, errors = train(f"train('penstock', {ARGUMENTS}, step_s=0.15)", group=group)
     assert status == 0, errors
     assert found["batches"] == BATCHES
 

@@ -54,6 +54,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 def batches(case: dict[str, Any], workers: int, *, kind: type = penstock.DataLoader, **more: Any) -> list[Any]:
     arguments = {**case, **more}
+    if workers:
+        # A batch that never comes is a failure with a name, not a hang.
+        arguments.setdefault("timeout", 20)
     generator = torch.Generator().manual_seed(77)
     if isinstance(arguments.get("batch_sampler"), str):
         sampler = RandomSampler(arguments["dataset"], generator=torch.Generator().manual_seed(5))

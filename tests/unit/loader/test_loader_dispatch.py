@@ -101,9 +101,19 @@ class Works:
         self.dispatcher = Dispatcher(
             arena=self.arena,
             pace=pace,
-            order=Order(rows=rows, splittable=splittable, bound=bound, in_order=in_order, batch_rows=batch_rows),
+            order=Order(
+                rows=rows,
+                splittable=splittable,
+                bound=bound,
+                in_order=in_order,
+                batch_rows=batch_rows,
+                keeps_generators=False,
+            ),
             replace=self._replace,
             max_slots=max_slots,
+            workers=workers,
+            row_in_hand=lambda seat, task: -1 if task.rows is None else task.rows.start,
+            diagnosis=lambda: None,
         )
         self.dispatcher.depth_wanted = depth
         self.dispatcher.seats = [Seat(PaperHandle(number)) for number in range(workers)]
@@ -155,7 +165,7 @@ class Works:
         self.dispatcher.progress()
 
     def done(self, seat: Seat, task: int, outcome: Outcome, *, error: Any = None, fetch_s: float = 0.02) -> None:
-        self.dispatcher.on_message(seat, Done(task, outcome, error, fetch_s, 0.0, 0))
+        self.dispatcher.on_message(seat, Done(task, outcome, error, fetch_s, 0.0, 0, None))
         self.dispatcher.progress()
 
     def rows_done(self, seat: Seat, fetch: Fetch) -> None:
@@ -505,7 +515,7 @@ def test_the_same_rows_killing_every_worker_is_an_error_that_names_them() -> Non
         assert fetch.indices == list(range(8))
     failure = works.dispatcher.failure
     assert isinstance(failure, WorkerError)
-    assert "batch 0" in str(failure) and "[0, 1, 2, 3, 4, 5, 6, 7]" in str(failure) and "SIGKILL" in str(failure)
+    assert "batch 0" in str(failure) and "index 0" in str(failure) and "SIGKILL" in str(failure)
 
 
 def test_workers_that_die_at_start_are_an_error_and_not_a_loop() -> None:
@@ -525,7 +535,7 @@ def test_a_start_that_succeeds_wipes_the_slate() -> None:
         works.handle(0).started = False
         works.dispatcher.on_death(works.seat(0))
         assert works.dispatcher.failure is None
-        works.dispatcher.on_message(works.seat(0), Started(5))
+        works.dispatcher.on_message(works.seat(0), Started(5, -1))
     assert works.handle(0).private_bytes == 5
 
 
@@ -569,12 +579,16 @@ def test_an_exhausted_worker_leaves_the_rotation_and_the_others_go_on() -> None:
     assert came == [0, 2, 4, 6, 8]
 
 
-def test_a_bound_workers_death_ends_the_epoch_because_its_place_is_lost() -> None:
+def test_a_bound_workers_successor_takes_up_its_batches() -> None:
     works = Works(workers=2, bound=True, splittable=False)
-    works.offer(2)
-    works.dispatcher.on_death(works.seat(0))
-    assert isinstance(works.dispatcher.failure, WorkerError)
-    assert "1000" in str(works.dispatcher.failure)
+    works.offer(4)
+    dead = works.seat(0)
+    works.dispatcher.on_death(dead)
+    works.dispatcher.progress()
+    assert works.dispatcher.failure is None
+    assert works.replaced == [dead]
+    assert [seat.handle.worker_id for seat in works.dispatcher.seats] == [0, 1]
+    assert works.finish_everything(image(4)) == [0, 1, 2, 3]
 
 
 def test_samples_that_cannot_travel_make_their_batches_whole_from_then_on() -> None:

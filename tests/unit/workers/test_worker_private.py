@@ -36,6 +36,10 @@ class Proc:
             "7f2000000000-7f2000100000 rw-p 00000000 08:01 77 /usr/lib/libtorch.so\n"
             f"Private_Dirty:   {self.private // 2 // kib:8} kB\n"
         )
+        self.root.joinpath("smaps_rollup").write_text(
+            "55d000000000-7ffd00000000 ---p 00000000 00:00 0    [rollup]\n"
+            f"Private_Dirty:   {self.private // kib:8} kB\n"
+        )
         anonymous = self.private + self.inherited
         pages = (anonymous + self.arena) // PAGE_BYTES
         self.root.joinpath("statm").write_text(f"999999 {pages} {self.arena // PAGE_BYTES} 1 0 5 0\n")
