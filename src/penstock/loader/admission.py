@@ -62,7 +62,8 @@ class Admission:
         """
         if not self.upcoming:
             return None
-        batch, is_due = self.upcoming[0], not self.open
+        batch = self.upcoming[0]
+        is_due = self.due is None or batch.number < self.due.number
         if not is_due and len(self.open) + self.arena.lent_count >= slots:
             return None
         expected = self.shapes.expected_bytes(batch.rows)
@@ -78,6 +79,9 @@ class Admission:
         self.upcoming.popleft()
         self.open[batch.number] = batch
         batch.ready = batch.failure is not None
+        if batch.number < max(self.open):
+            # It had been evicted, and later ones were not: they wait behind it again.
+            self.open = dict(sorted(self.open.items()))
         return batch
 
     def _lay_out(self, batch: Batch, need: int, is_due: bool) -> bool:
@@ -190,6 +194,14 @@ class Admission:
         return True
 
     # -- giving memory back ---------------------------------------------------------------
+
+    def keep_within(self) -> None:
+        """The budget has shrunk: the latest batches go back until the rest fits, the due one excepted."""
+        while self._refetches and self.arena.in_use_bytes > self.arena.limit_bytes:
+            later = [b for b in self.open.values() if b is not self.due and b.held_bytes and not b.evicted]
+            if not later:
+                return
+            self.evict(later[-1])
 
     def evict(self, batch: Batch) -> None:
         """Give the batch's memory to one that is due sooner; it is fetched again later."""

@@ -28,6 +28,10 @@ class Batch:
     """The worker it is bound to, None when anyone may take part."""
     failure: BaseException | None = None
     """What the sampler raised instead of giving this batch."""
+    sampler_state: Any = None
+    """The sampler's own state after it gave this batch."""
+    memo: Any = None
+    """The worker's state after it made this batch, where batches belong to workers in turn."""
 
     todo: deque[range] = field(default_factory=deque)
     """Row ranges nobody has yet."""

@@ -15,10 +15,12 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler
+from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import ConfigError
-from penstock.loader.iterators import InlineIterator, PipelineIterator, depth_ceiling
+from penstock.loader import state
+from penstock.loader.iterators import PipelineIterator, PlainIterator, depth_ceiling
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.loader.tuning import Tuning
 from penstock.meter import headroom_bytes
@@ -77,6 +79,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._depth_ceiling = depth_ceiling(num_workers, prefetch_factor)
         self._counters = Counters()
         self._live: weakref.WeakSet[PipelineIterator] = weakref.WeakSet()
+        self._latest: weakref.ref[PipelineIterator] | None = None
+        self._position: state.Position | None = None
+        self._state: dict[str, Any] | None = None
+        """A loaded state that the next iteration goes on from."""
         self.memory = memory
         self.seeding = seeding
         self.backend = backend
@@ -106,13 +112,114 @@ class DataLoader(TorchDataLoader[_T_co]):
                 'num_workers=1 or backend="process"'
             )
 
+    def __iter__(self) -> Any:
+        # Workers that own batches cannot change in number while they run, so another number means another iterator.
+        kept = self._iterator
+        if isinstance(kept, PipelineIterator) and (self._state is not None or kept.is_outgrown(self.num_workers)):
+            kept.close()
+            self._iterator = None
+        return super().__iter__()
+
     def _get_iterator(self) -> Any:
-        if self.num_workers == 0:
-            return InlineIterator(self)
+        plain = self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable
+        if self.num_workers == 0 and (plain or isinstance(self.dataset, MapDataPipe)):
+            self._refuse_state()
+            return PlainIterator(self)
         self.check_worker_number_rationality()
-        iterator = PipelineIterator(self)
+        state, self._state = self._state, None
+        iterator = PipelineIterator(self, state)
         self._live.add(iterator)
+        self._latest = weakref.ref(iterator)
+        self._position = iterator.position
         return iterator
+
+    def __setattr__(self, attr: str, value: Any) -> None:
+        # Assigned by __init__ these are only stored; on a finished loader they are valves.
+        if attr in ("num_workers", "prefetch_factor") and "_iterator" in self.__dict__:
+            self._turn_valve(attr, value)
+        else:
+            super().__setattr__(attr, value)
+
+    def _turn_valve(self, attr: str, value: Any) -> None:
+        if attr == "num_workers":
+            self.resize(workers=value)
+            return
+        if value is not None:
+            _check_count("prefetch_factor", value, least=0)
+        self.__dict__["prefetch_factor"] = value
+        self._depth_ceiling = depth_ceiling(self.num_workers, value)
+        self._apply()
+
+    def resize(self, workers: int | None = None, depth: int | None = None) -> None:
+        """Change the number of workers, or of batches ahead in total, now: in the middle of an epoch, without losing,
+        repeating or reordering anything.
+
+        New workers join when they are up; others leave when their work is done; with 0 the training thread fetches.
+        For iterable datasets and seeding="worker" the number of workers changes at the epoch's edge.
+        """
+        if workers is not None:
+            _check_count("workers", workers, least=0)
+            self.__dict__["num_workers"] = workers
+            if self._depth_ceiling is not None:
+                self._depth_ceiling = depth_ceiling(workers, self.prefetch_factor)
+            if workers and self.prefetch_factor is None:
+                self.__dict__["prefetch_factor"] = 2
+        if depth is not None:
+            _check_count("depth", depth, least=1)
+            self._depth = depth
+        self._apply()
+
+    def set_memory(self, memory: str | int | float) -> None:
+        """Change the budget now. If it shrinks, batches ahead are given back and fetched again later."""
+        self._memory = parse_size(memory)
+        self.memory = memory
+        for iterator in list(self._live):
+            iterator.set_memory(self.memory_bytes)
+
+    def _apply(self) -> None:
+        for iterator in list(self._live):
+            iterator.resize(self.num_workers, self._depth, self._depth_ceiling)
+
+    def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
+        """Where the latest iteration stands; ``load_state_dict`` on a loader like this one goes on from there.
+
+        ``batches_ago``: as of so many batches earlier, for training loops that read ahead.
+        """
+        if self._state is not None:
+            return self._state
+        if self._position is None:
+            raise ConfigError("there is no iteration to save yet: call state_dict() after iter(loader)")
+        iterator = self._latest() if self._latest is not None else None
+        position = self._position if iterator is None else iterator.position
+        return state.to_dict(position, self._shape, batches_ago=batches_ago, dataset=self.dataset)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Make the next ``iter(loader)`` go on where ``state_dict`` was taken; one taken at the end starts anew."""
+        state.check(state_dict, self._shape)
+        if self._iterator is not None:
+            self.close()
+        if state_dict["dataset"] is not None and hasattr(self.dataset, "load_state_dict"):
+            self.dataset.load_state_dict(state_dict["dataset"])  # type: ignore[attr-defined]
+        self._state = None if state_dict["finished"] else state_dict
+        self._position = None if state_dict["finished"] else self._position
+
+    @property
+    def _shape(self) -> state.Shape:
+        is_map = self._dataset_kind == _DatasetKind.Map
+        bound = not is_map or self.seeding == "worker"
+        return state.Shape(
+            kind="map" if is_map else "iterable",
+            dataset_length=_length_of(self.dataset) if is_map else None,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            seeding=self.seeding,
+            workers=self.num_workers if bound else None,
+        )
+
+    def _refuse_state(self) -> None:
+        if self._state is not None:
+            self._state = None
+            raise ConfigError('a state of an iterable dataset, or under seeding="worker", needs num_workers > 0')
 
     @property
     def _runs_threads(self) -> bool:
@@ -166,7 +273,14 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles and copies are loaders of their own: nothing that runs goes with them."""
-        return {**self.__dict__, "_iterator": None, "_live": None, "_counters": None}
+        return {
+            **self.__dict__,
+            "_iterator": None,
+            "_live": None,
+            "_latest": None,
+            "_position": None,
+            "_counters": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _live=weakref.WeakSet(), _counters=Counters())
@@ -176,3 +290,15 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_count(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r} is not a whole number of at least {least}")
+
+
+def _length_of(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

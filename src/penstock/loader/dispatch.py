@@ -11,9 +11,10 @@ and all batches under seeding="worker", belong to workers in turn instead, as in
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ class Dispatcher:
         self.pace = pace
         self.order = order
         self.workers = workers
-        """Workers there are to be; some may still be starting."""
+        """Workers there are to be; some may still be starting, and others leaving."""
         self.admission = Admission(arena, refetches=not order.bound, fail=self._fail)
         self.seats: list[Seat] = []
         self.depth = 2
@@ -118,7 +119,7 @@ class Dispatcher:
         for task in tasks:
             del self._tasks[task.number]
             self._undo(task)
-        if self.failure is None:
+        if self.failure is None and not seat.leaving:
             self.seats[self.seats.index(seat)] = self._replace(seat)
         else:
             self.seats.remove(seat)
@@ -127,7 +128,10 @@ class Dispatcher:
         """Hand out everything that can be handed out now."""
         self.admission.arena.collect_returned()
         self.admission.answer_waiting()
-        if self.paused or self.failure is not None or not self.seats:
+        if self.paused or self.failure is not None:
+            return
+        if not self.workers:
+            self._give_up_unfinished()
             return
         self._take_pace()
         if self.order.bound:
@@ -135,12 +139,39 @@ class Dispatcher:
         else:
             self._assign_free()
 
+    def resize(self, workers: int) -> int:
+        """Change how many workers there are to be. Gives how many are to be started; the rest is seen to here."""
+        self.workers = workers
+        staying = sorted((s for s in self.seats if not s.leaving), key=lambda s: s.handle.worker_id)
+        for seat in staying[workers:]:
+            seat.leaving = True
+        return max(0, workers - len(staying))
+
+    def free_worker_ids(self) -> Iterator[int]:
+        """Numbers for new workers: the lowest nobody has."""
+        taken = {seat.handle.worker_id for seat in self.seats}
+        return (number for number in itertools.count() if number not in taken)
+
+    def take_leavers(self) -> list[Seat]:
+        """Workers that were told to go and have nothing left to do."""
+        gone = [seat for seat in self.seats if seat.leaving and not seat.tasks]
+        self.seats = [seat for seat in self.seats if seat not in gone]
+        return gone
+
+    def take_for_trainer(self) -> Batch | None:
+        """The next batch, for the training thread to fetch itself, when there are no workers to do it."""
+        if self.workers or not self.admission.upcoming or self.admission.open:
+            return None
+        return self.admission.upcoming.popleft()
+
     def take_ready(self) -> Batch | None:
         """The batch to hand to the user now, if there is one. Exhausted turns are skipped."""
-        batches = self.admission.open
+        batches, upcoming = self.admission.open, self.admission.upcoming
         while batches:
             batch = self.admission.due
             assert batch is not None
+            if upcoming and upcoming[0].number < batch.number and self.order.in_order:
+                return None
             if not batch.ready and not self.order.in_order:
                 batch = next((b for b in batches.values() if b.ready), batch)
             if not batch.ready:
@@ -205,6 +236,12 @@ class Dispatcher:
         slots = self.depth + self.admission.user_holds
         self._slots = slots if self._max_slots is None else min(slots, self._max_slots)
 
+    def _give_up_unfinished(self) -> None:
+        """There are no workers any more: what they have not begun is the training thread's."""
+        for batch in reversed(list(self.admission.open.values())):
+            if not batch.evicted and (batch.todo or batch.wants_collate):
+                self.admission.evict(batch)
+
     def _assign_free(self) -> None:
         while (seat := self._idlest()) is not None:
             batch = self._batch_with_work() or self._open_next()
@@ -253,7 +290,8 @@ class Dispatcher:
         best = None
         for seat in self.seats:
             in_hand = len(seat.tasks)
-            if seat.handle.started and in_hand < self._most_in_hand and (best is None or in_hand < len(best.tasks)):
+            ready = seat.handle.started and not seat.leaving
+            if ready and in_hand < self._most_in_hand and (best is None or in_hand < len(best.tasks)):
                 best = seat
         return best
 
@@ -325,6 +363,7 @@ class Dispatcher:
         batch, outcome = task.batch, done.outcome
         if self.order.bound:
             seat.resume = Resume(seat.resume.batches + 1, done.memo)
+            batch.memo = done.memo
         if batch.evicted or outcome.kind == "dropped":
             self._undo(task)
             return

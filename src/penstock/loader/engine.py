@@ -11,6 +11,7 @@ computes. One lock guards all state; nobody sleeps with it held.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import socket
@@ -33,7 +34,7 @@ from penstock.loader.stats import Counters
 from penstock.loader.tuning import Tuning
 from penstock.workers import trace
 from penstock.workers.channel import ChannelClosed
-from penstock.workers.messages import Done, Restart
+from penstock.workers.messages import Done, Restart, Resume
 from penstock.workers.pool import ProcessPool, ThreadPool, leave_deadline_s
 
 _DOZE_S = 0.002
@@ -62,9 +63,17 @@ class Engine:
         counters: Counters,
         depth: int | None,
         depth_ceiling: int | None,
+        fetch_here: Callable[[Batch], Any],
+        resume: dict[int, Resume],
     ) -> None:
+        """``fetch_here`` fetches a batch in the training thread, for when there are no workers; ``resume`` says where
+        workers with batches of their own go on, by worker."""
         self.memory_bytes = memory_bytes
         self._pool = pool
+        self._fetch_here = fetch_here
+        self._resume_at = resume
+        self._departing: list[Seat] = []
+        """Workers that were told to go; buried when the engine closes, or when they have gone by themselves."""
         self._tuning = tuning
         self._counters = counters
         self._lock = threading.Lock()
@@ -107,14 +116,38 @@ class Engine:
     def start(self) -> None:
         """Start the workers, and the first of them on what has been offered while the last are still being started."""
         try:
-            for worker_id in range(self.dispatcher.workers):
-                self._seat(Seat(self._pool.start(worker_id, self.dispatcher.workers)))
-                self._pump(self._selector.select(0))
+            self._start_workers(self.dispatcher.workers)
         except BaseException:
             self._shut_down()
             raise
+
+    def _start_workers(self, count: int) -> None:
+        for worker_id in itertools.islice(self.dispatcher.free_worker_ids(), count):
+            handle = self._pool.start(worker_id, self.dispatcher.workers, self._resume_of(worker_id))
+            self._seat(Seat(handle, resume=self._resume_of(worker_id) or Resume(0, None)))
+            self._pump(self._selector.select(0))
         # Only now: forking with a second thread about is what Python warns of.
-        self._thread.start()
+        if count and self._thread.ident is None:
+            self._thread.start()
+
+    def resize(self, workers: int) -> None:
+        """More or fewer workers, now: new ones join as soon as they are up, others leave with their work done."""
+        with self._lock:
+            if not self._closed:
+                self._start_workers(self.dispatcher.resize(workers))
+                self._pump(())
+
+    def set_depth(self, depth: int | None, ceiling: int | None) -> None:
+        with self._lock:
+            self.dispatcher.depth_wanted, self.dispatcher.depth_ceiling = depth, ceiling
+            if not self._closed:
+                self._pump(())
+
+    def set_memory(self, memory_bytes: int) -> None:
+        with self._lock:
+            self.memory_bytes = memory_bytes
+            if not self._closed:
+                self._pump(())
 
     # -- the training thread -----------------------------------------------------------
 
@@ -122,11 +155,8 @@ class Engine:
         """A batch drawn from the sampler, in order."""
         self.dispatcher.admission.upcoming.append(batch)
 
-    def next_batch(self, timeout_s: float) -> tuple[Batch, Any] | None:
-        """The next batch and its data; None once every batch that was offered is done or its workers exhausted.
-
-        Raises what the batch's sampler, dataset or collate raised; the one after it can still be asked for.
-        """
+    def next_batch(self, timeout_s: float) -> Batch | None:
+        """The next batch, to be delivered; None once every batch that was offered is done or its workers exhausted."""
         self._askers += 1
         try:
             with self._lock:
@@ -137,7 +167,7 @@ class Engine:
                 batch = self._take()
             if batch is None:
                 batch = self._wait(timeout_s)
-            return None if batch is None else (batch, self._deliver(batch))
+            return batch
         finally:
             self._askers -= 1
             if self._parked and not self._askers:
@@ -203,6 +233,9 @@ class Engine:
                 time.sleep(_DOZE_S)
                 continue
             self._turn(_LOOK_AROUND_S)
+            if self._departing:
+                with self._lock:
+                    self._bury_departed()
             if time.monotonic() - self._last_asked_s > self._tuning.idle_release_s and not self.dispatcher.paused:
                 self.release_idle()
         if self._closed_here:
@@ -234,10 +267,15 @@ class Engine:
             elif seat in dispatcher.seats:
                 self._listen(seat)
         self.arena.set_limit(max(0, self.memory_bytes - self.private_bytes))
+        self.dispatcher.admission.keep_within()
         self._progress()
 
     def _progress(self) -> None:
         self.dispatcher.progress()
+        for seat in self.dispatcher.take_leavers():
+            self._selector.unregister(seat.handle)
+            seat.handle.stop()
+            self._departing.append(seat)
         for seat in self.dispatcher.seats:
             unsent = seat.handle.flush()
             if unsent != seat.has_unsent:
@@ -274,7 +312,7 @@ class Engine:
                 with self._lock:
                     self.dispatcher.admission.trainer_waits = True
                     self._pump(())
-                    batch = self._take()
+                    batch = self._take() or self.dispatcher.take_for_trainer()
                     if batch is not None or self.dispatcher.is_over:
                         return batch
                 wait_s = _LOOK_AROUND_S if deadline is None else min(_LOOK_AROUND_S, deadline - time.monotonic())
@@ -297,14 +335,16 @@ class Engine:
             raise failure
         return batch
 
-    def _deliver(self, batch: Batch) -> Any:
-        """Make a ready batch the user's."""
+    def deliver(self, batch: Batch) -> Any:
+        """Make a batch the user's. Raises what its sampler, dataset or collate raised; the next is not affected."""
         began = time.perf_counter()
         try:
             if batch.failure is not None:
                 raise batch.failure
             if batch.error is not None:
                 batch.error[1].reraise()
+            if not batch.ready:
+                return self._fetch_here(batch)
             with self._lock:
                 return self._decoded(batch)
         finally:
@@ -344,6 +384,16 @@ class Engine:
         self._counters.restarts += 1
         return new
 
+    def _resume_of(self, worker_id: int) -> Resume | None:
+        return self._resume_at.get(worker_id)
+
+    def _bury_departed(self) -> None:
+        """Reap those that have left, without waiting for the others."""
+        gone = [seat for seat in self._departing if seat.handle.is_gone]
+        self._departing = [seat for seat in self._departing if seat not in gone]
+        for seat in gone:
+            seat.handle.bury(0.0)
+
     def _row_in_hand(self, seat: Seat, task: Task) -> int:
         return -1 if self._pool.board is None else self._pool.board.row_of(seat.handle.worker_id, task.number)
 
@@ -375,10 +425,10 @@ class Engine:
             if self._closed:
                 return
             self._closed = self._closing = True
-            seats = self.dispatcher.seats
-            for seat in seats:
+            for seat in self.dispatcher.seats:
                 self._selector.unregister(seat.handle)
                 seat.handle.stop()
+            seats = self.dispatcher.seats + self._departing
             deadline_s = leave_deadline_s()
             for seat in seats:
                 seat.handle.bury(deadline_s)

@@ -1,16 +1,16 @@
-"""Iterators over a DataLoader: with workers, and without.
+"""Iterators over a DataLoader: with workers, and as torch's own without.
 
 In:  a DataLoader; its sampler's indices, drawn in the training thread only.
 Out: batches.
 Runs in: trainer.
 
-Both build on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's.
+Both build on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. Neither
+holds on to its loader: dropping the loader must stop the workers at once.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -29,30 +29,39 @@ from penstock.loader.batch import Batch
 from penstock.loader.diagnosis import OomWatch
 from penstock.loader.dispatch import Order
 from penstock.loader.engine import Engine, TimedOut
+from penstock.loader.state import Generators, Place, Position
 from penstock.meter import headroom_bytes
+from penstock.workers.inline import InlineFetcher
+from penstock.workers.messages import Resume
 from penstock.workers.pool import ProcessPool, ThreadPool
-from penstock.workers.seeds import KeptGenerators, batch_seed, seed_collate, seed_stretch, stretch_rows
+from penstock.workers.seeds import batch_seed
 from penstock.workers.worker import Setup, can_split
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
 
 _LEAST_DRAWN_AHEAD = 16
-"""Batches of indices drawn ahead of need, whatever the depth: it may change, the sampler's draws may not."""
+"""Batches of indices drawn ahead of need with workers, whatever the depth: that may change, the draws may not."""
 
 
 class PipelineIterator(_BaseDataLoaderIter):
-    """Iterates with workers."""
+    """Iterates with any number of workers, also none, and changes that number while it runs."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
+        kept = Generators(loader.generator)
+        if state is not None:
+            Generators(loader.generator, state["generators"]).restore()
+        before = Generators(loader.generator)
         super().__init__(loader)
-        self._loader = loader
+        if self._num_workers == 0 and self._timeout != 0:
+            raise AssertionError("timeout needs num_workers > 0: nobody could be waited for")
+        self._generator = loader.generator
         self._counters = loader._counters
         self._epoch = 0
-        self._in_order = loader.in_order
-        init_fn = loader.worker_init_fn
-        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
-            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        self._draws_seed = True
+        if state is not None:
+            self._take_over(state)
+        self._draws_ahead = self._wanted_ahead(loader._depth)
         setup = Setup(
             dataset=self._dataset,
             collate_fn=self._collate_fn,
@@ -61,6 +70,21 @@ class PipelineIterator(_BaseDataLoaderIter):
             batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
             keeps_generators=loader.seeding == "worker",
         )
+        self._bound = setup.is_iterable or loader.seeding == "worker"
+        self._seeds_batches = not loader._runs_threads and not self._bound
+        self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
+        resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
+        self._engine = self._build_engine(loader, setup, resume)
+        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._begin_epoch(before, state, resume)
+        if state is not None:
+            kept.restore_global()
+        self._engine.start()
+
+    def _build_engine(self, loader: DataLoader[Any], setup: Setup, resume: dict[int, Resume]) -> Engine:
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         if loader._runs_threads:
             pool = ThreadPool(setup)
         else:
@@ -71,20 +95,17 @@ class PipelineIterator(_BaseDataLoaderIter):
                 shared_seed=_as_int(self._shared_seed),
                 init_fn=init_fn,
             )
-        bound = setup.is_iterable or loader.seeding == "worker"
-        self._seed = int(self._base_seed)
-        self._seeds_batches = pool.seeds_globally and not bound
-        self._splittable = not bound and self._auto_collation and can_split(self._dataset)
-        self._engine = Engine(
+        inline = InlineFetcher(setup)
+        return Engine(
             pool=pool,
             workers=self._num_workers,
             order=Order(
                 rows=setup.writes_rows,
                 splittable=self._splittable,
-                bound=bound,
+                bound=self._bound,
                 keeps_generators=setup.keeps_generators and not setup.is_iterable,
                 in_order=loader.in_order,
-                batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
+                batch_rows=setup.batch_rows,
             ),
             memory_bytes=loader.memory_bytes,
             headroom_bytes=headroom_bytes,
@@ -93,34 +114,82 @@ class PipelineIterator(_BaseDataLoaderIter):
             counters=self._counters,
             depth=loader._depth,
             depth_ceiling=loader._depth_ceiling,
+            fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed),
+            resume=resume,
         )
-        self._finalizer = weakref.finalize(self, self._engine.close)
-        self._begin_epoch()
-        self._engine.start()
+
+    # -- epochs -----------------------------------------------------------------------------
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        before = Generators(loader.generator)
         super()._reset(loader, first_iter)
         self._epoch += 1
+        self._draws_seed = False
         self._engine.restart(_as_int(self._shared_seed))
-        self._begin_epoch()
+        self._begin_epoch(before, None, {})
 
-    def _begin_epoch(self) -> None:
-        self._drawn = 0
+    def _take_over(self, state: dict[str, Any]) -> None:
+        """Be the iterator the state was saved from, as far as seeds and sampler go."""
+        if not state["draws_seed"]:
+            # The generators are past the base seed's draw, which torch's base class has just made.
+            Generators(self._generator, state["generators"]).restore()
+            self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
+        self._base_seed = state["base_seed"]
+        self._epoch = state["epoch"]
+        self._draws_seed = state["draws_seed"]
+
+    def _begin_epoch(self, before: Generators, state: dict[str, Any] | None, resume: dict[int, Resume]) -> None:
         self._sampler_done = False
         self._exhausted = False
+        self._drawn = 0
+        place = Place(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
+        if state is not None:
+            place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
+            self._go_to(place)
+        self._num_yielded = place.batches
+        self._at = place
+        self.position = Position(
+            base_seed=int(self._base_seed), epoch=self._epoch, generators=before, draws_seed=self._draws_seed
+        )
+        self.position.places.append(place)
         self._counters.begin_iteration()
-        for _ in range(self._draw_ahead):
-            self._draw()
+        self._draw_ahead(self._draws_ahead)
 
-    @property
-    def _draw_ahead(self) -> int:
-        depth = self._loader._depth or 0
-        return max(_LEAST_DRAWN_AHEAD, 2 * self._num_workers, depth + 1)
+    def _go_to(self, place: Place) -> None:
+        """Bring the sampler to where ``place`` is: by its own state, or past what it has given already."""
+        self._drawn = place.turn
+        keeper = self._state_keeper()
+        if place.sampler is not None and keeper is not None:
+            keeper.load_state_dict(place.sampler)
+            self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
+        elif self._dataset_kind != _DatasetKind.Iterable:
+            for _ in range(place.turn):
+                next(self._sampler_iter, None)
+
+    def _state_keeper(self) -> Any:
+        """The sampler that keeps a state of its own, if there is one."""
+        sampler = self._index_sampler
+        for candidate in (sampler, getattr(sampler, "sampler", None)):
+            if hasattr(candidate, "state_dict") and hasattr(candidate, "load_state_dict"):
+                return candidate
+        return None
+
+    def _sampler_state(self) -> Any:
+        keeper = self._state_keeper()
+        return None if keeper is None else keeper.state_dict()
+
+    # -- indices ----------------------------------------------------------------------------
+
+    def _wanted_ahead(self, depth: int | None) -> int:
+        return max(_LEAST_DRAWN_AHEAD, 2 * self._num_workers, (depth or 0) + 1) if self._num_workers else 0
+
+    def _draw_ahead(self, count: int) -> None:
+        """Have ``count`` batches of indices drawn that are not delivered yet, if the sampler has so many."""
+        while not self._sampler_done and self._drawn - self._at.turn < count:
+            self._draw()
 
     def _draw(self) -> None:
         """Draw one more batch of indices, here in the training thread: samplers may use the global generators."""
-        if self._sampler_done:
-            return
         indices: Any = None
         failure: BaseException | None = None
         try:
@@ -138,13 +207,17 @@ class PipelineIterator(_BaseDataLoaderIter):
             rows = len(indices)
         seed = None
         if self._seeds_batches:
-            seed = batch_seed(self._seed, rank=self._rank, epoch=self._epoch, batch=self._drawn)
-        self._engine.offer(Batch(self._drawn, indices, rows, seed, failure=failure))
+            seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=self._epoch, batch=self._drawn)
+        batch = Batch(self._drawn, indices, rows, seed, failure=failure, sampler_state=self._sampler_state())
+        self._engine.offer(batch)
         self._drawn += 1
+
+    # -- batches ----------------------------------------------------------------------------
 
     def __next__(self) -> Any:
         # torch's way round costs as much as a small batch; it matters to profilers and iterable datasets only.
-        if torch.autograd._profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:  # type: ignore[attr-defined]
+        profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        if profiled or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
@@ -153,6 +226,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self._exhausted:
             raise StopIteration
+        self._draw_ahead(1)
         try:
             found = self._engine.next_batch(self._timeout)
         except TimedOut as late:
@@ -160,20 +234,50 @@ class PipelineIterator(_BaseDataLoaderIter):
         if found is None:
             self._end_epoch()
             raise StopIteration
-        batch, data = found
-        self._draw()
-        self._counters.note_batch(batch.rows)
+        self._note(found)
+        self._draw_ahead(self._draws_ahead)
+        data = self._engine.deliver(found)
+        self._counters.note_batch(found.rows)
         if self._pin_memory:
             data = torch_pinning.pin_memory(data, self._pin_memory_device)
         return data
 
+    def _note(self, batch: Batch) -> None:
+        """The batch counts as delivered, even if it turns out to be an exception."""
+        resume = self._at.resume
+        if self._bound and batch.worker_id is not None:
+            before = resume.get(batch.worker_id, Resume(0, None))
+            resume = {**resume, batch.worker_id: Resume(before.batches + 1, batch.memo)}
+        self._at = Place(
+            batches=self._at.batches + 1, turn=batch.number + 1, sampler=batch.sampler_state, resume=resume
+        )
+        self.position.places.append(self._at)
+
     def _end_epoch(self) -> None:
-        self._exhausted = True
+        self._exhausted = self.position.finished = True
         self._counters.end_iteration()
         if self._persistent_workers:
             self._engine.release_idle()
         else:
             self.close()
+
+    # -- valves -----------------------------------------------------------------------------
+
+    def resize(self, workers: int, depth: int | None, ceiling: int | None) -> None:
+        """Take over the loader's settings now; workers that own batches change at the epoch's edge instead."""
+        self._engine.set_depth(depth, ceiling)
+        if self._bound or self._exhausted or workers == self._num_workers:
+            return
+        self._num_workers = workers
+        self._engine.resize(workers)
+        self._draws_ahead = max(self._draws_ahead, self._wanted_ahead(depth))
+
+    def is_outgrown(self, workers: int) -> bool:
+        """Whether another number of workers is wanted than this iterator can ever have."""
+        return self._bound and workers != self._num_workers
+
+    def set_memory(self, memory_bytes: int) -> None:
+        self._engine.set_memory(memory_bytes)
 
     def close(self) -> None:
         """Stop the workers now."""
@@ -181,63 +285,29 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._finalizer()
 
 
-class InlineIterator(_SingleProcessDataLoaderIter):
-    """Iterates without workers. The caller's generators are left as they were, unless seeding is torch's."""
+class PlainIterator(_SingleProcessDataLoaderIter):
+    """torch's own iterator without workers, counted: for iterable datasets, data pipes and seeding="worker"."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
         self._counters = loader._counters
         self._counters.begin_iteration()
-        self._seeded = loader.seeding == "batch" and loader._dataset_kind == _DatasetKind.Map
-        self._batch = 0
 
     def _next_data(self) -> Any:
+        began = self._counters.clock()
         try:
-            indices = self._next_index()
+            data = super()._next_data()
         except StopIteration:
             self._counters.end_iteration()
             raise
-        began = self._counters.clock()
-        data = self._fetch_seeded(indices) if self._seeded else self._dataset_fetcher.fetch(indices)
         self._counters.note_wait(self._counters.clock() - began)
-        self._counters.note_batch(len(indices) if self._auto_collation else 1)
-        if self._pin_memory:
-            data = torch_pinning.pin_memory(data, self._pin_memory_device)
+        self._counters.note_batch(1)
         return data
-
-    def _fetch_seeded(self, indices: Any) -> Any:
-        """As a worker would: each stretch of rows, and the collate function, under its own seed."""
-        seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=0, batch=self._batch)
-        self._batch += 1
-        with KeptGenerators():
-            if not self._auto_collation:
-                seed_stretch(seed, 0)
-                return self._collate_fn(self._dataset[indices])
-            if not can_split(self._dataset):
-                seed_stretch(seed, 0)
-                samples = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]
-            else:
-                samples = self._samples(seed, indices if isinstance(indices, list) else list(indices))
-            seed_collate(seed)
-            return self._collate_fn(samples)
-
-    def _samples(self, seed: int, indices: list[Any]) -> list[Any]:
-        samples: list[Any] = []
-        by_list = getattr(self._dataset, "__getitems__", None)
-        step = stretch_rows(len(indices))
-        for number, start in enumerate(range(0, len(indices), step)):
-            seed_stretch(seed, number)
-            stretch = indices[start : start + step]
-            samples += by_list(stretch) if by_list else [self._dataset[index] for index in stretch]
-        return samples
-
-    def close(self) -> None:
-        """Nothing to stop."""
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
     """torch's promise: at most so many batches ahead per worker."""
-    return None if prefetch_factor is None else max(1, math.floor(workers * prefetch_factor))
+    return None if prefetch_factor is None else max(1, workers * prefetch_factor)
 
 
 def _as_int(seed: Any) -> int | None:

@@ -48,6 +48,8 @@ class Seat:
     """Whether its copy of an iterable dataset has nothing more to give this epoch."""
     resume: Resume = _FROM_THE_START
     """Where a successor would go on, when batches belong to workers in turn."""
+    leaving: bool = False
+    """Whether it gets no further work and goes once it has none."""
     has_unsent: bool = False
     """Whether its socket is full and being watched for room."""
 

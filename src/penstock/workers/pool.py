@@ -59,6 +59,9 @@ class Handle(Protocol):
         """Tell it to leave, without waiting."""
         ...
 
+    @property
+    def is_gone(self) -> bool: ...
+
     def bury(self, deadline_s: float) -> int | None:
         """Wait until it is gone, kill it at the deadline (monotonic), and give its exit code."""
         ...
@@ -113,6 +116,10 @@ class ProcessHandle:
     def stop(self) -> None:
         self._channel.post(Stop())
         self._channel.flush()
+
+    @property
+    def is_gone(self) -> bool:
+        return not self._process.is_alive()
 
     def bury(self, deadline_s: float) -> int | None:
         self._process.join(max(0.0, deadline_s - time.monotonic()))
@@ -278,6 +285,10 @@ class ThreadHandle:
 
     def stop(self) -> None:
         self._line.to_worker.put(Stop())
+
+    @property
+    def is_gone(self) -> bool:
+        return not self._thread.is_alive()
 
     def bury(self, deadline_s: float) -> int | None:
         # A thread cannot be killed; a daemon one that is stuck in a sample ends with the process.
