@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "property"))
 from leaving_datasets import Counted, Endless, Numbers
 
 import penstock
@@ -309,7 +309,7 @@ def test_a_worker_thread_that_exits_is_an_error_and_not_a_hang() -> None:
 
 START = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parent.parent / "property")!r})
 import penstock, torch, os, signal, time, warnings
 warnings.simplefilter("ignore")
 from leaving_datasets import Numbers, Endless

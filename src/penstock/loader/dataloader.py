@@ -273,14 +273,8 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles and copies are loaders of their own: nothing that runs goes with them."""
-        return {
-            **self.__dict__,
-            "_iterator": None,
-            "_live": None,
-            "_latest": None,
-            "_position": None,
-            "_counters": None,
-        }
+        running = dict.fromkeys(("_iterator", "_live", "_latest", "_position", "_counters"))
+        return {**self.__dict__, **running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _live=weakref.WeakSet(), _counters=Counters())

@@ -10,6 +10,7 @@ holds on to its loader: dropping the loader must stop the workers at once.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         place = Place(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
         if state is not None:
             place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
+            self._sampler_done = state["drained"]
             self._go_to(place)
         self._num_yielded = place.batches
         self._at = place
@@ -153,7 +155,8 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
         self.position.places.append(place)
         self._counters.begin_iteration()
-        self._draw_ahead(self._draws_ahead)
+        # A state's generators are put back after this, so the sampler must have begun by then.
+        self._draw_ahead(self._draws_ahead if state is None else max(1, self._draws_ahead))
 
     def _go_to(self, place: Place) -> None:
         """Bring the sampler to where ``place`` is: by its own state, or past what it has given already."""
@@ -181,7 +184,10 @@ class PipelineIterator(_BaseDataLoaderIter):
     # -- indices ----------------------------------------------------------------------------
 
     def _wanted_ahead(self, depth: int | None) -> int:
-        return max(_LEAST_DRAWN_AHEAD, 2 * self._num_workers, (depth or 0) + 1) if self._num_workers else 0
+        if self._num_workers:
+            return max(_LEAST_DRAWN_AHEAD, 2 * self._num_workers, (depth or 0) + 1)
+        # A sampler with a state must be seen to end while its state is still that of this epoch.
+        return 0 if self._state_keeper() is None else 1
 
     def _draw_ahead(self, count: int) -> None:
         """Have ``count`` batches of indices drawn that are not delivered yet, if the sampler has so many."""
@@ -236,6 +242,8 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise StopIteration
         self._note(found)
         self._draw_ahead(self._draws_ahead)
+        if self._sampler_done and self._drawn == self._at.turn:
+            self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
         data = self._engine.deliver(found)
         self._counters.note_batch(found.rows)
         if self._pin_memory:

@@ -38,6 +38,8 @@ class Place:
     """The sampler's own state, where it keeps one."""
     resume: dict[int, Resume]
     """Per worker, where batches belong to workers in turn."""
+    drained: bool = False
+    """Whether the sampler had no more to give: its own state may already be the next epoch's."""
 
 
 @dataclass(kw_only=True)
@@ -103,6 +105,7 @@ def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any)
         "batches": place.batches,
         "turn": place.turn,
         "sampler": place.sampler,
+        "drained": place.drained,
         "resume": {worker: tuple(resume) for worker, resume in place.resume.items()},
         "generators": position.generators.state,
         "draws_seed": position.draws_seed,
