@@ -390,6 +390,24 @@ class Diary:
         return sorted(found, key=lambda entry: (entry[1]["id"], entry[0]))
 
 
+class AfterAllStarted(Dataset):
+    """Sample 0 waits until the diary has ``expected`` entries, so that no worker can be passed over."""
+
+    def __init__(self, diary: Diary) -> None:
+        self.diary = diary
+        self.expected = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        deadline_s = time.monotonic() + 20
+        while index == 0 and len(self.diary.entries()) < self.expected:
+            assert time.monotonic() < deadline_s, "not all workers started"
+            time.sleep(0.005)
+        return index
+
+
 class SeesInit(IterableDataset):
     """Yields whether worker_init_fn had run when the iteration began."""
 

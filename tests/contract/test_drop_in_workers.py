@@ -16,6 +16,7 @@ import torch
 import torch.utils.data
 from conftest import MAKERS, MakeLoader
 from sample_datasets import (
+    AfterAllStarted,
     Diary,
     Rendezvous,
     Samples,
@@ -25,7 +26,6 @@ from sample_datasets import (
     as_list,
     broken_init,
     broken_init_of_worker_1,
-    plain,
     seeded,
 )
 from torch_oracle import TORCH, WORKER_ERROR, assert_identical, events
@@ -85,12 +85,14 @@ def test_a_worker_starts_seeded_single_threaded_and_informed_as_torchs_do(
         Path(tmp_path, name).mkdir()
         diary = Diary(Path(tmp_path, name))
         generator = torch.Generator().manual_seed(7)
+        data = AfterAllStarted(diary)
         loader = make(
-            Samples(plain, 12), batch_size=2, num_workers=3, worker_init_fn=diary,
+            data, batch_size=2, num_workers=3, worker_init_fn=diary,
             generator=generator, persistent_workers=persistent,
         )  # fmt: skip
-        list(loader)
-        list(loader)
+        for started in (3, 3 if persistent else 6):
+            data.expected = started
+            assert len(list(loader)) == 6
         found.append([entry for _, entry in diary.entries()])
     theirs, ours = found
     assert len(theirs) == (3 if persistent else 6)
