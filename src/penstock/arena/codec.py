@@ -24,14 +24,19 @@ ALIGN_BYTES = 64
 """Every buffer starts on a cache line, so that any dtype may be viewed in place."""
 
 
+SMALL_PICKLE_BYTES = 64 << 10
+"""A pickle up to this size travels beside its buffers; a larger one (long texts, raw bytes) is a buffer itself."""
+
+
 class Encoded:
     """An object split into a pickle and the large buffers it refers to."""
 
     __slots__ = ("buffers", "offsets", "pickled", "total_bytes")
 
     def __init__(self, pickled: bytes, buffers: list[memoryview]) -> None:
-        self.pickled = pickled
-        self.buffers = buffers
+        self.pickled = pickled if len(pickled) <= SMALL_PICKLE_BYTES else None
+        self.buffers = buffers if self.pickled is not None else [*buffers, memoryview(pickled)]
+        buffers = self.buffers
         self.offsets: list[tuple[int, int]] = []
         end = 0
         for buffer in buffers:
@@ -54,10 +59,14 @@ def encode(value: object) -> Encoded:
     return Encoded(sink.getvalue(), buffers)
 
 
-def decode(pickled: bytes, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
-    """Rebuild an object whose buffers lie in ``source``. Tensors and arrays are views that keep it alive."""
+def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
+    """Rebuild an object whose buffers lie in ``source``; without ``pickled``, the last of them is the pickle.
+
+    Tensors and arrays are views that keep ``source`` alive.
+    """
     view = source.data
-    return pickle.loads(pickled, buffers=[view[start : start + count] for start, count in offsets])
+    buffers = [view[start : start + count] for start, count in offsets]
+    return pickle.loads(buffers.pop() if pickled is None else pickled, buffers=buffers)
 
 
 def encode_inline(value: object) -> bytes:
@@ -84,7 +93,15 @@ class _Encoder(pickle.Pickler):
         self.dispatch_table = _dispatch_table()
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or not is_plain(obj):
+        if type(obj) is np.ndarray:
+            # numpy takes the bytes of an array with gaps into the pickle; without gaps they stay outside.
+            gaps = not (obj.flags.c_contiguous or obj.flags.f_contiguous) and not obj.dtype.hasobject
+            return np.ascontiguousarray(obj).__reduce_ex__(5) if gaps else NotImplemented
+        if type(obj) is not torch.Tensor:
+            return NotImplemented
+        if obj.requires_grad and obj.is_leaf and is_plain(obj.detach()):
+            return _requiring_grad, (obj.detach(),)
+        if not is_plain(obj):
             return NotImplemented
         if obj.numel() == 0:
             return _empty_tensor, (obj.dtype, tuple(obj.shape))
@@ -110,6 +127,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and not tensor.__dict__
     )
+
+
+def _requiring_grad(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.requires_grad_()
 
 
 def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:

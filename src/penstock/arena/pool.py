@@ -21,10 +21,14 @@ import numpy as np
 
 from penstock.arena.segment import HAS_MEMFD, Segment, capacity_for, create_segment
 
-_REUSE_UP_TO = 4
-"""A free segment over this many times the need is closed instead of reused: it grew for a giant."""
+_REUSE_UP_TO = 1.25
+"""A free segment over this many times the need is closed instead of reused: its bytes are wanted elsewhere."""
 _REUSE_ANY_BELOW_BYTES = 1 << 20
 """Below this size a loose fit wastes less than a new segment costs."""
+
+
+_MOST_LENT = 64
+_COPY_BELOW_BYTES = 1 << 20
 
 
 class Lease:
@@ -83,8 +87,8 @@ class Arena:
         return self._in_use[number]
 
     def headroom_bytes(self) -> int:
-        """What the machine or container can still give."""
-        return self._headroom_bytes()
+        """What the machine or container can still give, besides what was taken and has no pages yet."""
+        return self._headroom_bytes() - sum(s.capacity_bytes for s in self._in_use.values() if not s.filled)
 
     # -- admission -------------------------------------------------------------
 
@@ -108,9 +112,9 @@ class Arena:
         if segment is None:
             self._close_free_beyond(self.limit_bytes - self.in_use_bytes - capacity)
             # Reserving past a container's limit is a SIGKILL, not an error: look before touching anything.
-            if self._headroom_bytes() < capacity:
+            if self.headroom_bytes() < capacity:
                 self._close_free_beyond(0)
-                if self._headroom_bytes() < capacity:
+                if self.headroom_bytes() < capacity:
                     return None
             segment = create_segment(self._next_number, capacity, use_memfd=self._use_memfd)
             self._next_number += 1
@@ -122,6 +126,7 @@ class Arena:
 
     def give_back(self, segment: Segment) -> None:
         """The segment's bytes are nobody's: keep it for the next batch, or close it."""
+        segment.filled = True
         self._in_use.pop(segment.number)
         self.in_use_bytes -= segment.capacity_bytes
         self._free.append(segment)
@@ -137,7 +142,19 @@ class Arena:
     # -- leases ----------------------------------------------------------------
 
     def lend(self, segment: Segment, used_bytes: int) -> np.ndarray:
-        """Bytes of a ready segment for the user to keep. The lease ends with the array's last reference."""
+        """Bytes of a ready segment for the user to keep. The lease ends with the array's last reference.
+
+        A user who keeps very many batches gets copies of small ones and whole segments for large ones: lent ones cost
+        a descriptor each.
+        """
+        segment.filled = True
+        if len(self._leases) >= _MOST_LENT and used_bytes < _COPY_BELOW_BYTES:
+            copy = segment.array()[:used_bytes].copy()
+            self.handed_over_bytes += used_bytes
+            self.give_back(segment)
+            return copy
+        while len(self._leases) >= _MOST_LENT:
+            self.hand_over_oldest()
         token = segment.array()
         self._leases[segment.number] = Lease(segment, used_bytes, token, self._lease_ended)
         return token
@@ -221,6 +238,8 @@ class Arena:
     def _close(self, segment: Segment) -> None:
         self._free.remove(segment)
         self.free_bytes -= segment.capacity_bytes
+        # A worker busy with a long sample will not unmap it for a while.
+        segment.empty()
         self._retire(segment)
 
     def _retire(self, segment: Segment) -> None:

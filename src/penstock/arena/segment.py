@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.arena import mapping
+
 PAGE_BYTES = mmap.PAGESIZE
 _LARGE_STEP_BYTES = 64 << 10
-_MADV_POPULATE_WRITE = 23
-
 HAS_MEMFD = hasattr(os, "memfd_create")
 
 
@@ -47,6 +47,8 @@ class Segment:
         self._buffer: Any = buffer
         self._fd = fd
         self._block = block
+        self.filled = False
+        """Whether it has been written to: until then its pages may not exist yet, and nobody has counted them."""
         _mapped.add(self)
 
     @property
@@ -65,11 +67,8 @@ class Segment:
 
     def populate(self) -> None:
         """Map every page now, in one call, instead of faulting each in on first touch."""
-        if self.capacity_bytes < 16 * PAGE_BYTES or not isinstance(self._buffer, mmap.mmap):
-            return
-        # Kernels before 5.14 do not know the advice: pages then fault in one by one, as without it.
-        with contextlib.suppress(OSError):
-            self._buffer.madvise(_MADV_POPULATE_WRITE)
+        if self._block is None and self.capacity_bytes >= 16 * PAGE_BYTES:
+            mapping.populate(self._buffer)
 
     def trim(self, keep_bytes: int) -> None:
         """Give back the pages beyond ``keep_bytes``; nobody may touch them afterwards."""
@@ -77,6 +76,11 @@ class Segment:
         if self._fd is not None and keep < self.capacity_bytes:
             os.ftruncate(self._fd, keep)
             self.capacity_bytes = keep
+
+    def empty(self) -> None:
+        """Give back every page at once, whoever still has the segment mapped; nobody may touch it afterwards."""
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
 
     def close(self) -> None:
         """Let go of this side's descriptor and mapping; views still held keep the mapping until they go."""
@@ -99,7 +103,7 @@ def create_segment(number: int, capacity_bytes: int, *, use_memfd: bool = HAS_ME
         fd = os.memfd_create(f"penstock-{number}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, capacity_bytes)
-            return Segment(number, capacity_bytes, mmap.mmap(fd, capacity_bytes), fd)
+            return Segment(number, capacity_bytes, mapping.map_shared(fd, capacity_bytes), fd)
         except BaseException:
             os.close(fd)
             raise
@@ -111,7 +115,7 @@ def attach_segment(number: int, capacity_bytes: int, *, fd: int | None, name: st
     """Map a segment another process made. Takes over ``fd``."""
     if fd is not None:
         try:
-            buffer = mmap.mmap(fd, capacity_bytes)
+            buffer = mapping.map_shared(fd, capacity_bytes)
         finally:
             os.close(fd)
         return Segment(number, capacity_bytes, buffer, None)
@@ -141,9 +145,8 @@ def _let_go_in_child() -> None:
         if segment._fd is not None:
             os.close(segment._fd)
             segment._fd = None
-        if isinstance(segment._buffer, mmap.mmap):
-            with contextlib.suppress(BufferError):
-                segment._buffer.close()
+        if segment._block is None:
+            segment._buffer = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -183,13 +183,13 @@ class RowWriter:
                 continue
             elif leaf.kind == "tensor":
                 if array is not None and len(values) == 1:
-                    np.copyto(array[first_row], values[0].numpy())
+                    np.copyto(array[first_row:end], values[0].numpy())
                 else:
                     torch.stack(values, out=column[first_row:end])
             elif leaf.kind == "array":
                 assert array is not None
                 if len(values) == 1:
-                    np.copyto(array[first_row], values[0])
+                    np.copyto(array[first_row:end], values[0])
                 else:
                     np.stack(values, out=array[first_row:end])
             else:

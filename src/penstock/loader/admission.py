@@ -42,7 +42,8 @@ class Admission:
         """Batches the user still held when last asking for one; a for loop holds one."""
         self._refetches = refetches
         self._fail = fail
-        self._waiting: list[tuple[Seat, Need]] = []
+        self._waiting: list[tuple[Seat, Task]] = []
+        """Workers that wait for room, and with which task; answered ones have no need any more."""
         self._owing: set[Batch] = set()
         """Open batches that were promised memory they have not taken yet."""
         self._warned_alone = False
@@ -116,12 +117,19 @@ class Admission:
 
     def ask(self, seat: Seat, need: Need) -> None:
         """A worker holds samples and waits for room."""
-        if not self._answer(seat, need):
-            self._waiting.append((seat, need))
+        task = seat.tasks[need.task]
+        task.need = need
+        if not self._answer(seat, task, need):
+            self._waiting.append((seat, task))
 
     def answer_waiting(self) -> None:
-        if self._waiting:
-            self._waiting = [(seat, need) for seat, need in self._waiting if not self._answer(seat, need)]
+        if not self._waiting:
+            return
+        for seat, task in self._waiting:
+            # Answering one may have meant telling another to drop its samples.
+            if task.need is not None:
+                self._answer(seat, task, task.need)
+        self._waiting = [(seat, task) for seat, task in self._waiting if task.need is not None]
 
     def room_ahead(self, task: Task, seat: Seat) -> int:
         """Room for what a task will encode, if its size can be guessed and fits: saves the worker asking."""
@@ -136,24 +144,24 @@ class Admission:
 
     def let_go_later(self, due: Batch) -> None:
         """Every worker is busy or waiting and the due batch has work: one that waits for a later batch lets go."""
-        later = [(s, n) for s, n in self._waiting if s.tasks[n.task].batch is not due]
+        later = [(s, t) for s, t in self._waiting if t.need is not None and t.batch is not due]
         if later:
-            seat, need = max(later, key=lambda pair: pair[0].tasks[pair[1].task].batch.number)
-            self._waiting.remove((seat, need))
-            seat.drop(need.task)
+            seat, task = max(later, key=lambda pair: pair[1].batch.number)
+            seat.drop(task)
 
     def forget_seat(self, seat: Seat) -> None:
         """Its worker is dead and waits for nothing any more."""
-        self._waiting = [(s, n) for s, n in self._waiting if s is not seat]
+        self._waiting = [(s, t) for s, t in self._waiting if s is not seat]
 
-    def _answer(self, seat: Seat, need: Need) -> bool:
+    def _answer(self, seat: Seat, task: Task, need: Need) -> bool:
         """Give a worker room, or tell it to drop its samples; False if it has to wait."""
-        task = seat.tasks[need.task]
         batch = task.batch
         if batch.evicted:
-            seat.drop(need.task)
+            seat.drop(task)
             return True
         self.return_room(task)
+        if need.template is not None and batch.alone and batch.template not in (None, need.template):
+            self._forget_layout(batch)
         segment = batch.rows_segment if need.template is not None else None
         if segment is None and need.need_bytes:
             if not self._fits_now(batch, need.need_bytes):
@@ -169,8 +177,21 @@ class Admission:
             self.shapes.note_size(need.need_bytes)
         if segment is not None:
             seat.show(segment)
+        task.need = None
         seat.handle.post(Room(need.task, NO_SEGMENT if segment is None else segment.number, batch.template))
         return True
+
+    def _forget_layout(self, batch: Batch) -> None:
+        """Its samples do not look as expected from the first one on: lay it out anew."""
+        self.shapes.note_mismatch()
+        batch.template = None
+        self.drop_rows(batch)
+
+    def drop_rows(self, batch: Batch) -> None:
+        """Take back the segment for rows: none were written."""
+        if batch.rows_segment is not None:
+            self.arena.give_back(batch.rows_segment)
+            batch.rows_segment = None
 
     def _fits_now(self, batch: Batch, need_bytes: int) -> bool:
         if self.arena.fits(need_bytes, promised_bytes=self._owed(besides=batch)):
@@ -208,9 +229,9 @@ class Admission:
         batch.evicted = True
         batch.todo.clear()
         batch.wants_collate = False
-        for seat, need in [(s, n) for s, n in self._waiting if s.tasks[n.task].batch is batch]:
-            self._waiting.remove((seat, need))
-            seat.drop(need.task)
+        for seat, task in self._waiting:
+            if task.batch is batch and task.need is not None:
+                seat.drop(task)
         if not batch.running:
             self.start_over(batch)
 

@@ -80,8 +80,8 @@ class Batch:
     def take_rows(self, count: int, stretch: int) -> range:
         """The next ``count`` rows to fetch, cut so that tasks stay whole stretches."""
         rows = self.todo.popleft()
-        count = max(stretch, count // stretch * stretch)
         if count < len(rows):
+            count = max(stretch, count // stretch * stretch)
             self.todo.appendleft(rows[count:])
             rows = rows[:count]
         if len(rows) < self.rows:

@@ -97,6 +97,7 @@ class Dispatcher:
         if isinstance(message, Done):
             self._on_done(seat, message)
         elif isinstance(message, Need):
+            seat.handle.private_bytes = max(seat.handle.private_bytes, message.private_bytes)
             self.admission.ask(seat, message)
         elif isinstance(message, Started):
             seat.handle.started = True
@@ -410,6 +411,8 @@ class Dispatcher:
                 shapes.note_match(batch.template, batch.rows)
         else:
             batch.wants_collate = True
+            if not batch.row_count():
+                self.admission.drop_rows(batch)
             return
         batch.ready = True
         self.admission.settled(batch)

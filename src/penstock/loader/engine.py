@@ -266,7 +266,9 @@ class Engine:
                     self._wake_read.recv(4096)
             elif seat in dispatcher.seats:
                 self._listen(seat)
-        self.arena.set_limit(max(0, self.memory_bytes - self.private_bytes))
+        # A worker at rest will be as large as the largest was: count on it before it happens.
+        largest = max((seat.handle.private_bytes for seat in self.dispatcher.seats), default=0)
+        self.arena.set_limit(max(0, self.memory_bytes - largest * len(self.dispatcher.seats)))
         self.dispatcher.admission.keep_within()
         self._progress()
 
@@ -359,8 +361,8 @@ class Engine:
                 return layout.batch(_NO_BYTES, batch.texts(), batch.row_count())
             token = self.arena.lend(batch.rows_segment, layout.total_bytes)
             return layout.batch(token, batch.texts(), batch.row_count())
-        assert result.pickled is not None
         if result.kind == "inline":
+            assert result.pickled is not None
             return decode_inline(result.pickled)
         token = self.arena.lend(batch.extra[result.segment], result.used_bytes)
         return decode(result.pickled, result.offsets, token)

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.loader.batch import Batch
-from penstock.workers.messages import DROP, Learn, Resume, Room
+from penstock.workers.messages import DROP, Learn, Need, Resume, Room
 from penstock.workers.pool import Handle
 
 _FROM_THE_START = Resume(0, None)
@@ -29,6 +29,8 @@ class Task:
     """Rows to fetch; None to collate the batch."""
     handed_s: float
     """When it was handed out, on the monotonic clock."""
+    need: Need | None = None
+    """What its worker waits for an answer to."""
     room: Segment | None = None
     """Segment for what this task encodes, its own until used."""
 
@@ -64,6 +66,7 @@ class Seat:
             self.handle.template = template
             self.handle.post(Learn(template))
 
-    def drop(self, task: int) -> None:
+    def drop(self, task: Task) -> None:
         """Tell the worker, who is waiting for room, to forget the samples it holds."""
-        self.handle.post(Room(task, DROP, None))
+        task.need = None
+        self.handle.post(Room(task.number, DROP, None))

@@ -140,6 +140,8 @@ class Need(NamedTuple):
     need_bytes: int
     template: Template | None
     """Set when rows are to be laid out by it; None when encoded objects are to be written."""
+    private_bytes: int
+    """As in ``Done``, with the samples that wait."""
 
 
 class Done(NamedTuple):

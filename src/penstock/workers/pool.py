@@ -242,9 +242,17 @@ class ThreadHandle:
             measure=None,
         )
         self._thread = threading.Thread(
-            target=worker.run, args=(lambda: None, None), name=f"penstock-worker-{worker_id}", daemon=True
+            target=self._live, args=(worker,), name=f"penstock-worker-{worker_id}", daemon=True
         )
         self._thread.start()
+
+    def _live(self, worker: Worker) -> None:
+        try:
+            worker.run(lambda: None, None)
+        except SystemExit:
+            pass  # a dataset may end a process, and so ends this worker
+        finally:
+            self._line.send()  # wakes the trainer, who finds out
 
     @property
     def pid(self) -> int | None:

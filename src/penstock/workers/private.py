@@ -35,7 +35,8 @@ class PrivateMemory:
         self._clock = clock
         self._exact_bytes = 0
         self._anonymous_then = 0
-        self._fullest_bytes = 0
+        self._anonymous_most = 0
+        """The most anonymous memory there was since the last walk."""
         self._next_exact_s = self._next_cheap_s = 0.0
         self._take(self._rollup)
         self._next_exact_s = clock() + _FIRST_EXACT_S
@@ -46,17 +47,15 @@ class PrivateMemory:
         if now < self._next_cheap_s:
             return
         self._next_cheap_s = now + _CHEAP_EVERY_S
-        grown = self._anonymous_bytes() - self._anonymous_then
-        self._fullest_bytes = max(self._fullest_bytes, self._exact_bytes + grown)
+        self._anonymous_most = max(self._anonymous_most, self._anonymous_bytes())
 
     def read_bytes(self) -> int:
         """The figure to report, after an exact walk if one is due."""
+        most = self._anonymous_most
         if self._clock() >= self._next_exact_s:
-            recent = self._fullest_bytes
-            growth = max(0, recent - self._exact_bytes)
             self.measure_exactly()
-            self._fullest_bytes = self._exact_bytes + growth
-        return self._fullest_bytes
+        # What was held for a moment is on top of what is there for good.
+        return self._exact_bytes + max(0, max(most, self._anonymous_most) - self._anonymous_then)
 
     def measure_exactly(self) -> None:
         began = self._clock()
@@ -65,8 +64,8 @@ class PrivateMemory:
         self._next_exact_s = began + max(_EXACT_EVERY_S, cost_s / _WALK_SHARE)
 
     def _take(self, source: Path) -> None:
-        self._anonymous_then = self._anonymous_bytes()
-        self._exact_bytes = self._fullest_bytes = _private_dirty_bytes(source)
+        self._anonymous_then = self._anonymous_most = self._anonymous_bytes()
+        self._exact_bytes = _private_dirty_bytes(source)
 
     def _anonymous_bytes(self) -> int:
         try:

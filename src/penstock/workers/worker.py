@@ -194,15 +194,14 @@ class Worker:
             else:
                 return message
 
-    def _ask(self, need: Need) -> Room:
+    def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
         """Wait for room, keeping tasks that arrive meanwhile for later."""
-        if self._measure is not None:
-            self._measure.note_fullest()
+        self.note_fullest()
         self._say_all(time.monotonic())
-        self._line.send(need)
+        self._line.send(Need(task, need_bytes, template, self._private_bytes()))
         while True:
             message = self._receive()
-            if isinstance(message, Room):
+            if isinstance(message, Room) and message.task == task:
                 if message.segment == DROP:
                     raise _Dropped
                 return message
@@ -412,7 +411,7 @@ class Worker:
         del samples
         self._collate_s = time.perf_counter() - began
         encoded = encode(result)
-        if encoded.total_bytes <= INLINE_BYTES:
+        if encoded.total_bytes <= INLINE_BYTES and encoded.pickled is not None:
             return Outcome("inline", pickled=encode_inline(result))
         del result
         segment = self._write(task, encoded)
@@ -434,7 +433,7 @@ class Worker:
         number = task.segment
         for_rows = isinstance(task, Fetch) and task.by_template
         if for_rows or number == NO_SEGMENT or self._segments[number].capacity_bytes < encoded.total_bytes:
-            number = self._ask(Need(task.task, encoded.total_bytes, None)).segment
+            number = self._ask(task.task, encoded.total_bytes, None).segment
         encoded.write(self.array(number))
         return number
 
@@ -452,7 +451,7 @@ class Worker:
             layout = layout_of(part.template, part.batch_rows)
             columns = layout.columns(self.array(part.segment))
             samples = [layout.sample(columns, part.texts, row, row - part.rows.start) for row in part.rows]
-        if part.pickled is not None:
+        if part.pickled is not None or part.offsets:
             samples += decode(part.pickled, part.offsets, self.array(part.extra_segment))
         return samples
 
@@ -467,7 +466,7 @@ class Worker:
         return known[1]
 
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
-        return self._ask(Need(task, layout_of(template, batch_rows).total_bytes, template))
+        return self._ask(task, layout_of(template, batch_rows).total_bytes, template)
 
     def note_fullest(self) -> None:
         if self._measure is not None:
@@ -485,6 +484,8 @@ class _Rows:
         self.group_rows = 1
         """How many samples to write at once: one until their size is known."""
         self._pending: list[Sequence[Any]] = []
+        self._relearnt = False
+        """Whether the batch turned out to look different from the ones before it."""
         self.segment = task.segment
         self.texts: list[list[Any]] = []
         self.written = 0
@@ -508,6 +509,9 @@ class _Rows:
         for position, sample in enumerate(samples):
             values = match(sample)
             if values is None:
+                if self._task.alone and not self.written and not self._pending and not self._relearnt:
+                    self._relearnt = True
+                    return self.add(samples) if self._learn(sample) else samples
                 return self.flush() + samples[position:]
             self._pending.append(values)
             if len(self._pending) >= self.group_rows and (misfits := self.flush()):
