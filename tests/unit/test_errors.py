@@ -25,9 +25,7 @@ MESSAGE = "batch 812 needs 412 MB, the budget has 96 MB free; raise memory="
 
 
 def test_the_table_above_names_every_error_there_is() -> None:
-    defined = {
-        cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__
-    }
+    defined = {cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__}
     assert defined == set(TREE)
 
 

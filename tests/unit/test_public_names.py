@@ -12,9 +12,7 @@ import penstock
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
 
 
 @pytest.mark.parametrize("name", penstock.__all__)

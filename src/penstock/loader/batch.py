@@ -82,6 +82,7 @@ class Batch:
         rows = self.todo.popleft()
         if count < len(rows):
             count = max(stretch, count // stretch * stretch)
+        if count < len(rows):
             self.todo.appendleft(rows[count:])
             rows = rows[:count]
         if len(rows) < self.rows:

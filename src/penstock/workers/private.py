@@ -64,7 +64,7 @@ class PrivateMemory:
         self._next_exact_s = began + max(_EXACT_EVERY_S, cost_s / _WALK_SHARE)
 
     def _take(self, source: Path) -> None:
-        self._anonymous_then = self._anonymous_most = self._anonymous_bytes()
+        self._anonymous_then, self._anonymous_most = self._anonymous_bytes(), 0
         self._exact_bytes = _private_dirty_bytes(source)
 
     def _anonymous_bytes(self) -> int:

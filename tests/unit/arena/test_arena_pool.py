@@ -71,7 +71,7 @@ def test_a_segment_given_back_is_reused_with_its_pages() -> None:
     world.arena.give_back(first)
     assert world.arena.in_use_bytes == 0
     assert world.arena.free_bytes == first.capacity_bytes
-    again = world.take(2 * MIB)
+    again = world.take(3 * MIB - 100_000)
     assert again is first
     assert world.arena.free_bytes == 0
     assert world.arena.in_use_bytes == first.capacity_bytes
@@ -80,13 +80,13 @@ def test_a_segment_given_back_is_reused_with_its_pages() -> None:
 
 
 def test_the_tightest_free_segment_is_reused() -> None:
-    world = World(100 * MIB)
-    sizes = [6 * MIB, 3 * MIB, 4 * MIB]
+    world = World(200 * MIB)
+    sizes = [40 * MIB, 30 * MIB, 33 * MIB]
     segments = [world.take(size) for size in sizes]
     for segment in segments:
         world.arena.give_back(segment)
-    assert world.take(3 * MIB) is segments[1]
-    assert world.take(3 * MIB) is segments[2]
+    assert world.take(30 * MIB) is segments[1]
+    assert world.take(30 * MIB) is segments[2]
     world.arena.close()
 
 

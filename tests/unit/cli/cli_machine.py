@@ -45,9 +45,7 @@ class FakeMachine:
         }
         self.set_meminfo()
         self.write(self.proc / "self" / "cgroup", "0::/box\n")
-        self.write(
-            self.proc / "self" / "mountinfo", "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
-        )
+        self.write(self.proc / "self" / "mountinfo", "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n")
         self.write(self.proc / "self" / "status", "Name:\tpython\nCpus_allowed_list:\t0-15\n")
         self.set_open_files("65536", "1048576")
         (self.proc / "self" / "fd").mkdir()
@@ -81,9 +79,7 @@ class FakeMachine:
         self.write(self.proc / "self" / "limits", f"Max open files            {soft:<20} {hard:<20} files\n")
 
     def set_stalls(self, full_percent: float) -> None:
-        text = "".join(
-            f"{kind} avg10={full_percent:.2f} avg60=0.00 avg300=0.00 total=0\n" for kind in ("some", "full")
-        )
+        text = "".join(f"{kind} avg10={full_percent:.2f} avg60=0.00 avg300=0.00 total=0\n" for kind in ("some", "full"))
         self.write(self.proc / "pressure" / "memory", text)
         self.in_box("memory.pressure", text)
 

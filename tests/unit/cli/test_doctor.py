@@ -229,9 +229,7 @@ def test_a_limit_shows_with_its_headroom(machine: FakeMachine, capsys: pytest.Ca
     assert answer["memory"]["limit_source"].endswith("memory.max")
 
 
-def test_the_page_has_the_same_status_as_the_json(
-    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_has_the_same_status_as_the_json(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"], roots=machine.roots) == 0
     assert "Nothing here will hurt" in capsys.readouterr().out
     shrink_shm(machine)
@@ -239,14 +237,10 @@ def test_the_page_has_the_same_status_as_the_json(
     assert "1 thing here will hurt" in capsys.readouterr().out
 
 
-def test_an_unreadable_machine_still_gets_an_answer(
-    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_machine_still_gets_an_answer(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     roots = machine.roots
     nowhere = machine.proc / "nowhere"
-    blind = Roots(
-        proc=nowhere, cgroup=nowhere, cpu=nowhere, dev_shm=nowhere, platform="linux", statvfs=roots.statvfs
-    )
+    blind = Roots(proc=nowhere, cgroup=nowhere, cpu=nowhere, dev_shm=nowhere, platform="linux", statvfs=roots.statvfs)
     status, answer = ask(blind, capsys)
     assert status in {0, 1}
     assert answer["memory"]["limit_bytes"] > 0
@@ -255,9 +249,7 @@ def test_an_unreadable_machine_still_gets_an_answer(
     assert "not known" in capsys.readouterr().out
 
 
-def test_a_platform_without_proc_gets_an_answer(
-    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_platform_without_proc_gets_an_answer(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     _, answer = ask(Roots(platform="darwin", proc=machine.proc / "nowhere"), capsys)
     assert answer["memory"]["limit_bytes"] > 0
     assert "shm-missing" not in {finding["id"] for finding in answer["findings"]}

@@ -113,9 +113,7 @@ def test_kills_inside_a_limited_container_are_a_warning(healthy: Facts) -> None:
 
 
 def test_the_limit_names_who_set_it_and_both_sizes(healthy: Facts) -> None:
-    (found,) = find(
-        change(healthy, {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"})
-    )
+    (found,) = find(change(healthy, {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"}))
     for part in ("60.0 GiB", "/box/memory.max", "64.0 GiB"):
         assert part in found.what
 

@@ -103,11 +103,7 @@ def test_what_is_not_known_is_said(healthy: Facts) -> None:
         open_files_hard=None,
     )
     nothing = replace(healthy.pressure, full_avg10=None, some_avg10=None, oom_kills=None, stall_source=None)
-    gpus = (
-        replace(
-            healthy.gpu.gpus[0], memory_total_bytes=None, memory_used_bytes=None, utilisation_percent=None
-        ),
-    )
+    gpus = (replace(healthy.gpu.gpus[0], memory_total_bytes=None, memory_used_bytes=None, utilisation_percent=None),)
     text = shown(
         replace(
             healthy,
@@ -126,9 +122,7 @@ def test_what_is_not_known_is_said(healthy: Facts) -> None:
 def make_comparison() -> Comparison:
     def result(name: str, samples: int, growth_bytes: int | None) -> LoaderResult:
         order = tuple((index, 0) for index in range(samples))
-        only = Round(
-            samples=samples, elapsed_s=2.0, first_batch_s=0.25, peak_growth_bytes=growth_bytes, order=order
-        )
+        only = Round(samples=samples, elapsed_s=2.0, first_batch_s=0.25, peak_growth_bytes=growth_bytes, order=order)
         return LoaderResult(name=name, rounds=(only,))
 
     return Comparison(torch=result("torch", 200, 800 * MIB), penstock=result("penstock", 400, None))
@@ -150,10 +144,7 @@ def test_the_demo_sums_the_machine_up(healthy: Facts, gpus: int, words: str) -> 
     console, written = page_console(200)
     facts = replace(healthy, gpu=replace(healthy.gpu, gpus=healthy.gpu.gpus * gpus))
     show_machine(console, facts, find(facts))
-    assert (
-        f"48.0 GiB of 64.0 GiB memory available, 16 CPUs usable, /dev/shm 32.0 GiB, {words}."
-        in written.getvalue()
-    )
+    assert f"48.0 GiB of 64.0 GiB memory available, 16 CPUs usable, /dev/shm 32.0 GiB, {words}." in written.getvalue()
     assert "Will hurt" not in written.getvalue()
 
 

@@ -160,8 +160,13 @@ class Works:
     def task_for(self, batch: int) -> tuple[Seat, Any]:
         return next(pair for pair in self.all_tasks() if pair[0].tasks[pair[1].task].batch.number == batch)
 
+    def let_wait(self, seat: Seat, task: int, need_bytes: int) -> None:
+        """A need that came earlier and found no room."""
+        seat.tasks[task].need = Need(task, need_bytes, None, 0)
+        self.dispatcher.admission._waiting.append((seat, seat.tasks[task]))
+
     def need(self, seat: Seat, task: int, need_bytes: int, template: Template | None = None) -> None:
-        self.dispatcher.on_message(seat, Need(task, need_bytes, template))
+        self.dispatcher.on_message(seat, Need(task, need_bytes, template, 0))
         self.dispatcher.progress()
 
     def done(self, seat: Seat, task: int, outcome: Outcome, *, error: Any = None, fetch_s: float = 0.02) -> None:
@@ -413,7 +418,7 @@ def test_a_worker_told_to_drop_is_asked_nothing_more_about_that_task() -> None:
     works.need(seat_d, d.task, 6 * MIB)
     assert works.room_of(seat_d, d.task) is None
     # The due batch needs what batch 1 holds. Its need is answered in the same round as the one that waits.
-    works.dispatcher.admission._waiting.append((seat_b, Need(b.task, 5 * MIB, None)))
+    works.let_wait(seat_b, b.task, 5 * MIB)
     works.dispatcher.progress()
     drops = [m for m in works.handle(works.dispatcher.seats.index(seat_d)).posted if isinstance(m, Room)]
     assert [m.segment for m in drops if m.task == d.task] == [DROP]
@@ -440,17 +445,14 @@ def test_evicting_a_batch_while_needs_are_answered_loses_nobody() -> None:
     assert seat_e is seat_c
     # All three wait: the due batch's row, the rest of batch 1 (which will be evicted), and a row of batch 2.
     admission = works.dispatcher.admission
-    admission._waiting += [
-        (seat_d, Need(d.task, 5 * MIB, None)),
-        (seat_a, Need(a.task, 5 * MIB, None)),
-        (seat_e, Need(e.task, 5 * MIB, None)),
-    ]
+    works.let_wait(seat_d, d.task, 5 * MIB)
+    works.let_wait(seat_a, a.task, 5 * MIB)
+    works.let_wait(seat_e, e.task, 5 * MIB)
     works.dispatcher.progress()
     drop = works.room_of(seat_d, d.task)
     assert drop is not None and drop.segment == DROP
-    assert works.room_of(seat_e, e.task) is not None or (seat_e, Need(e.task, 5 * MIB, None)) in admission._waiting, (
-        "a worker waits for an answer nobody will give"
-    )
+    waits = any(task.number == e.task for _, task in admission._waiting)
+    assert works.room_of(seat_e, e.task) is not None or waits, "a worker waits for an answer nobody will give"
     works.done(seat_d, d.task, Outcome("dropped"))
     answer = works.room_of(seat_a, a.task)
     assert answer is not None and answer.segment >= 0

@@ -55,8 +55,7 @@ def host(*, total: int = 64 * GIB, available: int = 48 * GIB, membership: str, m
         ),
         "proc/vmstat": "nr_free_pages 6020212\npswpin 1000\npswpout 2000\noom_kill 3\n",
         "proc/pressure/memory": (
-            "some avg10=1.50 avg60=0.80 avg300=0.10 total=84412\n"
-            "full avg10=0.25 avg60=0.10 avg300=0.00 total=9120\n"
+            "some avg10=1.50 avg60=0.80 avg300=0.10 total=84412\nfull avg10=0.25 avg60=0.10 avg300=0.00 total=9120\n"
         ),
         "proc/self/cgroup": membership,
         "proc/self/mountinfo": "".join(line + "\n" for line in [*_OTHER_MOUNTS, *mounts]),
@@ -99,8 +98,7 @@ def memory_v2(limit: int | None, usage: int, inactive: int, *, high: int | None 
         "memory.stat": f"anon 5156864\nshmem 13078528\ninactive_file {inactive}\nactive_file 1\n",
         "memory.events": "low 0\nhigh 11\nmax 5\noom 1\noom_kill 4\noom_group_kill 0\n",
         "memory.pressure": (
-            "some avg10=12.34 avg60=5.00 avg300=1.00 total=1\n"
-            "full avg10=6.00 avg60=2.00 avg300=0.50 total=1\n"
+            "some avg10=12.34 avg60=5.00 avg300=1.00 total=1\nfull avg10=6.00 avg60=2.00 avg300=0.50 total=1\n"
         ),
         "memory.swap.max": f"{GIB}\n",
         "memory.swap.current": f"{64 * MIB}\n",
@@ -135,9 +133,7 @@ def v1_mount(controllers: str, root: str = "/", *, line: int = 32) -> str:
 
 
 def v2_mount(root: str = "/", point: str = "/sys/fs/cgroup") -> str:
-    return (
-        f"41 31 0:38 {root} {point} rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate"
-    )
+    return f"41 31 0:38 {root} {point} rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 
 
 def no_cgroups() -> Files:

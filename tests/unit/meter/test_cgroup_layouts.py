@@ -26,9 +26,7 @@ class Expected:
 LAYOUTS: list[tuple[Callable[[], Files], Expected]] = [
     (
         machines.no_cgroups,
-        Expected(
-            cgroup="none", limit=64 * GIB, source="host", available=48 * GIB, working_set=16 * GIB, quota=None
-        ),
+        Expected(cgroup="none", limit=64 * GIB, source="host", available=48 * GIB, working_set=16 * GIB, quota=None),
     ),
     (
         machines.v1_host,
@@ -122,9 +120,7 @@ LAYOUTS: list[tuple[Callable[[], Files], Expected]] = [
 
 
 @pytest.mark.parametrize(("layout", "expected"), LAYOUTS, ids=[layout.__name__ for layout, _ in LAYOUTS])
-def test_every_layout_gives_its_tightest_limit(
-    layout: Callable[[], Files], expected: Expected, tmp_path: Path
-) -> None:
+def test_every_layout_gives_its_tightest_limit(layout: Callable[[], Files], expected: Expected, tmp_path: Path) -> None:
     roots = build(tmp_path, layout())
     found = limits(roots=roots)
     source = expected.source if expected.source == "host" else str(roots.cgroup / expected.source)
@@ -139,17 +135,13 @@ def test_every_layout_gives_its_tightest_limit(
 
 
 @pytest.mark.parametrize("layout", [layout for layout, _ in LAYOUTS])
-def test_the_cheap_headroom_is_the_headroom_of_the_full_report(
-    layout: Callable[[], Files], tmp_path: Path
-) -> None:
+def test_the_cheap_headroom_is_the_headroom_of_the_full_report(layout: Callable[[], Files], tmp_path: Path) -> None:
     roots = build(tmp_path, layout())
     assert headroom_bytes(roots=roots) == limits(roots=roots).memory_available_bytes
 
 
 def test_headroom_can_be_least_in_a_group_that_does_not_have_the_smallest_limit(tmp_path: Path) -> None:
-    files = machines.nested_v2() | machines.group(
-        "batch", machines.memory_v2(32 * GIB, 31 * GIB + 512 * MIB, 0)
-    )
+    files = machines.nested_v2() | machines.group("batch", machines.memory_v2(32 * GIB, 31 * GIB + 512 * MIB, 0))
     found = limits(roots=build(tmp_path, files))
     assert found.memory_limit_bytes == 6 * GIB
     assert found.memory_available_bytes == 512 * MIB
@@ -180,9 +172,7 @@ def test_a_limit_changed_while_running_is_seen_by_the_cheap_poll(tmp_path: Path)
     assert headroom_bytes(roots=roots) == 256 * MIB
 
 
-@pytest.mark.parametrize(
-    "content", ["", "garbage\n", "-1\n", "max\n", "\x00\x01", "1e9\n", "9" * 5000, "٣٤\n"]
-)
+@pytest.mark.parametrize("content", ["", "garbage\n", "-1\n", "max\n", "\x00\x01", "1e9\n", "9" * 5000, "٣٤\n"])
 def test_a_limit_file_that_holds_no_number_is_no_limit(content: str, tmp_path: Path) -> None:
     files = machines.docker_v2_in_namespace() | {"cgroup/memory.max": content}
     assert limits(roots=build(tmp_path, files)).memory_limit_source == "host"
@@ -190,9 +180,7 @@ def test_a_limit_file_that_holds_no_number_is_no_limit(content: str, tmp_path: P
 
 def test_v1_says_no_limit_with_another_number_on_64_kib_pages(tmp_path: Path) -> None:
     files = machines.docker_v1() | {"cgroup/memory/memory.limit_in_bytes": "9223372036854710272\n"}
-    files["cgroup/memory/memory.stat"] = (
-        "hierarchical_memory_limit 9223372036854710272\ntotal_inactive_file 0\n"
-    )
+    files["cgroup/memory/memory.stat"] = "hierarchical_memory_limit 9223372036854710272\ntotal_inactive_file 0\n"
     assert limits(roots=build(tmp_path, files)).memory_limit_source == "host"
 
 

@@ -140,7 +140,5 @@ def test_this_machine_answers_through_the_public_names() -> None:
 def test_the_meter_loads_neither_torch_nor_psutil_nor_nvml() -> None:
     heavy = "import sys, penstock.meter as m; m.limits(); m.memory(); m.pressure(); m.headroom_bytes()\n"
     heavy += "print(sorted({'torch', 'psutil', 'numpy', 'pynvml'} & set(sys.modules)))"
-    shown = subprocess.run(
-        [sys.executable, "-c", heavy], capture_output=True, text=True, check=True, timeout=60
-    )
+    shown = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "[]"

@@ -82,9 +82,7 @@ def test_looking_up_one_counter_agrees_with_reading_all(counters: dict[str, int]
 @given(st.data())
 def test_a_machine_with_any_one_file_ruined_still_answers(data: st.DataObject) -> None:
     layouts = [machines.v1_host, machines.v2_host, machines.hybrid_host, machines.kubernetes_burstable_v1]
-    files = data.draw(st.sampled_from(layouts))() | machines.process(
-        50, 1, anon=1 << 20, pss=1 << 20, children="50"
-    )
+    files = data.draw(st.sampled_from(layouts))() | machines.process(50, 1, anon=1 << 20, pss=1 << 20, children="50")
     ruined = data.draw(st.sampled_from(sorted(files)))
     content = data.draw(CONTENT)
     with tempfile.TemporaryDirectory() as directory:

@@ -56,9 +56,7 @@ def test_rates_are_differences_over_the_time_between_two_polls(tmp_path: Path) -
     (roots.proc / "vmstat").write_text("pswpin 1500\noom_kill 5\n")
     meminfo = (roots.proc / "meminfo").read_text()
     used_before = f"SwapFree:        {7 * GIB // 1024}"
-    (roots.proc / "meminfo").write_text(
-        meminfo.replace(used_before, f"SwapFree: {(7 * GIB - 64 * MIB) // 1024}")
-    )
+    (roots.proc / "meminfo").write_text(meminfo.replace(used_before, f"SwapFree: {(7 * GIB - 64 * MIB) // 1024}"))
     second = meter.poll()
     assert second.elapsed_s == 2
     assert second.swap_in_bytes_per_s == 250 * PAGE_BYTES

@@ -22,9 +22,7 @@ class Clock:
         return self.now_s
 
 
-def tree(
-    *, root_anon: int = GIB, worker_anon: int = 100 * MIB, worker_file: int = GIB, started: int = 5000
-) -> Files:
+def tree(*, root_anon: int = GIB, worker_anon: int = 100 * MIB, worker_file: int = GIB, started: int = 5000) -> Files:
     """A trainer and a worker that map 1 GiB of slots together."""
     return {
         **process(10, 1, anon=root_anon, file=GIB, pss=1536 * MIB, uss=GIB, children="11", started=started),

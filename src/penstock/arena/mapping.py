@@ -1,0 +1,49 @@
+"""Shared mappings of a descriptor that do not keep a descriptor of their own.
+
+In:  a memfd and a size.
+Out: a buffer; the mapping goes with its last view.
+Runs in: trainer and worker.
+
+Python's mmap duplicates the descriptor for the life of the mapping, so a user who keeps a thousand batches would run
+out of open files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from typing import Any
+
+_MADV_POPULATE_WRITE = 23
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True) if hasattr(os, "memfd_create") else None
+if _libc is not None:
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def map_shared(fd: int, size_bytes: int) -> Any:
+    """A writable buffer over the descriptor's bytes. Raises OSError."""
+    assert _libc is not None
+    address = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}: mapping {size_bytes} bytes")
+    buffer = (ctypes.c_char * size_bytes).from_address(address)
+    # At exit the kernel does it; a finaliser then would pull the memory from under objects that die later.
+    weakref.finalize(buffer, _libc.munmap, address, size_bytes).atexit = False
+    return buffer
+
+
+def populate(buffer: Any) -> None:
+    """Map every page of a buffer now, in one call, instead of faulting each in on first touch.
+
+    Kernels before 5.14 do not know how and say so: pages then fault in one by one.
+    """
+    assert _libc is not None
+    _libc.madvise(ctypes.addressof(buffer), ctypes.sizeof(buffer), _MADV_POPULATE_WRITE)
