@@ -65,9 +65,7 @@ def test_python_dash_m_is_the_same_program() -> None:
     assert done.stdout == run("--version").stdout == f"penstock, version {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["--nonsense"], ["doctor", "--nonsense"], ["doctor", "x"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense"], ["doctor", "--nonsense"], ["doctor", "x"]])
 def test_wrong_usage_is_status_2_and_says_so_on_stderr(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
@@ -172,9 +170,7 @@ def test_a_reader_that_goes_away_is_no_news(arguments: list[str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb") as closed_pipe:
-        done = subprocess.run(
-            [PENSTOCK, *arguments], stdout=closed_pipe, stderr=subprocess.PIPE, text=True, timeout=60
-        )
+        done = subprocess.run([PENSTOCK, *arguments], stdout=closed_pipe, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == ""
 
@@ -192,9 +188,7 @@ def test_a_closed_stdout_is_no_crash(arguments: str) -> None:
 @pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"], ["--help"]])
 def test_a_full_disk_is_one_line_and_status_1(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device, not a path to work on
-        done = subprocess.run(
-            [PENSTOCK, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
-        )
+        done = subprocess.run([PENSTOCK, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -116,9 +116,7 @@ def used_bytes(group: Path) -> int:
 
 
 @pytest.mark.parametrize("held_bytes", [0, 600 * 10**6], ids=["empty", "600 MB held"])
-def test_a_real_memory_limit_is_reported_with_the_headroom_left_in_it(
-    memory_group: Path, held_bytes: int
-) -> None:
+def test_a_real_memory_limit_is_reported_with_the_headroom_left_in_it(memory_group: Path, held_bytes: int) -> None:
     hold = (
         "import sys; held = bytearray(int(sys.argv[1])); held[::4096] = b'x' * len(held[::4096]); "
         "print('ready', flush=True); sys.stdin.read()"

@@ -61,9 +61,7 @@ def control_group(controller: str, *names: str) -> Iterator[list[Path]]:
     hierarchy = read_cgroups(Roots()).hierarchy(controller)
     usable = [level for level in hierarchy.levels if _gives(level, controller)] if hierarchy else []
     if not hierarchy or not usable:
-        pytest.skip(
-            f"no control group around this process gives the {controller} controller to groups below it"
-        )
+        pytest.skip(f"no control group around this process gives the {controller} controller to groups below it")
     made: list[Path] = []
     parent = usable[0]
     try:
@@ -216,8 +214,7 @@ def test_four_children_sharing_a_gibibyte_are_one_gibibyte_and_their_own_pages()
         assert report.pss_bytes is not None
         assert report.uss_bytes is not None
         truth = sum(
-            parse_counters(Path(f"/proc/{one.pid}/smaps_rollup").read_text())["Pss"]
-            for one in report.processes
+            parse_counters(Path(f"/proc/{one.pid}/smaps_rollup").read_text())["Pss"] for one in report.processes
         )
         meter = TreeMeter(pid)
         first, second = meter.poll(), meter.poll()
@@ -306,9 +303,7 @@ print(json.dumps({{"rss": report.rss_bytes, "pss": report.pss_bytes, "skipped": 
 
 @linux
 @pytest.mark.root
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may become another user"
-)
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may become another user")
 def test_processes_of_another_user_count_in_rss_and_are_named_as_skipped() -> None:
     with running(LOOK_AS_NOBODY) as (pid, line):
         found = json.loads(line)

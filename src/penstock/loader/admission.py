@@ -101,17 +101,10 @@ class Admission:
 
     def _make_way(self, need: int) -> bool:
         """Room for the batch that is due and not open yet."""
-        if not self.arena.lent_count:
-            self._passes_alone(need)
-            return True
         # While the user computes, the loop variable still holds the last batch; it comes back by itself.
-        if not self.trainer_waits:
-            return False
-        while not self.arena.fits(need):
-            if not self.arena.hand_over_oldest():
-                self._passes_alone(need)
-                break
-        return True
+        while self.trainer_waits and not self.arena.fits(need) and self.arena.hand_over_oldest():
+            pass
+        return self._take_from_others(None, need)
 
     # -- asking for room ------------------------------------------------------------------
 
@@ -160,8 +153,9 @@ class Admission:
             seat.drop(task)
             return True
         self.return_room(task)
-        if need.template is not None and batch.alone and batch.template not in (None, need.template):
-            self._forget_layout(batch)
+        other = need.template is not None and batch.template not in (None, need.template)
+        if other and need.need_bytes and batch.rows_segment is not None and not batch.old_layouts:
+            self._lay_out_anew(batch)
         segment = batch.rows_segment if need.template is not None else None
         if segment is None and need.need_bytes:
             if not self._fits_now(batch, need.need_bytes):
@@ -175,43 +169,49 @@ class Admission:
             batch.template = batch.template or need.template
             batch.rows_segment = segment
             self.shapes.note_size(need.need_bytes)
+            self.shapes.note_sample(need.template.row_bytes)
         if segment is not None:
             seat.show(segment)
         task.need = None
         seat.handle.post(Room(need.task, NO_SEGMENT if segment is None else segment.number, batch.template))
         return True
 
-    def _forget_layout(self, batch: Batch) -> None:
-        """Its samples do not look as expected from the first one on: lay it out anew."""
+    def _lay_out_anew(self, batch: Batch) -> None:
+        """Its samples do not look as expected: the next need decides. What others have written stays for now."""
         self.shapes.note_mismatch()
-        batch.template = None
-        self.drop_rows(batch)
-
-    def drop_rows(self, batch: Batch) -> None:
-        """Take back the segment for rows: none were written."""
-        if batch.rows_segment is not None:
+        assert batch.template is not None
+        if batch.alone and batch.rows_segment is not None:
             self.arena.give_back(batch.rows_segment)
             batch.rows_segment = None
+        batch.set_layout_aside()
+
+    def keep_layout(self, batch: Batch) -> None:
+        """All its rows are at rest: take back the segments for rows that none were written to."""
+        for segment in batch.unused_row_segments():
+            self.arena.give_back(batch.drop_row_segment(segment))
 
     def _fits_now(self, batch: Batch, need_bytes: int) -> bool:
         if self.arena.fits(need_bytes, promised_bytes=self._owed(besides=batch)):
             return True
         if batch is not self.due:
             return False
-        # The batch due next comes first: others' promises do not count, then their memory.
+        while self.trainer_waits and not self.arena.fits(need_bytes) and self.arena.hand_over_oldest():
+            pass
+        return self._take_from_others(batch, need_bytes)
+
+    def _take_from_others(self, batch: Batch | None, need_bytes: int) -> bool:
+        """Room for the due batch: others' promises do not count, then their memory. False if it has to wait."""
         while not self.arena.fits(need_bytes):
-            if self.trainer_waits and self.arena.hand_over_oldest():
-                continue
             others = [b for b in self.open.values() if b is not batch and b.held_bytes]
             if others and self._refetches:
                 self.evict(others[-1])
                 if others[-1].running:
                     return False
-                continue
-            if self.arena.lent_count and not self.trainer_waits:
+            elif self.arena.lent_count and not self.trainer_waits:
                 return False
-            self._passes_alone(need_bytes)
-            break
+            else:
+                self._passes_alone(need_bytes)
+                break
         return True
 
     # -- giving memory back ---------------------------------------------------------------
@@ -287,8 +287,8 @@ class Admission:
             return
         self._warned_alone = True
         warnings.warn(
-            f"a batch needs {format_bytes(need)} and the memory budget leaves {format_bytes(self.arena.limit_bytes)} "
-            "for batches: such batches pass one at a time; raise memory= or lower batch_size",
+            f"a batch needs {format_bytes(need)} and the workers leave {format_bytes(self.arena.limit_bytes)} of the "
+            "memory budget for batches: they pass one at a time; raise memory=, or lower batch_size or num_workers",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -44,6 +44,8 @@ class Batch:
     """Lowest failing row and its exception."""
     template: Template | None = None
     rows_segment: Segment | None = None
+    old_layouts: dict[int, Template] = field(default_factory=dict)
+    """Segments rows were first laid out in, before the samples turned out to look different."""
     extra: dict[int, Segment] = field(default_factory=dict)
     """Other segments it holds, by number: encoded parts and results."""
     promised_bytes: int = 0
@@ -58,6 +60,7 @@ class Batch:
         """Start (over) with nothing done."""
         self.todo = deque([range(self.rows)])
         self.pieces.clear()
+        self.old_layouts.clear()
         self.result = self.error = self.template = None
         self.wants_collate = self.ready = self.evicted = False
         self.alone = True
@@ -97,14 +100,44 @@ class Batch:
         if self.error is None or row < self.error[0]:
             self.error = (row, error)
 
+    def set_layout_aside(self) -> None:
+        """Make way for another layout."""
+        assert self.template is not None
+        number = NO_SEGMENT
+        if self.rows_segment is not None:
+            number = self.rows_segment.number
+            self.extra[number] = self.rows_segment
+        self.old_layouts[number] = self.template
+        self.template = self.rows_segment = None
+
+    def unused_row_segments(self) -> list[Segment]:
+        """Segments for rows that no row was written to."""
+        used = {outcome.segment for _, outcome in self.pieces.values() if outcome.kind == "rows" and outcome.rows}
+        used |= {outcome.rows_segment for _, outcome in self.pieces.values() if outcome.rows}
+        candidates = [self.extra[n] for n in self.old_layouts if n in self.extra]
+        candidates += [] if self.rows_segment is None else [self.rows_segment]
+        return [segment for segment in candidates if segment.number not in used]
+
+    def drop_row_segment(self, segment: Segment) -> Segment:
+        """Forget a segment for rows; if only one other is left, that is the batch's."""
+        if segment is self.rows_segment:
+            self.rows_segment = None
+            for number, template in self.old_layouts.items():
+                if number in self.extra:
+                    self.rows_segment, self.template = self.extra.pop(number), template
+        else:
+            del self.extra[segment.number]
+        return segment
+
     @property
     def at_rest(self) -> bool:
         return not self.todo and not self.running
 
     @property
     def is_rows(self) -> bool:
-        """Whether every piece was written by the template."""
-        return all(outcome.kind == "rows" for _, outcome in self.pieces.values())
+        """Whether every piece was written by the same template, in one segment."""
+        kinds = {(outcome.kind, outcome.segment) for _, outcome in self.pieces.values()}
+        return len(kinds) == 1 and next(iter(kinds))[0] == "rows"
 
     def row_count(self) -> int:
         return sum(outcome.rows for _, outcome in self.pieces.values())
@@ -116,13 +149,12 @@ class Batch:
 
     def parts(self) -> tuple[Part, ...]:
         """What a collating worker needs to rebuild every sample."""
-        rows_segment = NO_SEGMENT if self.rows_segment is None else self.rows_segment.number
         return tuple(
             Part(
-                segment=rows_segment,
+                segment=outcome.rows_segment,
                 rows=rows[: outcome.rows],
                 batch_rows=self.rows,
-                template=self.template if outcome.rows else None,
+                template=self.old_layouts.get(outcome.rows_segment, self.template) if outcome.rows else None,
                 texts=outcome.texts,
                 pickled=outcome.pickled,
                 offsets=outcome.offsets,

@@ -406,14 +406,13 @@ class Dispatcher:
                 shapes.note_size(result.used_bytes)
                 if self.order.rows:
                     shapes.note_mismatch()
-        elif batch.is_rows:
+        else:
+            self.admission.keep_layout(batch)
+            if not batch.is_rows:
+                batch.wants_collate = True
+                return
             if batch.template is not None:
                 shapes.note_match(batch.template, batch.rows)
-        else:
-            batch.wants_collate = True
-            if not batch.row_count():
-                self.admission.drop_rows(batch)
-            return
         batch.ready = True
         self.admission.settled(batch)
 

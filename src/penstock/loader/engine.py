@@ -266,11 +266,17 @@ class Engine:
                     self._wake_read.recv(4096)
             elif seat in dispatcher.seats:
                 self._listen(seat)
-        # A worker at rest will be as large as the largest was: count on it before it happens.
-        largest = max((seat.handle.private_bytes for seat in self.dispatcher.seats), default=0)
-        self.arena.set_limit(max(0, self.memory_bytes - largest * len(self.dispatcher.seats)))
+        self.arena.set_limit(max(0, self.memory_bytes - self._workers_will_take()))
         self.dispatcher.admission.keep_within()
         self._progress()
+
+    def _workers_will_take(self) -> int:
+        """Private memory to count on: a worker at rest will be as large as the largest was, or hold one sample."""
+        private = [seat.handle.private_bytes for seat in self.dispatcher.seats if seat.handle.started]
+        if not private:
+            return 0
+        each = max(max(private), min(private) + self.dispatcher.admission.shapes.sample_bytes)
+        return each * len(self.dispatcher.seats)
 
     def _progress(self) -> None:
         self.dispatcher.progress()

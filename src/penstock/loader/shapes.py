@@ -21,6 +21,7 @@ class Shapes:
         self.template: Template | None = None
         """What every sample is expected to look like; None while that is unknown or changing."""
         self._sizes: deque[int] = deque(maxlen=_RECENT)
+        self._sample_sizes: deque[int] = deque([0], maxlen=_RECENT)
         self._last: Template | None = None
         self._agreeing = 0
         self._changed = False
@@ -41,6 +42,14 @@ class Shapes:
 
     def note_size(self, batch_bytes: int) -> None:
         self._sizes.append(batch_bytes)
+
+    def note_sample(self, sample_bytes: int) -> None:
+        self._sample_sizes.append(sample_bytes)
+
+    @property
+    def sample_bytes(self) -> int:
+        """What a worker holds while it makes one sample, as far as known."""
+        return max(self._sample_sizes)
 
     def expected_bytes(self, rows: int) -> int | None:
         """What a batch of ``rows`` samples will weigh; None before anything is known."""

@@ -171,5 +171,7 @@ class Outcome(NamedTuple):
     pickled: bytes | None = None
     offsets: list[tuple[int, int]] = []  # noqa: RUF012
     segment: int = NO_SEGMENT
-    """Where encoded buffers lie; for rows, the segment given."""
+    """Where encoded buffers lie; for rows, where those are."""
+    rows_segment: int = NO_SEGMENT
+    """Where rows lie, if any."""
     used_bytes: int = 0

@@ -324,7 +324,7 @@ class Worker:
         samples = [sample for group in self._groups(task, None) for sample in group]
         if setup.is_iterable:
             self._check_not_exhausted(task, len(samples))
-        return self._finish(task, samples) if task.alone else self._leave_part(task, 0, [], samples)
+        return self._finish(task, samples) if task.alone else self._leave_part(task, None, samples)
 
     def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
         """Write samples into their rows as they come; what does not match is left to torch's collate."""
@@ -342,10 +342,11 @@ class Worker:
         if self._setup.is_iterable:
             self._check_not_exhausted(task, rows.written + len(strays))
         if not strays:
-            return Outcome("rows", rows.written, rows.texts, segment=rows.segment, used_bytes=rows.used_bytes)
+            return Outcome("rows", rows.written, rows.texts, segment=rows.segment, rows_segment=rows.segment,
+                           used_bytes=rows.used_bytes)  # fmt: skip
         if task.alone:
             return self._finish(task, rows.as_samples() + strays)
-        return self._leave_part(task, rows.written, rows.texts, strays)
+        return self._leave_part(task, rows, strays)
 
     def _groups(self, task: Fetch, rows: _Rows | None) -> Iterator[list[Any]]:
         """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
@@ -418,15 +419,18 @@ class Worker:
         return Outcome("object", pickled=encoded.pickled, offsets=encoded.offsets, segment=segment,
                        used_bytes=encoded.total_bytes)  # fmt: skip
 
-    def _leave_part(self, task: Fetch, rows: int, texts: list[list[Any]], samples: list[Any]) -> Outcome:
-        """Leave samples for whoever will collate the batch."""
+    def _leave_part(self, task: Fetch, rows: _Rows | None, samples: list[Any]) -> Outcome:
+        """Leave samples, after rows already written, for whoever will collate the batch."""
         try:
             encoded = encode(samples)
         except Exception:
             return Outcome("cannot travel")
         del samples
         segment = self._write(task, encoded) if encoded.total_bytes else NO_SEGMENT
-        return Outcome("part", rows, texts, encoded.pickled, encoded.offsets, segment, encoded.total_bytes)
+        part = Outcome("part", 0, [], encoded.pickled, encoded.offsets, segment, NO_SEGMENT, encoded.total_bytes)
+        if rows is None or not rows.written:
+            return part
+        return part._replace(rows=rows.written, texts=rows.texts, rows_segment=rows.segment)
 
     def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
         """Copy encoded buffers into the room given with the task, or into room asked for now."""
@@ -509,7 +513,7 @@ class _Rows:
         for position, sample in enumerate(samples):
             values = match(sample)
             if values is None:
-                if self._task.alone and not self.written and not self._pending and not self._relearnt:
+                if not self.written and not self._pending and not self._relearnt:
                     self._relearnt = True
                     return self.add(samples) if self._learn(sample) else samples
                 return self.flush() + samples[position:]
