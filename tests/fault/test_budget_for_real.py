@@ -230,6 +230,10 @@ _KERNEL_BYTES_PER_WORKER = 5 * MIB
         pytest.param("VARYING, 4, {}, collate='stacked'", 4, 300 * MIB, id="varying sizes, own collate"),
         pytest.param("VARYING, 1, {}, 'SizedStream'", 1, 200 * MIB, id="stream of varying sizes"),
         pytest.param("([1024] * 20 + [60 * MIB] + [1024] * 20) * 3, 2, {}", 2, 200 * MIB, id="giants"),
+        pytest.param("[24 * MIB] * 16, 3, {}", 3, 96 * MIB, id="room for two batches and the workers, no more"),
+        # Unpickled bytes are the user's own memory: one batch of 32 MiB in the loop's hands is on top.
+        pytest.param("[32 * MIB] * 14, 1, {} - 32 * MIB, 'SizedBytes', 'listed'", 1, 232 * MIB, id="encoded images"),
+        pytest.param("[32 * MIB] * 14, 3, {} - 32 * MIB, 'SizedBytes', 'listed'", 3, 232 * MIB, id="encoded images, 3"),
     ],
 )
 def test_the_kernels_own_peak_stays_inside_the_budget(call: str, workers: int, memory: int) -> None:

@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kit import lines, people
-from kit.datasets import Deadly, DeadlyStream, Noisy, Ragged, Sitting, Stream, joined, listed, plain
+from kit.datasets import Deadly, DeadlyStream, Leaving, Noisy, Ragged, Sitting, Stream, joined, listed, plain
 from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 from kit.points import POINTS, Fault, Faulty, injected
 from kit.triggers import Trigger
@@ -395,6 +395,14 @@ def test_a_sample_that_kills_every_worker_is_named(workers: int) -> None:
         for _ in loader:
             came += 1
     assert came <= 5
+    loader.close()
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["os._exit", "sys.exit"])
+def test_a_sample_that_leaves_its_worker_is_named_with_the_exit_status(at_once: bool) -> None:
+    loader = penstock.DataLoader(Leaving(64, 21, at_once=at_once), batch_size=4, num_workers=2, timeout=30)
+    with pytest.raises(penstock.WorkerError, match=r"index 21 \(batch 5\).*exited with status 5"):
+        list(loader)
     loader.close()
 
 

@@ -199,19 +199,6 @@ def test_the_budget_holds_for_streams(use: Use) -> None:
     hold_to(run(use), use)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_budget_holds_for_samples_of_bytes(workers: int) -> None:
-    """Encoded images under a custom collate: their bytes count wherever they lie."""
-    use = Use((32 * MIB,) * 14, workers, 200 * MIB, 0.02, 0, data.SizedBytes, data.listed)
-    hold_to(run(use), use)
-
-
-def test_a_tight_budget_slows_the_loader_down_and_nothing_else() -> None:
-    """Room for two batches and the workers, no more."""
-    use = Use((24 * MIB,) * 16, 3, 2 * 24 * MIB + 3 * 16 * MIB, 0.0, 0)
-    hold_to(run(use), use)
-
-
 def test_giants_between_crumbs_leave_no_trace() -> None:
     use = Use(tuple([KIB] * 20 + [60 * MIB] + [KIB] * 20) * 3, 2, 200 * MIB, 0.0, 0)
     hold_to(run(use), use)

@@ -100,7 +100,8 @@ def _check(leaf: Leaf) -> Callable[[Any], bool]:
     if leaf.kind == "tensor":
         return lambda v: type(v) is kind and v.dtype is dtype and v.shape == shape
     if leaf.kind == "array":
-        return lambda v: type(v) is kind and v.dtype == np_dtype and v.shape == shape
+        # torch refuses arrays that run backwards, so they are left to it.
+        return lambda v: type(v) is kind and v.dtype == np_dtype and v.shape == shape and min(v.strides, default=0) >= 0
     if kind is int:
         return lambda v: type(v) is kind and -(1 << 63) <= v < 1 << 63
     return lambda v: type(v) is kind
@@ -259,7 +260,7 @@ def _learn(value: Any, leaves: list[Leaf]) -> Any:
 
 
 def _numpy_leaf(value: Any, kind: type) -> Leaf:
-    if value.dtype.kind in "SUOVMm" or not value.dtype.isnative:
+    if value.dtype.kind in "SUOVMm" or not value.dtype.isnative or min(value.strides, default=0) < 0:
         raise _Unknown
     try:
         dtype = torch.as_tensor(np.zeros((), value.dtype) if kind is np.ndarray else [value]).dtype

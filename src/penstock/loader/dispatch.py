@@ -232,6 +232,9 @@ class Dispatcher:
         depth = self.depth_wanted or self.pace.depth(
             self.order.batch_rows, self.workers, splittable=self.shared_batches, in_order=self.order.in_order
         )
+        if self.order.bound and not self.order.in_order:
+            # A slow worker fills its share of what is ahead, not all of it.
+            depth = max(depth, _BOUND_IN_HAND * self.workers)
         self.depth = depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
         # What the user holds is besides what is ahead.
         slots = self.depth + self.admission.user_holds
@@ -248,7 +251,10 @@ class Dispatcher:
             batch = self._batch_with_work() or self._open_next()
             if batch is None:
                 return
-            if batch.todo or batch.wants_collate:
+            if batch.wants_collate:
+                # One worker that is large already, rather than each in turn.
+                self._hand_out(max(self._idle(), key=lambda s: s.handle.private_bytes), batch)
+            elif batch.todo:
                 self._hand_out(seat, batch)
         due = self.admission.due
         if due is not None and (due.todo or due.wants_collate):
@@ -278,23 +284,30 @@ class Dispatcher:
         batch = self.admission.open_next(
             slots=self._slots,
             # Workers that write rows ask as soon as they hold one sample, so one batch each may start blind.
-            start_blind=self.workers if self.order.rows and not self.shared_batches else 1,
+            start_blind=self.workers if self.order.rows and not splits else 1,
             # Parts and the batch made of them exist side by side for a moment.
             copies=2 if splits and not self.order.rows else 1,
             rows_ahead=self.order.rows,
         )
         if batch is not None and self.order.bound:
-            batch.worker_id = batch.number % self.workers
+            batch.worker_id = batch.number % self.workers if self.order.in_order else self._least_loaded()
         return batch
 
+    def _least_loaded(self) -> int:
+        """The worker with the fewest batches of its own: out of order, a slow one is not given more than others."""
+        loads = {seat.handle.worker_id: 0 for seat in self.seats if not seat.exhausted}
+        for batch in self.admission.open.values():
+            if not batch.ready and batch.worker_id in loads:
+                loads[batch.worker_id] += 1
+        return min(loads, key=lambda worker_id: loads[worker_id], default=0)
+
+    def _idle(self) -> list[Seat]:
+        """Workers that can take another task."""
+        most = self._most_in_hand
+        return [s for s in self.seats if len(s.tasks) < most and s.handle.started and not s.leaving]
+
     def _idlest(self) -> Seat | None:
-        best = None
-        for seat in self.seats:
-            in_hand = len(seat.tasks)
-            ready = seat.handle.started and not seat.leaving
-            if ready and in_hand < self._most_in_hand and (best is None or in_hand < len(best.tasks)):
-                best = seat
-        return best
+        return min(self._idle(), key=lambda seat: len(seat.tasks), default=None)
 
     def _rows_per_task(self, batch_rows: int) -> int:
         return self.pace.rows_per_task(batch_rows, self.workers) if self.shared_batches else batch_rows

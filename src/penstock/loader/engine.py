@@ -40,6 +40,8 @@ from penstock.workers.pool import ProcessPool, ThreadPool, leave_deadline_s
 _DOZE_S = 0.002
 """How long the engine's thread leaves a returning training thread alone: it is usually back sooner."""
 _LOOK_AROUND_S = 1.0
+_OWN_BYTES = 4 << 20
+"""What the pipeline itself takes in the trainer, counted against the budget."""
 
 
 _NO_BYTES = np.empty(0, np.uint8)
@@ -271,12 +273,12 @@ class Engine:
         self._progress()
 
     def _workers_will_take(self) -> int:
-        """Private memory to count on: a worker at rest will be as large as the largest was, or hold one sample."""
+        """Private memory to count on: each worker as large as it was, or with one sample in hand."""
         private = [seat.handle.private_bytes for seat in self.dispatcher.seats if seat.handle.started]
         if not private:
             return 0
-        each = max(max(private), min(private) + self.dispatcher.admission.shapes.sample_bytes)
-        return each * len(self.dispatcher.seats)
+        with_sample = min(private) + self.dispatcher.admission.shapes.sample_bytes
+        return sum(max(own, with_sample) for own in private) + min(_OWN_BYTES, self.memory_bytes // 25)
 
     def _progress(self) -> None:
         self.dispatcher.progress()
@@ -337,7 +339,6 @@ class Engine:
         if batch is not None:
             # The loop variable holds the batch before this one until next() returns: not a reason to hand it over.
             dispatcher.admission.trainer_waits = False
-            self._progress()
         elif dispatcher.failure is not None:
             failure, dispatcher.failure = dispatcher.failure, None
             raise failure
@@ -356,6 +357,9 @@ class Engine:
             with self._lock:
                 return self._decoded(batch)
         finally:
+            with self._lock:
+                if not self._closed:
+                    self._progress()
             self._counters.deliver_s += time.perf_counter() - began
 
     def _decoded(self, batch: Batch) -> Any:

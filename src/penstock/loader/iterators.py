@@ -16,7 +16,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 from torch.utils.data._utils import pin_memory as torch_pinning
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -41,8 +41,8 @@ from penstock.workers.worker import Setup, can_split
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
 
-_LEAST_DRAWN_AHEAD = 16
-"""Batches of indices drawn ahead of need with workers, whatever the depth: that may change, the draws may not."""
+_DRAWN_AHEAD = 16
+"""Batches of indices drawn ahead of need with workers, where nobody can tell how far the sampler was read."""
 
 
 class PipelineIterator(_BaseDataLoaderIter):
@@ -62,6 +62,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._draws_seed = True
         if state is not None:
             self._take_over(state)
+        self._most_ahead = loader.prefetch_factor or 2
         self._draws_ahead = self._wanted_ahead(loader._depth)
         setup = Setup(
             dataset=self._dataset,
@@ -185,9 +186,17 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _wanted_ahead(self, depth: int | None) -> int:
         if self._num_workers:
-            return max(_LEAST_DRAWN_AHEAD, 2 * self._num_workers, (depth or 0) + 1)
+            as_torch = self._most_ahead * self._num_workers
+            return max(_DRAWN_AHEAD, as_torch, (depth or 0) + 1) if self._draws_nothing_global() else as_torch
         # A sampler with a state must be seen to end while its state is still that of this epoch.
         return 0 if self._state_keeper() is None else 1
+
+    def _draws_nothing_global(self) -> bool:
+        """Whether the sampler can be read ahead unseen: torch's own, and not drawing from the user's generator."""
+        sampler = self._index_sampler
+        if type(sampler) is BatchSampler:
+            sampler = sampler.sampler
+        return type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and sampler.generator is None)
 
     def _draw_ahead(self, count: int) -> None:
         """Have ``count`` batches of indices drawn that are not delivered yet, if the sampler has so many."""

@@ -11,8 +11,10 @@ import ctypes
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,34 @@ class Deadly(Noisy):
     def __getitem__(self, index: int) -> Any:
         if index == self.at and os.getpid() != self.home:
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Leaving(Noisy):
+    """Leaves the worker at one index, always: by sys.exit, or with ``at_once`` without a farewell."""
+
+    def __init__(self, length: int, at: int, *, at_once: bool) -> None:
+        super().__init__(length)
+        self.at, self.at_once = at, at_once
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            (os._exit if self.at_once else sys.exit)(5)
+        return super().__getitem__(index)
+
+
+class Hungry(Noisy):
+    """Eats all the memory there is at one index; with ``once``, a path, the first time only."""
+
+    def __init__(self, length: int, at: int, once: str | None = None) -> None:
+        super().__init__(length)
+        self.at, self.once = at, once
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at and (self.once is None or not Path(self.once).exists()):
+            if self.once is not None:
+                Path(self.once).touch()
+            _ = [bytearray(os.urandom(1 << 20)) for _ in range(20_000)]
         return super().__getitem__(index)
 
 

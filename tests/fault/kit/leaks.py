@@ -33,12 +33,17 @@ def everything() -> dict[str, Any]:
     for _ in range(3):
         gc.collect()
     return {
-        "workers": workers(),
+        "workers": collections.Counter(workers()),
         "descriptors": collections.Counter(_descriptors()),
-        "threads": sorted(thread.name for thread in threading.enumerate()),
-        "mappings": Path("/proc/self/maps").read_text().count("memfd:penstock"),
-        "shared names": sorted(_shared_names()),
+        "threads": collections.Counter(thread.name for thread in threading.enumerate()),
+        "mappings": collections.Counter(memfd=Path("/proc/self/maps").read_text().count("memfd:penstock")),
+        "shared names": collections.Counter(_shared_names()),
     }
+
+
+def _added(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What there is more of. Less of something is an earlier test's business."""
+    return {name: after[name] - before[name] for name in before if after[name] - before[name]}
 
 
 def _descriptors() -> list[str]:
@@ -70,7 +75,6 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             loader.close()
         return
     deadline = time.monotonic() + _SETTLE_S
-    while (after := everything()) != before and time.monotonic() < deadline:
+    while (left := _added(before, everything())) and time.monotonic() < deadline:
         time.sleep(0.02)
-    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-    assert not changed, f"before and after: {changed}"
+    assert not left, f"left behind: {left}"
