@@ -92,7 +92,7 @@ class Hungry(Noisy):
         if index == self.at and (self.once is None or not Path(self.once).exists()):
             if self.once is not None:
                 Path(self.once).touch()
-            _ = [bytearray(os.urandom(1 << 20)) for _ in range(20_000)]
+            _ = [bytearray(b"x") * (1 << 20) for _ in range(20_000)]
         return super().__getitem__(index)
 
 

@@ -1,0 +1,255 @@
+"""Workers, depth and memory change in the middle of an epoch: nothing is lost, repeated or reordered."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kit import people
+from kit.datasets import Noisy, Ragged, Stream, WithPid, joined, listed, plain
+from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
+
+import penstock
+
+MIB = 1 << 20
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+
+def make(dataset: Any, workers: int, **more: Any) -> penstock.DataLoader[Any]:
+    chosen = {"batch_size": 8, "shuffle": True, **more}
+    if not workers:
+        chosen.pop("multiprocessing_context", None)
+    return penstock.DataLoader(dataset, num_workers=workers, generator=torch.Generator().manual_seed(5), **chosen)
+
+
+def oracle(dataset: Any, **more: Any) -> list[Any]:
+    return [plain(batch) for batch in make(dataset, 0, **more)]
+
+
+def makers(batch: Any) -> set[int]:
+    return set(batch["pid"].tolist())
+
+
+STEPS = [4, 2, 0, 3]
+
+
+@pytest.mark.parametrize("by", ["resize", "assignment"])
+def test_one_four_two_none_three_workers_give_the_same_batches_and_take_effect_within_two(by: str) -> None:
+    dataset = WithPid(800, sample_s=0.004)
+    loader = make(dataset, 1)
+    iterator = iter(loader)
+    came: list[Any] = []
+    late: dict[int, float] = {}
+    for _ in range(6):
+        came.append(plain(next(iterator)))
+    for step in STEPS:
+        began = time.monotonic()
+        if by == "resize":
+            loader.resize(workers=step)
+        else:
+            loader.num_workers = step
+        assert time.monotonic() - began < 1.0
+        for _ in range(2):
+            came.append(plain(next(iterator)))
+        # Those that leave may still be on their way out of the interpreter.
+        late[step] = people.until(lambda step=step: len(people.workers()) == step, within_s=0.5)
+        assert loader.num_workers == loader.stats().workers == step
+        for _ in range(8):
+            batch = next(iterator)
+            came.append(plain(batch))
+        if step == 0:
+            assert makers(batch) == {os.getpid()}
+        else:
+            assert makers(batch) <= set(people.workers())
+    came += [plain(batch) for batch in iterator]
+    print({step: f"{s * 1e3:.0f} ms after the second batch" for step, s in late.items()})
+    loader.close()
+    assert came == oracle(dataset)
+
+
+def test_new_workers_take_part_within_two_batches_of_those_ahead() -> None:
+    dataset = WithPid(800, sample_s=0.01)
+    loader = make(dataset, 1)
+    iterator = iter(loader)
+    for _ in range(5):
+        (old,) = makers(next(iterator))
+    loader.resize(workers=4)
+    ahead = loader.stats().depth
+    seen = [makers(next(iterator)) for _ in range(ahead + 2)]
+    first = next(number for number, pids in enumerate(seen, 1) if pids - {old})
+    print(f"first rows by a new worker in batch {first} after the change, {ahead} were ahead")
+    assert first <= ahead + 2
+    loader.close()
+
+
+@pytest.mark.parametrize(("kind", "collate"), [(Noisy, None), (Noisy, listed), (Ragged, listed), (Ragged, joined)])
+@pytest.mark.parametrize("seed", range(2))
+def test_any_changes_at_any_time_change_nothing(kind: type[Noisy], collate: Any, seed: int) -> None:
+    dataset = kind(640, values=2000)
+    chance = random.Random(seed)
+    loader = make(dataset, 2, collate_fn=collate)
+    came = []
+    for batch in loader:
+        came.append(plain(batch))
+        change = chance.randrange(6)
+        if change == 0:
+            loader.resize(workers=chance.randrange(5))
+        elif change == 1:
+            loader.resize(depth=chance.randrange(1, 6))
+        elif change == 2:
+            loader.set_memory(chance.choice([30, 60, 120, 400]) * MIB)
+        elif change == 3:
+            loader.prefetch_factor = chance.randrange(1, 5)
+        elif change == 4 and (living := people.workers()):
+            people.kill(chance.choice(living))
+    loader.close()
+    assert came == oracle(dataset, collate_fn=collate)
+
+
+@pytest.mark.parametrize(("why", "method"), [("resize", "spawn"), ("death", "spawn")])
+def test_next_never_waits_for_a_starting_worker(why: str, method: str) -> None:
+    """The dataset's pickle is far larger than a pipe: nobody may wait until a spawned worker has read it."""
+    dataset = Noisy(2400, sample_s=0.005)
+    dataset.ballast = bytes(4 * MIB)  # type: ignore[attr-defined]
+    loader = make(dataset, 2, multiprocessing_context=method)
+    iterator = iter(loader)
+    came = [plain(next(iterator)) for _ in range(5)]
+    people.until(lambda: all(seat.handle.started for seat in iterator._engine.dispatcher.seats))
+    began = time.monotonic()
+    if why == "resize":
+        loader.resize(workers=3)
+    else:
+        people.kill(people.workers()[0])
+    resize_s = time.monotonic() - began
+    longest = 0.0
+    for _ in range(30):
+        asked = time.monotonic()
+        came.append(plain(next(iterator)))
+        longest = max(longest, time.monotonic() - asked)
+    print(f"{why} took {resize_s:.2f} s, the longest next() {longest:.2f} s")
+    came += [plain(batch) for batch in iterator]
+    loader.close()
+    assert came == oracle(dataset)
+    assert longest < 0.5
+
+
+def test_memory_halved_in_the_middle_gives_the_same_batches_and_holds_within_two() -> None:
+    dataset = Noisy(640, values=1 << 16)
+    loader = make(dataset, 3, memory=100 * MIB)
+    loader.resize(depth=16)
+    iterator = iter(loader)
+    came = []
+    for _ in range(20):
+        came.append(plain(next(iterator)[:, :8]))
+    people.until(lambda: loader.stats().in_flight_bytes > 50 * MIB)
+    full = loader.stats()
+    loader.set_memory(50 * MIB)
+    for _ in range(2):
+        came.append(plain(next(iterator)[:, :8]))
+    now = loader.stats()
+    print(f"in flight {full.in_flight_bytes >> 20} MiB, two batches after halving {now.in_flight_bytes >> 20} MiB")
+    assert full.in_flight_bytes + full.workers_private_bytes > 50 * MIB
+    assert now.memory_bytes == 50 * MIB
+    assert now.in_flight_bytes + now.workers_private_bytes <= 50 * MIB
+    for batch in iterator:
+        came.append(plain(batch[:, :8]))
+        now = loader.stats()
+        assert now.in_flight_bytes + now.workers_private_bytes <= 50 * MIB
+        del batch
+    loader.close()
+    assert came == [plain(batch[:, :8]) for batch in make(dataset, 0)]
+
+
+def test_a_worker_told_to_leave_and_killed_at_once_changes_nothing() -> None:
+    dataset = Noisy(400, sample_s=0.003)
+    loader = make(dataset, 4)
+    iterator = iter(loader)
+    came = []
+    for _ in range(5):
+        came.append(plain(next(iterator)))
+        loader.resize(workers=1)
+        for pid in people.workers():
+            people.kill(pid)
+        came.append(plain(next(iterator)))
+        loader.resize(workers=4)
+    came += [plain(batch) for batch in iterator]
+    loader.close()
+    assert came == oracle(dataset)
+
+
+def test_a_stopped_worker_that_is_told_to_leave_does_not_hold_up_the_others() -> None:
+    dataset = Noisy(400, sample_s=0.003)
+    loader = make(dataset, 2)
+    iterator = iter(loader)
+    came = [plain(next(iterator)) for _ in range(5)]
+    victim = max(people.workers())
+    with people.stopped(victim):
+        loader.resize(workers=1)
+        time.sleep(0.2)
+    came += [plain(batch) for batch in iterator]
+    loader.close()
+    assert came == oracle(dataset)
+
+
+class LongAway(Noisy):
+    """Sample 1 takes a minute anywhere but at home."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.home = os.getpid()
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1 and os.getpid() != self.home:
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+def test_a_worker_killed_with_the_due_batch_when_there_are_to_be_none_leaves_it_to_the_trainer() -> None:
+    """The batch behind it is ready already, and must not be in the way."""
+    dataset = LongAway(12)
+    loader = make(dataset, 2, batch_size=1, shuffle=False, timeout=10)
+    iterator = iter(loader)
+    came = [plain(next(iterator))]
+    dispatcher = iterator._engine.dispatcher
+    people.until(lambda: any(batch.ready for batch in dispatcher.admission.open.values()))
+    loader.resize(workers=0)
+    for pid in people.workers():
+        people.kill(pid)
+    came += [plain(batch) for batch in iterator]
+    loader.close()
+    assert came == oracle(dataset, batch_size=1, shuffle=False)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_workers_with_batches_of_their_own_change_at_the_epochs_edge(seeding: str) -> None:
+    """Iterable datasets and torch's own seeding: this epoch goes on as it began, the next has the new number."""
+    dataset: Any = Stream(240) if seeding == "batch" else Noisy(240)
+    more: dict[str, Any] = {"batch_size": 8, "seeding": seeding}
+    torch.manual_seed(1)
+    expected = [[plain(b) for b in penstock.DataLoader(dataset, num_workers=n, **more)] for n in (2, 3)]
+    for persistent in (False, True):
+        torch.manual_seed(1)
+        loader = penstock.DataLoader(dataset, num_workers=2, persistent_workers=persistent, **more)
+        came = []
+        for number, batch in enumerate(loader):
+            came.append(plain(batch))
+            if number == 5:
+                loader.resize(workers=3)
+        assert came == expected[0]
+        second = [plain(b) for b in loader]
+        loader.close()
+        if not persistent or seeding == "batch":
+            assert second == expected[1]

@@ -1,0 +1,231 @@
+"""The trainer is killed at any moment: within two seconds no process of it lives, and so no memory of it is left.
+
+Segments have no names, so they go with the last process that has them. All processes of a training carry a mark.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kit.nursery import Nursery, nursery
+from kit.people import until
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
+]
+
+WITHIN_S = 2.0
+MOMENT_S = 0.6
+"""Long enough for a loader that forks to be past its first epochs: moments fall before, at and after the start."""
+
+TRAIN = """
+if {method!r} != "fork":
+    first = iter(penstock.DataLoader(Noisy(400), num_workers=3, multiprocessing_context={method!r}))
+    next(first)
+    while not all(seat.handle.started for seat in first._engine.dispatcher.seats):
+        time.sleep(0.01)
+    print("up", flush=True)
+    for batch in first:
+        time.sleep(0.01)
+for _ in range(1000):
+    loader = penstock.DataLoader(Noisy(4000, values=20000, sample_s=0.001), batch_size=8, num_workers=3,
+                                 multiprocessing_context={method!r}, memory="200MB")
+    for number, batch in enumerate(loader):
+        if number == 40:
+            break
+        if number % 10 == 9:
+            os.kill(random.choice(workers() or [0]), signal.SIGKILL) if {kills} and workers() else None
+"""
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Nursery]:
+    with nursery(tmp_path) as made:
+        yield made
+
+
+def shared_names() -> set[str]:
+    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith("penstock")}
+
+
+def kill_at_moments(nest: Nursery, method: str, times: int, *, seed: int, kills: bool = False) -> float:
+    """Kill so many trainings, each at a moment of its own; gives the longest time anything lived on."""
+    chance = random.Random(seed)
+    longest = 0.0
+    before = shared_names()
+    for _ in range(times):
+        moment_s = chance.uniform(0.0, MOMENT_S)
+        training = nest.start(TRAIN.format(method=method, kills=kills))
+        if method != "fork":
+            # Workers that are still importing have a test of their own.
+            training.wait_for("up")
+        time.sleep(moment_s)
+        training.signal(signal.SIGKILL)
+        end = training.end(gone_within_s=10)
+        assert end.status == -signal.SIGKILL, end.err
+        assert end.left_s <= WITHIN_S, f"killed after {moment_s:.3f} s, lived on for {end.left_s:.1f} s: {end}"
+        longest = max(longest, end.left_s)
+    assert shared_names() <= before
+    return longest
+
+
+@pytest.mark.parametrize(("method", "times"), [("fork", 12), ("spawn", 2), ("forkserver", 3)])
+def test_nothing_is_left_of_a_trainer_killed_at_a_random_moment(nest: Nursery, method: str, times: int) -> None:
+    kill_at_moments(nest, method, times, seed=1)
+
+
+def test_nothing_is_left_of_a_trainer_killed_while_its_workers_are_being_replaced(nest: Nursery) -> None:
+    kill_at_moments(nest, "fork", 8, seed=2, kills=True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("kills", [False, True])
+def test_nothing_is_left_of_a_trainer_killed_at_fifty_random_moments(nest: Nursery, method: str, kills: bool) -> None:
+    longest = kill_at_moments(nest, method, 50, seed=3, kills=kills)
+    print(f"{method}, workers killed too: {kills}: gone within {longest:.3f} s")
+
+
+IMPORTING = """
+loader = penstock.DataLoader(Noisy(400), num_workers=2, multiprocessing_context={method!r})
+iterator = iter(loader)
+print("importing", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_still_importing_die_with_their_trainer(nest: Nursery, method: str) -> None:
+    training = nest.start(IMPORTING.format(method=method))
+    training.wait_for("importing")
+    training.signal(signal.SIGKILL)
+    end = training.end(gone_within_s=20)
+    assert end.left_s <= WITHIN_S, f"workers went on importing for {end.left_s:.1f} s"
+
+
+SITTING = """
+loader = penstock.DataLoader(Sitting(64, gil={gil}), num_workers=2, multiprocessing_context={method!r})
+iterator = iter(loader)
+next(iterator)
+"""
+
+
+@pytest.mark.parametrize("gil", [False, True], ids=["", "with the interpreter lock held"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_in_a_long_sample_die_with_their_trainer(nest: Nursery, method: str, gil: bool) -> None:
+    training = nest.start(SITTING.format(method=method, gil=gil))
+    until(lambda: training.printed().count("sitting") == 2, 60)
+    training.signal(signal.SIGKILL)
+    end = training.end(gone_within_s=8)
+    assert end.status == -signal.SIGKILL, end.err
+    assert end.left_s <= WITHIN_S, f"workers sat on for {end.left_s:.1f} s: {end}"
+
+
+REPLACED = """
+class Replaced(Sitting):
+    def __getitem__(self, index):
+        if index >= 8:
+            self.sit_here()
+        return noise(index, 8)
+loader = penstock.DataLoader(Replaced(64, gil=True), batch_size=2, num_workers=2)
+iterator = iter(loader)
+next(iterator)
+for pid in workers():
+    os.kill(pid, signal.SIGKILL)
+print("killed", flush=True)
+for batch in iterator:
+    pass
+"""
+
+
+def test_replaced_workers_in_a_long_sample_die_with_their_trainer(nest: Nursery) -> None:
+    """Successors are started by another thread than the first workers were."""
+    training = nest.start(REPLACED)
+    until(lambda: training.printed().count("sitting") == 2, 30)
+    training.signal(signal.SIGKILL)
+    end = training.end(gone_within_s=8)
+    assert end.left_s <= WITHIN_S, f"workers sat on for {end.left_s:.1f} s: {end}"
+
+
+STOPPED = """
+loader = penstock.DataLoader(Noisy(4000, sample_s=0.001), batch_size=8, num_workers=2,
+                             multiprocessing_context={method!r})
+iterator = iter(loader)
+next(iterator)
+os.kill(workers()[0], signal.SIGSTOP)
+print("stopped", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_stopped_worker_dies_with_its_trainer(nest: Nursery, method: str) -> None:
+    training = nest.start(STOPPED.format(method=method))
+    training.wait_for("stopped")
+    training.signal(signal.SIGKILL)
+    end = training.end(gone_within_s=8)
+    assert end.left_s <= WITHIN_S, f"it stayed for {end.left_s:.1f} s"
+
+
+THREADED = """
+def train():
+    loader = penstock.DataLoader(Noisy(4000, values=20000, sample_s=0.001), batch_size=8, num_workers=2)
+    for batch in loader:
+        print("training", flush=True)
+threads = [threading.Thread(target=train) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_workers_of_loaders_in_threads_die_with_their_trainer(nest: Nursery) -> None:
+    training = nest.start(THREADED)
+    training.wait_for("training")
+    time.sleep(0.3)
+    training.signal(signal.SIGKILL)
+    end = training.end(gone_within_s=8)
+    assert end.left_s <= WITHIN_S, f"workers lived on for {end.left_s:.1f} s"
+
+
+MEMORY = """
+loader = penstock.DataLoader(Noisy(4000, values=1 << 18), batch_size=16, num_workers=2, memory="400MB")
+kept = [batch for batch, _ in zip(loader, range(6))]
+print("full", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_memory_of_a_killed_trainer_comes_back(nest: Nursery) -> None:
+    def shared_kib() -> int:
+        return next(
+            int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("Shmem:")
+        )
+
+    training = nest.start(MEMORY)
+    training.wait_for("full")
+    held = sum(held_bytes(pid) for pid in training.left())
+    assert held >= 6 * 16 * (8 << 18)
+    before = shared_kib()
+    training.signal(signal.SIGKILL)
+    end = training.end()
+    assert end.left_s <= WITHIN_S
+    # Others use shared memory at the same time, hence only half of it.
+    deadline = time.monotonic() + WITHIN_S
+    while before - shared_kib() < 6 * 16 * (8 << 8) // 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert before - shared_kib() >= 6 * 16 * (8 << 8) // 2
+
+
+def held_bytes(pid: int) -> int:
+    """Bytes of segments mapped by a process."""
+    spans = [line.split()[0] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:penstock" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in (span.split("-") for span in spans))

@@ -1,0 +1,456 @@
+"""An epoch is left and gone on with anywhere, by any number of workers: what follows is what would have followed.
+
+The habits of torchdata's StatefulDataLoader are here too, in our own words: each test says which one it holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kit import people
+from kit.datasets import Failing, Noisy, Ragged, StatefulSampler, Stream, listed, plain
+from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
+
+import penstock
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+ROWS, BATCHES = 4, 24
+
+
+def make(order: str, workers: int, **more: Any) -> penstock.DataLoader[Any]:
+    """A loader as a new process would make it: nothing of an earlier one is in it but what the state brings."""
+    dataset = more.pop("dataset", None) or Noisy(ROWS * BATCHES)
+    by: dict[str, Any] = {
+        "in order": {"batch_size": ROWS},
+        "shuffled": {"batch_size": ROWS, "shuffle": True},
+        "shuffled by a generator": {
+            "batch_size": ROWS,
+            "shuffle": True,
+            "generator": torch.Generator().manual_seed(random.randrange(1000)),
+        },
+        "stateful sampler": {"batch_size": ROWS, "sampler": StatefulSampler(len(dataset), 3)},
+        "stateful batch sampler": {"batch_sampler": StatefulBatches(StatefulSampler(len(dataset), 3), ROWS)},
+    }[order]
+    return penstock.DataLoader(dataset, num_workers=workers, **by, **more)
+
+
+class StatefulBatches(BatchSampler):
+    def __init__(self, sampler: StatefulSampler, rows: int) -> None:
+        super().__init__(sampler, rows, False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.sampler.state_dict()}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state_dict(state["inner"])  # type: ignore[attr-defined]
+
+
+ORDERS = ["in order", "shuffled", "shuffled by a generator", "stateful sampler", "stateful batch sampler"]
+
+
+def saved(loader: penstock.DataLoader[Any], **more: Any) -> Any:
+    """The state as a checkpoint file would give it back."""
+    return pickle.loads(pickle.dumps(loader.state_dict(**more)))
+
+
+def disturb() -> None:
+    """Another process, another time: the generators are elsewhere."""
+    seed = random.SystemRandom().randrange(1 << 31)
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_going_on_at_every_batch_with_another_number_of_workers_is_the_same_epoch(order: str) -> None:
+    """One epoch of as many loaders as it has batches."""
+    torch.manual_seed(11)
+    random.seed(11)
+    first = make(order, 2)
+    expected = [plain(batch) for batch in first]
+    torch.manual_seed(11)
+    random.seed(11)
+    came = []
+    loader = make(order, 1)
+    for number in range(BATCHES):
+        iterator = iter(loader)
+        came.append(plain(next(iterator)))
+        state = saved(loader)
+        loader.close()
+        disturb()
+        loader = make(order, [3, 0, 1, 4, 2][number % 5])
+        loader.load_state_dict(state)
+    assert list(loader) == []
+    loader.close()
+    assert came == expected
+
+
+@pytest.mark.parametrize("order", ["shuffled", "stateful sampler"])
+def test_the_rest_after_any_batch_is_the_rest_of_the_epoch(order: str) -> None:
+    torch.manual_seed(12)
+    loader = make(order, 2)
+    expected, states = [], []
+    for batch in loader:
+        expected.append(plain(batch))
+        states.append(saved(loader))
+    for number, state in enumerate(states):
+        disturb()
+        other = make(order, number % 4)
+        other.load_state_dict(state)
+        assert [plain(batch) for batch in other] == expected[number + 1 :]
+        other.close()
+
+
+@pytest.mark.parametrize("order", ["shuffled", "stateful sampler"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_epochs_after_the_one_gone_on_with_are_the_same_too(order: str, workers: int) -> None:
+    torch.manual_seed(13)
+    random.seed(13)
+    loader = make(order, workers)
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+    state = saved(loader)
+    generators = random.getstate(), torch.get_rng_state()
+    expected = [[plain(b) for b in iterator], [plain(b) for b in loader], [plain(b) for b in loader]]
+    loader.close()
+    disturb()
+    # The user's own generators are the user's to save, as in any training.
+    random.setstate(generators[0])
+    torch.set_rng_state(generators[1])
+    other = make(order, 3 - workers)
+    other.load_state_dict(state)
+    assert [[plain(b) for b in other], [plain(b) for b in other], [plain(b) for b in other]] == expected
+    other.close()
+
+
+@pytest.mark.parametrize("kind", [Noisy, Ragged])
+def test_a_state_under_fire_is_as_good_as_any(kind: type[Noisy]) -> None:
+    """Workers are killed and resized all along, and the state is taken in between."""
+    dataset = kind(ROWS * BATCHES, values=1000)
+    chance = random.Random(14)
+    torch.manual_seed(14)
+    expected = [plain(b) for b in make("shuffled", 0, dataset=dataset, collate_fn=listed)]
+    torch.manual_seed(14)
+    loader = make("shuffled", 2, dataset=dataset, collate_fn=listed)
+    came: list[Any] = []
+    while len(came) < BATCHES:
+        iterator = iter(loader)
+        for _ in range(3):
+            came.append(plain(next(iterator)))
+            if living := people.workers():
+                people.kill(chance.choice(living))
+        state = saved(loader)
+        loader.close()
+        loader = make("shuffled", chance.randrange(1, 4), dataset=dataset, collate_fn=listed)
+        loader.load_state_dict(state)
+    loader.close()
+    assert came == expected
+
+
+@pytest.mark.parametrize("ago", [0, 1, 2, 5])
+def test_a_state_of_some_batches_ago_goes_on_there(ago: int) -> None:
+    torch.manual_seed(15)
+    loader = make("shuffled", 2)
+    iterator = iter(loader)
+    came = [plain(next(iterator)) for _ in range(9)]
+    state = saved(loader, batches_ago=ago)
+    rest = [plain(b) for b in iterator]
+    other = make("shuffled", 3)
+    other.load_state_dict(state)
+    assert [plain(b) for b in other] == (came + rest)[9 - ago :]
+    loader.close()
+    other.close()
+
+
+def test_a_state_is_small_and_does_not_grow() -> None:
+    loader = make("shuffled", 2, dataset=Noisy(40_000))
+    sizes = []
+    for number, _ in enumerate(loader):
+        if number in (1, 5000):
+            sizes.append(len(pickle.dumps(loader.state_dict())))
+        if number == 5000:
+            break
+    loader.close()
+    assert max(sizes) < 32 << 10
+    assert abs(sizes[1] - sizes[0]) < 100
+
+
+def test_a_state_of_another_dataset_or_batch_size_is_a_clear_error() -> None:
+    loader = make("in order", 0)
+    next(iter(loader))
+    state = saved(loader)
+    with pytest.raises(penstock.ConfigError, match="dataset length 96.*97"):
+        make("in order", 0, dataset=Noisy(97)).load_state_dict(state)
+    with pytest.raises(penstock.ConfigError, match="batch size 4.*8"):
+        penstock.DataLoader(Noisy(96), batch_size=8).load_state_dict(state)
+    with pytest.raises(penstock.ConfigError, match="version"):
+        loader.load_state_dict({**state, "version": 99})
+    with pytest.raises(penstock.ConfigError, match="not a state"):
+        loader.load_state_dict({})
+
+
+# -- streams and torch's own seeding: the number of workers stays ------------------------------------
+
+
+class CountingStream(Stream):
+    """Keeps its own place, and can be put there."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.at = 0
+        self._resumes = False
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        step, first = (1, 0) if info is None else (info.num_workers, info.id)
+        if not self._resumes:
+            self.at = 0
+        self._resumes = False
+        while self.at * step + first < self.length:
+            self.at += 1
+            yield self.sample((self.at - 1) * step + first)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self._resumes = state["at"], True
+
+
+@pytest.mark.parametrize("kind", [Stream, CountingStream])
+def test_a_stream_goes_on_at_every_batch(kind: Any) -> None:
+    expected = [plain(b) for b in penstock.DataLoader(kind(46), batch_size=4, num_workers=3)]
+    for number in range(len(expected)):
+        loader = penstock.DataLoader(kind(46), batch_size=4, num_workers=3)
+        iterator = iter(loader)
+        came = [plain(next(iterator)) for _ in range(number + 1)]
+        state = saved(loader)
+        loader.close()
+        other = penstock.DataLoader(kind(46), batch_size=4, num_workers=3)
+        other.load_state_dict(state)
+        came += [plain(b) for b in other]
+        other.close()
+        assert came == expected
+
+
+def test_torchs_own_seeding_goes_on_at_every_third_batch() -> None:
+    more: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "seeding": "worker", "shuffle": True}
+    torch.manual_seed(16)
+    expected = [plain(b) for b in penstock.DataLoader(Noisy(64), **more)]
+    for number in range(0, 16, 3):
+        torch.manual_seed(16)
+        loader = penstock.DataLoader(Noisy(64), **more)
+        iterator = iter(loader)
+        came = [plain(next(iterator)) for _ in range(number + 1)]
+        state = saved(loader)
+        loader.close()
+        disturb()
+        other = penstock.DataLoader(Noisy(64), **more)
+        other.load_state_dict(state)
+        came += [plain(b) for b in other]
+        other.close()
+        assert came == expected
+
+
+# -- StatefulDataLoader's habits ----------------------------------------------------------------------
+
+each_workers = pytest.mark.parametrize("workers", [0, 2])
+
+
+@each_workers
+def test_habit_a_state_can_be_asked_for_before_the_first_iteration(workers: int) -> None:
+    torch.manual_seed(17)
+    loader = make("shuffled", workers)
+    state = saved(loader)
+    expected = [plain(b) for b in loader]
+    disturb()
+    other = make("shuffled", workers)
+    other.load_state_dict(state)
+    assert [plain(b) for b in other] == expected
+    loader.close()
+    other.close()
+
+
+@each_workers
+def test_habit_a_state_asked_for_after_loading_one_is_that_one(workers: int) -> None:
+    loader = make("shuffled", workers)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = saved(loader)
+    loader.close()
+    other = make("shuffled", workers)
+    other.load_state_dict(copy.deepcopy(state))
+    again = saved(other)
+    third = make("shuffled", workers)
+    third.load_state_dict(again)
+    assert [plain(b) for b in third] == [plain(b) for b in other]
+    other.close()
+    third.close()
+
+
+@each_workers
+def test_habit_asking_for_states_does_not_disturb_the_iteration(workers: int) -> None:
+    torch.manual_seed(18)
+    expected = [plain(b) for b in make("shuffled", workers)]
+    torch.manual_seed(18)
+    loader = make("shuffled", workers)
+    came = []
+    for batch in loader:
+        loader.state_dict()
+        came.append(plain(batch))
+        loader.state_dict()
+    loader.close()
+    assert came == expected
+
+
+@each_workers
+def test_habit_a_state_of_the_end_begins_the_next_epoch_whole(workers: int) -> None:
+    loader = make("in order", workers)
+    assert len(list(loader)) == BATCHES
+    state = saved(loader)
+    loader.close()
+    other = make("in order", workers)
+    other.load_state_dict(state)
+    assert len(list(other)) == BATCHES
+    assert len(list(other)) == BATCHES
+    other.close()
+
+
+@each_workers
+def test_habit_a_state_after_the_last_batch_but_before_the_end_gives_an_empty_rest_first(workers: int) -> None:
+    """The epoch was not seen to end: what is left of it is nothing, and then comes a whole one."""
+    loader = make("in order", workers)
+    iterator = iter(loader)
+    for _ in range(BATCHES):
+        next(iterator)
+    state = saved(loader)
+    loader.close()
+    other = make("in order", workers)
+    other.load_state_dict(state)
+    assert len(list(other)) == 0
+    assert len(list(other)) == BATCHES
+    other.close()
+
+
+@each_workers
+def test_habit_only_the_next_iteration_goes_on_from_the_state(workers: int) -> None:
+    loader = make("in order", workers)
+    iterator = iter(loader)
+    for _ in range(10):
+        next(iterator)
+    loader.load_state_dict(saved(loader))
+    assert len(list(loader)) == BATCHES - 10
+    assert len(list(loader)) == BATCHES
+    loader.close()
+
+
+@each_workers
+def test_habit_a_second_epoch_can_be_left_and_gone_on_with(workers: int) -> None:
+    torch.manual_seed(19)
+    loader = make("shuffled", workers)
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(6):
+        next(iterator)
+    state = saved(loader)
+    expected = [plain(b) for b in iterator]
+    loader.close()
+    disturb()
+    other = make("shuffled", workers)
+    other.load_state_dict(state)
+    assert [plain(b) for b in other] == expected
+    other.close()
+
+
+def test_habit_persistent_workers_go_on_in_a_later_epoch_too() -> None:
+    torch.manual_seed(20)
+    loader = make("shuffled", 2, persistent_workers=True)
+    for _ in range(2):
+        list(loader)
+    iterator = iter(loader)
+    for _ in range(6):
+        next(iterator)
+    state = saved(loader)
+    expected = [plain(b) for b in iterator]
+    loader.close()
+    disturb()
+    other = make("shuffled", 3, persistent_workers=True)
+    other.load_state_dict(state)
+    assert [plain(b) for b in other] == expected
+    other.close()
+
+
+@each_workers
+def test_habit_two_loaders_over_the_same_dataset_keep_their_own_places(workers: int) -> None:
+    dataset = Noisy(ROWS * BATCHES)
+    one, other = make("in order", workers, dataset=dataset), make("in order", workers, dataset=dataset)
+    next(iter(one))
+    iterator = iter(other)
+    for _ in range(5):
+        next(iterator)
+    one.load_state_dict(saved(one))
+    other.load_state_dict(saved(other))
+    assert (len(list(one)), len(list(other))) == (BATCHES - 1, BATCHES - 5)
+    one.close()
+    other.close()
+
+
+@each_workers
+def test_habit_a_state_after_an_error_goes_on_behind_it(workers: int) -> None:
+    loader = make("in order", workers, dataset=Failing(ROWS * BATCHES, at=9))
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    with pytest.raises(ValueError, match="sample 9 is broken"):
+        next(iterator)
+    state = saved(loader)
+    loader.close()
+    other = make("in order", workers, dataset=Failing(ROWS * BATCHES, at=9))
+    other.load_state_dict(state)
+    assert plain(next(iter(other)))[0][0] == 12.0
+    other.close()
+
+
+@each_workers
+def test_habit_a_states_dictionary_is_a_copy_and_not_a_view(workers: int) -> None:
+    loader = make("stateful sampler", workers)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    before = pickle.dumps(state)
+    for _ in range(5):
+        next(iterator)
+    assert pickle.dumps(state) == before
+    loader.close()
+
+
+@each_workers
+@pytest.mark.parametrize("cut", [1, 11, 23])
+def test_habit_a_plain_sampler_is_read_past_what_it_gave(workers: int, cut: int) -> None:
+    order = list(reversed(range(ROWS * BATCHES)))
+    loader = penstock.DataLoader(Noisy(len(order)), batch_size=ROWS, sampler=order, num_workers=workers)
+    iterator = iter(loader)
+    for _ in itertools.repeat(None, cut):
+        next(iterator)
+    state = saved(loader)
+    loader.close()
+    other = penstock.DataLoader(Noisy(len(order)), batch_size=ROWS, sampler=order, num_workers=workers)
+    other.load_state_dict(state)
+    assert [plain(b)[0][0] for b in other] == [float(order[ROWS * n]) for n in range(cut, BATCHES)]
+    other.close()
