@@ -195,9 +195,9 @@ def test_a_state_of_another_dataset_or_batch_size_is_a_clear_error() -> None:
     loader = make("in order", 0)
     next(iter(loader))
     state = saved(loader)
-    with pytest.raises(penstock.ConfigError, match="dataset length 96.*97"):
+    with pytest.raises(penstock.ConfigError, match=r"dataset length 96.*97"):
         make("in order", 0, dataset=Noisy(97)).load_state_dict(state)
-    with pytest.raises(penstock.ConfigError, match="batch size 4.*8"):
+    with pytest.raises(penstock.ConfigError, match=r"batch size 4.*8"):
         penstock.DataLoader(Noisy(96), batch_size=8).load_state_dict(state)
     with pytest.raises(penstock.ConfigError, match="version"):
         loader.load_state_dict({**state, "version": 99})

@@ -208,7 +208,7 @@ def test_random_kills_under_torchs_own_seeding_change_nothing() -> None:
 # -- kills at named points --------------------------------------------------------------------------
 
 SCENES: dict[str, dict[str, Any]] = {
-    "mapping memory": {"dataset": Ragged(96, values=2000), "collate_fn": listed, "every": 5},
+    "mapping memory": {"dataset": Ragged(96, values=2000), "collate_fn": listed, "every": 11},
     "in a sample": {"every": 5},
     "asking for room": {"dataset": Ragged(96, values=2000), "collate_fn": listed, "every": 4},
     "mid-write of rows": {"dataset": Noisy(96, values=5000), "every": 5},
@@ -450,7 +450,7 @@ def test_workers_that_never_come_up_are_an_error_and_not_a_loop(tmp_path: Path) 
     fault = Fault(point="before started", trigger=trigger, trainer_pid=os.getpid())
     with injected(fault):
         loader = make(Noisy(16), 2, timeout=30)
-        with pytest.raises(penstock.WorkerError, match="starting.*SIGKILL"):
+        with pytest.raises(penstock.WorkerError, match=r"starting.*SIGKILL"):
             list(loader)
         loader.close()
     assert trigger.passes < 30
