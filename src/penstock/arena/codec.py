@@ -51,11 +51,14 @@ class Encoded:
             target[start : start + count] = np.frombuffer(buffer, dtype=np.uint8)
 
 
-def encode(value: object) -> Encoded:
-    """Split ``value``. Raises what pickle raises for objects that cannot travel."""
+def encode(value: object, *, exactly: bool = False) -> Encoded:
+    """Split ``value``. Raises what pickle raises for objects that cannot travel.
+
+    ``exactly``: also refuse arrays that would arrive with other strides and fool a collate function by it.
+    """
     buffers: list[memoryview] = []
     sink = io.BytesIO()
-    _Encoder(sink, buffers).dump(value)
+    _Encoder(sink, buffers, exactly).dump(value)
     return Encoded(sink.getvalue(), buffers)
 
 
@@ -83,7 +86,9 @@ def decode_inline(pickled: bytes) -> Any:
 class _Encoder(pickle.Pickler):
     """Pickles like multiprocessing does, except that plain CPU tensors become raw buffers."""
 
-    def __init__(self, sink: io.BytesIO, buffers: list[memoryview] | None) -> None:
+    def __init__(self, sink: io.BytesIO, buffers: list[memoryview] | None, exactly: bool = False) -> None:
+        self._exactly = exactly
+
         def keep(buffer: pickle.PickleBuffer) -> None:
             assert buffers is not None
             buffers.append(buffer.raw())
@@ -95,6 +100,8 @@ class _Encoder(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is np.ndarray:
             # numpy takes the bytes of an array with gaps into the pickle; without gaps they stay outside.
+            if self._exactly and min(obj.strides, default=0) < 0:
+                raise TypeError("an array that runs backwards would arrive running forwards")
             gaps = not (obj.flags.c_contiguous or obj.flags.f_contiguous) and not obj.dtype.hasobject
             return np.ascontiguousarray(obj).__reduce_ex__(5) if gaps else NotImplemented
         if type(obj) is not torch.Tensor:

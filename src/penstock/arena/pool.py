@@ -27,7 +27,7 @@ _REUSE_ANY_BELOW_BYTES = 1 << 20
 """Below this size a loose fit wastes less than a new segment costs."""
 
 
-_MOST_LENT = 64
+_MOST_LENT = 16
 _COPY_BELOW_BYTES = 1 << 20
 
 

@@ -295,7 +295,8 @@ class Dispatcher:
 
     def _least_loaded(self) -> int:
         """The worker with the fewest batches of its own: out of order, a slow one is not given more than others."""
-        loads = {seat.handle.worker_id: 0 for seat in self.seats if not seat.exhausted}
+        exhausted = {seat.handle.worker_id for seat in self.seats if seat.exhausted}
+        loads = {worker_id: 0 for worker_id in range(self.workers) if worker_id not in exhausted}
         for batch in self.admission.open.values():
             if not batch.ready and batch.worker_id in loads:
                 loads[batch.worker_id] += 1

@@ -157,6 +157,12 @@ class Engine:
         """A batch drawn from the sampler, in order."""
         self.dispatcher.admission.upcoming.append(batch)
 
+    @property
+    def undelivered(self) -> int:
+        """Batches that were offered and not taken yet."""
+        admission = self.dispatcher.admission
+        return len(admission.upcoming) + len(admission.open)
+
     def next_batch(self, timeout_s: float) -> Batch | None:
         """The next batch, to be delivered; None once every batch that was offered is done or its workers exhausted."""
         self._askers += 1

@@ -200,7 +200,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _draw_ahead(self, count: int) -> None:
         """Have ``count`` batches of indices drawn that are not delivered yet, if the sampler has so many."""
-        while not self._sampler_done and self._drawn - self._at.turn < count:
+        while not self._sampler_done and self._engine.undelivered < count:
             self._draw()
 
     def _draw(self) -> None:
@@ -251,7 +251,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise StopIteration
         self._note(found)
         self._draw_ahead(self._draws_ahead)
-        if self._sampler_done and self._drawn == self._at.turn:
+        if self._sampler_done and not self._engine.undelivered:
             self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
         data = self._engine.deliver(found)
         self._counters.note_batch(found.rows)

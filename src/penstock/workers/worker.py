@@ -422,7 +422,7 @@ class Worker:
     def _leave_part(self, task: Fetch, rows: _Rows | None, samples: list[Any]) -> Outcome:
         """Leave samples, after rows already written, for whoever will collate the batch."""
         try:
-            encoded = encode(samples)
+            encoded = encode(samples, exactly=True)
         except Exception:
             return Outcome("cannot travel")
         del samples
