@@ -103,6 +103,7 @@ PER_VARIANT: dict[str, dict[str, str]] = {
     "shared": {
         **_BATCH,
         **_in(_BOTH, {"test_worker_seed": _BARRIER, "test_worker_seed_reproducibility": _BARRIER}),
+        "TestOutOfOrderDataLoader::test_out_of_order_iterable_ds": _BARRIER,
     },
 }
 
