@@ -77,7 +77,7 @@ def kill_at_moments(nest: Nursery, method: str, times: int, *, seed: int, kills:
     return longest
 
 
-@pytest.mark.parametrize(("method", "times"), [("fork", 12), ("spawn", 2), ("forkserver", 3)])
+@pytest.mark.parametrize(("method", "times"), [("fork", 12), ("spawn", 1), ("forkserver", 1)])
 def test_nothing_is_left_of_a_trainer_killed_at_a_random_moment(nest: Nursery, method: str, times: int) -> None:
     kill_at_moments(nest, method, times, seed=1)
 
@@ -150,7 +150,7 @@ for batch in iterator:
 def test_replaced_workers_in_a_long_sample_die_with_their_trainer(nest: Nursery) -> None:
     """Successors are started by another thread than the first workers were."""
     training = nest.start(REPLACED)
-    until(lambda: training.printed().count("sitting") == 2, 30)
+    until(lambda: training.printed().partition("killed")[2].count("sitting") == 2, 30)
     training.signal(signal.SIGKILL)
     end = training.end(gone_within_s=8)
     assert end.left_s <= WITHIN_S, f"workers sat on for {end.left_s:.1f} s: {end}"

@@ -5,6 +5,7 @@ The oracle is the loader without workers. Full counts run under the ``soak`` mar
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import sys
@@ -40,6 +41,8 @@ def make(dataset: Any, workers: int, **more: Any) -> penstock.DataLoader[Any]:
 
 
 def oracle(dataset: Any, **more: Any) -> list[Any]:
+    dataset = copy.copy(dataset)
+    dataset.sample_s = 0.0
     return [plain(batch) for batch in make(dataset, 0, **more)]
 
 
@@ -157,7 +160,7 @@ def test_random_kills_with_persistent_workers_change_nothing_over_epochs(beside:
     calm.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_kills_over_samples_that_take_no_time_are_never_a_samples_fault(seed: int) -> None:
     """Workers mostly die between samples here, with many tasks waiting that they have not begun."""
     dataset = Noisy(1600)
