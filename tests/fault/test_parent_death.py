@@ -142,8 +142,7 @@ next(iterator)
 for pid in workers():
     os.kill(pid, signal.SIGKILL)
 print("killed", flush=True)
-for batch in iterator:
-    pass
+time.sleep(60)
 """
 
 
