@@ -84,9 +84,10 @@ class Segment:
 
     def close(self) -> None:
         """Let go of this side's descriptor and mapping; views still held keep the mapping until they go."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        # A fork between the two would have the child close a descriptor that is somebody else's by then.
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
         self._buffer = None
         if self._block is not None:
             block, self._block = self._block, None
@@ -142,9 +143,10 @@ def _let_go_in_child() -> None:
     Segments somebody holds a view of stay mapped: the child may have a use for the batch it inherited.
     """
     for segment in list(_mapped):
-        if segment._fd is not None:
-            os.close(segment._fd)
-            segment._fd = None
+        fd, segment._fd = segment._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
         if segment._block is None:
             segment._buffer = None
 

@@ -188,7 +188,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._state is not None:
             return self._state
         if self._position is None:
-            raise ConfigError("there is no iteration to save yet: call state_dict() after iter(loader)")
+            return state.nothing_begun(self._shape)
         iterator = self._latest() if self._latest is not None else None
         position = self._position if iterator is None else iterator.position
         return state.to_dict(position, self._shape, batches_ago=batches_ago, dataset=self.dataset)

@@ -28,6 +28,8 @@ from penstock.workers.messages import NO_SEGMENT, Collate, Done, Fetch, Need, Ou
 from penstock.workers.seeds import stretch_rows
 
 _DEATHS_IN_A_ROW = 4
+_REAP_S = 0.5
+"""How long a worker that has hung up may take to be gone by itself, so that its exit status is its own."""
 _BOUND_IN_HAND = 2
 """Tasks a worker with batches of its own may have: one in work and one waiting."""
 
@@ -89,7 +91,8 @@ class Dispatcher:
         self._next_task = 0
         self._deaths: dict[tuple[int, int], int] = {}
         """(batch, row) -> workers that died in a row with it in hand."""
-        self._deaths_at_start = 0
+        self._idle_deaths = 0
+        """Workers that died in a row before they began anything."""
 
     # -- what happens -------------------------------------------------------------------
 
@@ -103,27 +106,27 @@ class Dispatcher:
             seat.handle.started = True
             seat.handle.private_bytes = message.private_bytes
             seat.handle.trace_fd = message.trace_fd
-            self._deaths_at_start = 0
+            self._idle_deaths = 0
 
     def on_death(self, seat: Seat) -> None:
         """A worker is gone. What it had in hand is fetched again by whoever is free."""
         self.admission.forget_seat(seat)
         # Until it is reaped it might still write into the rows that are about to be given to somebody else.
-        how = _how_it_died(seat.handle.pid, seat.handle.bury(0.0))
+        how = _how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
         tasks, seat.tasks = list(seat.tasks.values()), {}
         if tasks:
             self._count_death(seat, tasks[0], how)
         elif not seat.handle.started:
-            self._deaths_at_start += 1
-            if self._deaths_at_start >= _DEATHS_IN_A_ROW:
-                self._fail(WorkerError(f"workers die while starting; the last one {how}"))
+            self._count_idle_death(f"workers die while starting; the last one {how}")
         for task in tasks:
             del self._tasks[task.number]
             self._undo(task)
+        self.seats.remove(seat)
         if self.failure is None and not seat.leaving:
-            self.seats[self.seats.index(seat)] = self._replace(seat)
-        else:
-            self.seats.remove(seat)
+            try:
+                self.seats.append(self._replace(seat))
+            except OSError as problem:
+                self._fail(WorkerError(f"a worker {how}, and another could not be started in its place: {problem}"))
 
     def progress(self) -> None:
         """Hand out everything that can be handed out now."""
@@ -161,9 +164,10 @@ class Dispatcher:
 
     def take_for_trainer(self) -> Batch | None:
         """The next batch, for the training thread to fetch itself, when there are no workers to do it."""
-        if self.workers or not self.admission.upcoming or self.admission.open:
+        due, upcoming = self.admission.due, self.admission.upcoming
+        if self.workers or not upcoming or (due is not None and due.number < upcoming[0].number):
             return None
-        return self.admission.upcoming.popleft()
+        return upcoming.popleft()
 
     def take_ready(self) -> Batch | None:
         """The batch to hand to the user now, if there is one. Exhausted turns are skipped."""
@@ -371,6 +375,7 @@ class Dispatcher:
     def _on_done(self, seat: Seat, done: Done) -> None:
         task = seat.tasks.pop(done.task)
         del self._tasks[done.task]
+        self._idle_deaths = 0
         if self._deaths:
             self._forget_deaths(task)
         if done.private_bytes:
@@ -438,6 +443,11 @@ class Dispatcher:
         if batch.evicted:
             if not batch.running:
                 self.admission.start_over(batch)
+        elif batch.error is not None:
+            # Nothing more is fetched for a batch that cannot be whole.
+            batch.todo.clear()
+            if batch.at_rest:
+                self._settle(batch)
         elif task.rows is None:
             batch.wants_collate = True
         else:
@@ -448,6 +458,9 @@ class Dispatcher:
     def _count_death(self, seat: Seat, task: Task, how: str) -> None:
         """Note over which sample a worker died; the fourth in a row is the sample's fault."""
         batch, row = task.batch, self._row_in_hand(seat, task)
+        if row < -1:
+            self._count_idle_death(f"workers die before they begin batch {batch.number}; the last one {how}")
+            return
         batch.careful = True
         place = batch.number, row
         deaths = self._deaths[place] = self._deaths.get(place, 0) + 1
@@ -456,12 +469,21 @@ class Dispatcher:
         known = row >= 0 and isinstance(batch.indices, list)
         what = f"index {batch.indices[row]}" if known else f"indices {task.indices}"
         why = self._diagnosis()
-        self._fail(
-            WorkerError(
+        # The batch's own error, raised in its turn: the others can still be had.
+        batch.note_error(
+            max(0, row),
+            Failure(
                 f"{deaths} workers in a row died while fetching {what} (batch {batch.number}); the last one {how}"
                 + (f"; {why}" if why else "")
-            )
+            ),
         )
+        del self._deaths[place]
+
+    def _count_idle_death(self, what: str) -> None:
+        self._idle_deaths += 1
+        if self._idle_deaths >= _DEATHS_IN_A_ROW:
+            self._idle_deaths = 0
+            self._fail(WorkerError(what))
 
     def _forget_deaths(self, task: Task) -> None:
         """The task was done after all."""
@@ -472,6 +494,16 @@ class Dispatcher:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
+
+
+class Failure:
+    """An error of a batch that no worker was left to report."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def reraise(self) -> None:
+        raise WorkerError(self._message)
 
 
 def _how_it_died(pid: int | None, exit_code: int | None) -> str:

@@ -114,6 +114,11 @@ def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any)
     }
 
 
+def nothing_begun(shape: Shape) -> dict[str, Any]:
+    """The state of a loader that has not been iterated: loading it starts anew."""
+    return {"version": VERSION, "shape": vars(shape).copy(), "finished": True, "dataset": None}
+
+
 def check(state: Any, shape: Shape) -> None:
     """Refuse a state that is not one, or not of this loader."""
     if not isinstance(state, dict) or "version" not in state:

@@ -169,6 +169,7 @@ def _framed(message: object, with_fd: bool) -> bytes:
 # -- ends that children must not keep ---------------------------------------------------
 
 _trainer_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_worker_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _ends_lock = threading.Lock()
 
 
@@ -177,7 +178,15 @@ def channel_pair() -> tuple[Channel, socket.socket]:
     ours, theirs = socket.socketpair()
     with _ends_lock:
         _trainer_ends.add(ours)
+        _worker_ends.add(theirs)
     return Channel(ours), theirs
+
+
+def close_other_ends(own: socket.socket) -> None:
+    """In a worker: close the ends of workers that were being started when this one was forked."""
+    for sock in list(_worker_ends):
+        if sock is not own:
+            sock.close()
 
 
 def _close_inherited_ends() -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.workers import trace
-from penstock.workers.channel import Channel, ChannelClosed
+from penstock.workers.channel import Channel, ChannelClosed, close_other_ends
 from penstock.workers.messages import Resume
 from penstock.workers.private import PrivateMemory
 from penstock.workers.worker import Setup, Worker, reseed_pipes
@@ -56,6 +56,7 @@ def main(sock: socket.socket, setup: Setup, birth: Birth) -> None:
     """Entry point of a worker process."""
     try:
         _settle(birth)
+        close_other_ends(sock)
         channel = Channel(sock)
         _leave_with_the_trainer(sock)
         worker = Worker(
