@@ -459,6 +459,7 @@ def test_ten_million_shuffled_indices_cost_what_the_sampler_costs() -> None:
     assert grown <= sampler_bytes + 48 * MIB, f"{grown / MIB:.0f} MiB, the sampler alone {sampler_bytes / MIB:.0f}"
 
 
+@pytest.mark.soak  # compares speeds: needs the machine to itself
 def test_dispatch_costs_no_more_per_batch_from_a_long_sampler_than_from_a_short_one() -> None:
     def batches_per_s(length: int) -> float:
         iterator = iter(penstock.DataLoader(Numbers(length, 64), batch_size=8, sampler=Counted(length), num_workers=1))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kit.nursery import Nursery, nursery
 from kit.people import until
 
-pytestmark = [
+pytestmark = [, pytest.mark.soak]
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
 ]
 

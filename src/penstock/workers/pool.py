@@ -231,6 +231,7 @@ class ThreadHandle:
         self.trace_fd = -1
         self.template: Template | None = None
         self._line = _ThreadLine()
+        self._left = False
         self._segments = segments
         worker = Worker(
             self._line,
@@ -252,6 +253,7 @@ class ThreadHandle:
         except SystemExit:
             pass  # a dataset may end a process, and so ends this worker
         finally:
+            self._left = True
             self._line.send()  # wakes the trainer, who finds out
 
     @property
@@ -278,7 +280,7 @@ class ThreadHandle:
                 messages.append(self._line.to_trainer.get_nowait())
             except queue.Empty:
                 break
-        if not messages and not self._thread.is_alive():
+        if not messages and self._left:
             raise ChannelClosed
         return messages
 
