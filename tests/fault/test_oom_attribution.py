@@ -18,7 +18,8 @@ from penstock.units import format_bytes
 
 MIB = 1 << 20
 
-pytestmark = [, pytest.mark.soak]
+pytestmark = [
+    pytest.mark.soak,
     pytest.mark.root,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="control groups"),
     pytest.mark.xdist_group("budget for real"),

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kit.nursery import Nursery, nursery
 from kit.people import until
 
-pytestmark = [, pytest.mark.soak]
+pytestmark = [
+    pytest.mark.soak,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
 ]
 

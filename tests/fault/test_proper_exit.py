@@ -16,7 +16,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from kit.nursery import End, Nursery, nursery
 
-pytestmark = [, pytest.mark.soak]
+pytestmark = [
+    pytest.mark.soak,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
     pytest.mark.xdist_group("proper exit"),
 ]

@@ -25,7 +25,8 @@ from kit.triggers import Trigger
 
 import penstock
 
-pytestmark = [, pytest.mark.soak]
+pytestmark = [
+    pytest.mark.soak,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
