@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import penstock
 
 pytestmark = [
+    pytest.mark.soak,  # PSS is sampled process by process: needs the machine to itself
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.skipif(penstock.memory().pss_bytes is None, reason="no PSS here"),
 ]
