@@ -152,8 +152,9 @@ def test_persistent_epochs_are_the_same_for_any_number_of_workers_and_after_a_br
             shuffle=True,
             num_workers=workers,
             persistent_workers=True,
-            generator=torch.Generator().manual_seed(3),
         )
+        # Not a generator of its own: torch's sampler draws from that once more when it is read to its end.
+        torch.manual_seed(3)
         with loader:
             first = list(loader)
             for _ in loader:
