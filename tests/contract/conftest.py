@@ -1,34 +1,16 @@
-"""What the contract tests share: the loaders under test, and torch's own beside them.
+"""Fixtures of the contract tests.
 
 Runs in: test processes.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch_oracle import TORCH
+from makers import MAKERS, MakeLoader
 
 HERE = Path(__file__).parent
-
-MakeLoader = Callable[..., Any]
-
-
-def penstock_loader(*args: Any, **kwargs: Any) -> Any:
-    import penstock
-
-    return penstock.DataLoader(*args, **kwargs)
-
-
-MAKERS: dict[str, MakeLoader] = {
-    "torch": TORCH,
-    "batch": functools.partial(penstock_loader, seeding="batch"),
-    "worker": functools.partial(penstock_loader, seeding="worker"),
-}
 
 
 @pytest.fixture(params=["batch", "worker"])

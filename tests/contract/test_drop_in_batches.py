@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeLoader
+from makers import MakeLoader
 from sample_datasets import (
     ByTheBatch,
     Empty,

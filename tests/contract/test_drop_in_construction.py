@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from conftest import MakeLoader
+from makers import MakeLoader
 from sample_datasets import Samples, Unsharded, plain
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import default_collate, default_convert

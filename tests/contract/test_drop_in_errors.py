@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeLoader
+from makers import MakeLoader, penstock_loader
 from sample_datasets import BrokenSampler, Fails, NeedsTwo, Samples, broken_collate, plain
 from torch_oracle import TORCH, assert_same_events, event_of, events
 
@@ -138,8 +138,6 @@ def test_pinning_without_an_accelerator_warns_and_does_not_pin() -> None:
         # Other tests' garbage may be collected, and warn, meanwhile.
         said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
         return said, [batch[0].is_pinned() for batch in batches]
-
-    from conftest import penstock_loader
 
     for num_workers in (0, 1):
         texts, pinned = course(penstock_loader, num_workers)

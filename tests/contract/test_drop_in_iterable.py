@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeLoader
+from makers import MakeLoader
 from sample_datasets import (
     BreaksAtOnce,
     BreaksMidway,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import MAKERS, MakeLoader
+from makers import MAKERS, MakeLoader
 
 HERE = Path(__file__).parent
 EXIT_S = 60.0

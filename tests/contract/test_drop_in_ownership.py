@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.multiprocessing
-from conftest import MAKERS, MakeLoader
+from makers import MAKERS, MakeLoader
 from sample_datasets import Samples
 
 KIB = 1 << 10

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MAKERS, MakeLoader
+from makers import MAKERS, MakeLoader
 from sample_datasets import EagerShuffle, LazyDraws, Samples, SeededStream, plain, random_collate, seeded
 from torch.utils.data.distributed import DistributedSampler
 from torch_oracle import TORCH, assert_identical

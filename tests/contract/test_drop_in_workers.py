@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 import torch.utils.data
-from conftest import MAKERS, MakeLoader
+from makers import MAKERS, MakeLoader
 from sample_datasets import (
     AfterAllStarted,
     Diary,
