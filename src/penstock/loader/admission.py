@@ -78,9 +78,10 @@ class Admission:
             if not (self._lay_out(batch, need, is_due) if rows_ahead else self._promise(batch, need)):
                 return None
         self.upcoming.popleft()
+        is_last = not self.open or batch.number > next(reversed(self.open))
         self.open[batch.number] = batch
         batch.ready = batch.failure is not None
-        if batch.number < max(self.open):
+        if not is_last:
             # It had been evicted, and later ones were not: they wait behind it again.
             self.open = dict(sorted(self.open.items()))
         return batch

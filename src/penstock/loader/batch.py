@@ -130,6 +130,11 @@ class Batch:
         return segment
 
     @property
+    def has_work(self) -> bool:
+        """Whether there is something to hand out."""
+        return bool(self.todo) or self.wants_collate
+
+    @property
     def at_rest(self) -> bool:
         return not self.todo and not self.running
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -137,10 +138,11 @@ class Dispatcher:
         if not self.workers:
             self._give_up_unfinished()
             return
-        self._take_pace()
         if self.order.bound:
+            self._take_pace()
             self._assign_bound()
-        else:
+        elif self._is_wanted():
+            self._take_pace()
             self._assign_free()
 
     def resize(self, workers: int) -> int:
@@ -247,21 +249,32 @@ class Dispatcher:
     def _give_up_unfinished(self) -> None:
         """There are no workers any more: what they have not begun is the training thread's."""
         for batch in reversed(list(self.admission.open.values())):
-            if not batch.evicted and (batch.todo or batch.wants_collate):
+            if not batch.evicted and batch.has_work:
                 self.admission.evict(batch)
 
+    def _is_wanted(self) -> bool:
+        """Whether handing out is worth the look: many short tasks go out together when a worker has half of its queue
+        left, instead of one by one."""
+        due, half = self.admission.due, self._most_in_hand // 2
+        return due is None or due.has_work or any(len(s.tasks) <= half for s in self.seats)
+
     def _assign_free(self) -> None:
+        begun = deque(batch for batch in self.admission.open.values() if batch.has_work)
         while (seat := self._idlest()) is not None:
-            batch = self._batch_with_work() or self._open_next()
-            if batch is None:
-                return
-            if batch.wants_collate:
+            while begun and not begun[0].has_work:
+                begun.popleft()
+            if not begun:
+                batch = self._open_next()
+                if batch is None:
+                    return
+                begun.append(batch)
+            elif begun[0].wants_collate:
                 # One worker that is large already, rather than each in turn.
-                self._hand_out(max(self._idle(), key=lambda s: s.handle.private_bytes), batch)
-            elif batch.todo:
-                self._hand_out(seat, batch)
+                self._hand_out(max(self._idle(), key=lambda s: s.handle.private_bytes), begun[0])
+            else:
+                self._hand_out(seat, begun[0])
         due = self.admission.due
-        if due is not None and (due.todo or due.wants_collate):
+        if due is not None and due.has_work:
             self.admission.let_go_later(due)
 
     def _assign_bound(self) -> None:
@@ -316,12 +329,6 @@ class Dispatcher:
 
     def _rows_per_task(self, batch_rows: int) -> int:
         return self.pace.rows_per_task(batch_rows, self.workers) if self.shared_batches else batch_rows
-
-    def _batch_with_work(self) -> Batch | None:
-        for batch in self.admission.open.values():
-            if batch.todo or batch.wants_collate:
-                return batch
-        return None
 
     def _hand_out(self, seat: Seat, batch: Batch) -> None:
         if batch.wants_collate:

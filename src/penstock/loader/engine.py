@@ -38,7 +38,10 @@ from penstock.workers.messages import Done, Restart, Resume
 from penstock.workers.pool import ProcessPool, ThreadPool, leave_deadline_s
 
 _DOZE_S = 0.002
-"""How long the engine's thread leaves a returning training thread alone: it is usually back sooner."""
+"""How long the engine's thread leaves the training thread alone after a batch: it is usually back sooner."""
+_DOZES = 5
+"""Looks the engine's thread takes at a training thread that waits, before it waits to be called: calling costs the
+training thread more than a small batch."""
 _LOOK_AROUND_S = 1.0
 _OWN_BYTES = 4 << 20
 """What the pipeline itself takes in the trainer, counted against the budget."""
@@ -91,7 +94,7 @@ class Engine:
         self._resume = threading.Event()
         self._closing = False
         self._closed = self._closed_here = False
-        self._last_asked_s = time.monotonic()
+        self._last_asked_s = self._left_s = time.monotonic()
         self._pid = os.getpid()
         self.arena = Arena(
             limit_bytes=memory_bytes,
@@ -177,6 +180,7 @@ class Engine:
                 batch = self._wait(timeout_s)
             return batch
         finally:
+            self._left_s = time.monotonic()
             self._askers -= 1
             if self._parked and not self._askers:
                 self._resume.set()
@@ -230,16 +234,17 @@ class Engine:
 
     def _run(self) -> None:
         """The engine's own thread: pumps while the training thread does not."""
+        dozes = 0
         while not self._closing:
-            if self._askers:
-                self._parked = True
-                if self._askers:
-                    self._resume.wait()
-                self._parked = False
-                self._resume.clear()
-                # A loop over tiny batches is back within microseconds; two threads pumping would only collide.
-                time.sleep(_DOZE_S)
+            # A loop over tiny batches is back within microseconds; two threads pumping would only collide.
+            if self._askers or time.monotonic() - self._left_s < _DOZE_S:
+                dozes = dozes + 1 if self._askers else 0
+                if dozes > _DOZES:
+                    self._park()
+                else:
+                    time.sleep(_DOZE_S)
                 continue
+            dozes = 0
             self._turn(_LOOK_AROUND_S)
             if self._departing:
                 with self._lock:
@@ -248,6 +253,14 @@ class Engine:
                 self.release_idle()
         if self._closed_here:
             self._shut_down()
+
+    def _park(self) -> None:
+        """Wait until the training thread has its batch."""
+        self._parked = True
+        if self._askers:
+            self._resume.wait()
+        self._parked = False
+        self._resume.clear()
 
     def _turn(self, wait_s: float) -> None:
         """Wait for something to happen, then deal with it."""
@@ -324,10 +337,11 @@ class Engine:
         began = time.perf_counter()
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
         try:
+            with self._lock:
+                self.dispatcher.admission.trainer_waits = True
+                self._pump(())
             while True:
                 with self._lock:
-                    self.dispatcher.admission.trainer_waits = True
-                    self._pump(())
                     batch = self._take() or self.dispatcher.take_for_trainer()
                     if batch is not None or self.dispatcher.is_over:
                         return batch

@@ -41,7 +41,7 @@ from penstock.workers.worker import Setup, can_split
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
 
-_DRAWN_AHEAD = 16
+_DRAWN_AHEAD = 144
 """Batches of indices drawn ahead of need with workers, where nobody can tell how far the sampler was read."""
 
 
