@@ -63,7 +63,7 @@ class Dispatcher:
         replace: Callable[[Seat], Seat],
         row_in_hand: Callable[[Seat, Task], int],
         diagnosis: Callable[[], str | None],
-        max_slots: int | None,
+        max_slots: int,
     ) -> None:
         """``replace`` starts another worker in place of a dead one, ``row_in_hand`` says which row of a task it was at
         (negative: none), ``diagnosis`` what the machine knows about why."""
@@ -244,7 +244,7 @@ class Dispatcher:
         self.depth = depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
         # What the user holds is besides what is ahead.
         slots = self.depth + self.admission.user_holds
-        self._slots = slots if self._max_slots is None else min(slots, self._max_slots)
+        self._slots = min(slots, self._max_slots)
 
     def _give_up_unfinished(self) -> None:
         """There are no workers any more: what they have not begun is the training thread's."""

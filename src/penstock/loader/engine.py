@@ -43,6 +43,7 @@ _DOZES = 5
 """Looks the engine's thread takes at a training thread that waits, before it waits to be called: calling costs the
 training thread more than a small batch."""
 _LOOK_AROUND_S = 1.0
+_MOST_SLOTS = 256
 _OWN_BYTES = 4 << 20
 """What the pipeline itself takes in the trainer, counted against the budget."""
 
@@ -63,6 +64,7 @@ class Engine:
         order: Order,
         memory_bytes: int,
         headroom_bytes: Callable[[], int],
+        spare_files: int | None,
         diagnosis: Callable[[], str | None],
         tuning: Tuning,
         counters: Counters,
@@ -71,7 +73,7 @@ class Engine:
         fetch_here: Callable[[Batch], Any],
         resume: dict[int, Resume],
     ) -> None:
-        """``fetch_here`` fetches a batch in the training thread, for when there are no workers; ``resume`` says where
+        """``spare_files`` is how many files may still be opened; ``fetch_here`` fetches a batch in the training thread, for when there are no workers; ``resume`` says where
         workers with batches of their own go on, by worker."""
         self.memory_bytes = memory_bytes
         self._pool = pool
@@ -96,12 +98,15 @@ class Engine:
         self._closed = self._closed_here = False
         self._last_asked_s = self._left_s = time.monotonic()
         self._pid = os.getpid()
+        # A segment has a descriptor, and another for each worker it is on its way to; free ones are kept as well.
+        max_slots = _MOST_SLOTS if spare_files is None else max(2, min(_MOST_SLOTS, spare_files // 4))
+        max_slots = min(max_slots, tuning.max_slots or max_slots)
         self.arena = Arena(
             limit_bytes=memory_bytes,
             headroom_bytes=headroom_bytes,
             closed=self._forget_segment,
             woken=self._wake,
-            keep_free=64,
+            keep_free=max_slots,
             use_memfd=HAS_MEMFD,
         )
         self.dispatcher = Dispatcher(
@@ -112,7 +117,7 @@ class Engine:
             replace=self._replace,
             row_in_hand=self._row_in_hand,
             diagnosis=diagnosis,
-            max_slots=tuning.max_slots,
+            max_slots=max_slots,
         )
         self.dispatcher.depth_wanted = depth
         self.dispatcher.depth_ceiling = depth_ceiling
@@ -159,6 +164,11 @@ class Engine:
     def offer(self, batch: Batch) -> None:
         """A batch drawn from the sampler, in order."""
         self.dispatcher.admission.upcoming.append(batch)
+
+    @property
+    def depth(self) -> int:
+        """Batches that may be ahead of the user."""
+        return self.dispatcher.depth_wanted or self.dispatcher.depth
 
     @property
     def undelivered(self) -> int:

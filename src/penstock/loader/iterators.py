@@ -31,7 +31,7 @@ from penstock.loader.diagnosis import OomWatch
 from penstock.loader.dispatch import Order
 from penstock.loader.engine import Engine, TimedOut
 from penstock.loader.state import Generators, Place, Position
-from penstock.meter import headroom_bytes
+from penstock.meter import headroom_bytes, spare_files
 from penstock.workers.inline import InlineFetcher
 from penstock.workers.messages import Resume
 from penstock.workers.pool import ProcessPool, ThreadPool
@@ -41,8 +41,8 @@ from penstock.workers.worker import Setup, can_split
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
 
-_DRAWN_AHEAD = 144
-"""Batches of indices drawn ahead of need with workers, where nobody can tell how far the sampler was read."""
+_DRAWN_AHEAD = 16
+"""Batches of indices drawn ahead of need at least, where nobody can tell how far the sampler was read."""
 
 
 class PipelineIterator(_BaseDataLoaderIter):
@@ -63,7 +63,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if state is not None:
             self._take_over(state)
         self._most_ahead = loader.prefetch_factor or 2
-        self._draws_ahead = self._wanted_ahead(loader._depth)
+        self._reads_unseen = self._draws_nothing_global()
         setup = Setup(
             dataset=self._dataset,
             collate_fn=self._collate_fn,
@@ -111,6 +111,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             ),
             memory_bytes=loader.memory_bytes,
             headroom_bytes=headroom_bytes,
+            spare_files=spare_files(),
             diagnosis=OomWatch().sentence,
             tuning=loader._tuning,
             counters=self._counters,
@@ -157,7 +158,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self.position.places.append(place)
         self._counters.begin_iteration()
         # A state's generators are put back after this, so the sampler must have begun by then.
-        self._draw_ahead(self._draws_ahead if state is None else max(1, self._draws_ahead))
+        self._draw_ahead(self._wanted_ahead() if state is None else max(1, self._wanted_ahead()))
 
     def _go_to(self, place: Place) -> None:
         """Bring the sampler to where ``place`` is: by its own state, or past what it has given already."""
@@ -184,10 +185,11 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     # -- indices ----------------------------------------------------------------------------
 
-    def _wanted_ahead(self, depth: int | None) -> int:
+    def _wanted_ahead(self) -> int:
+        """How many batches of indices to have drawn and not delivered."""
         if self._num_workers:
             as_torch = self._most_ahead * self._num_workers
-            return max(_DRAWN_AHEAD, as_torch, (depth or 0) + 1) if self._draws_nothing_global() else as_torch
+            return max(_DRAWN_AHEAD, as_torch, self._engine.depth + 1) if self._reads_unseen else as_torch
         # A sampler with a state must be seen to end while its state is still that of this epoch.
         return 0 if self._state_keeper() is None else 1
 
@@ -250,7 +252,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._end_epoch()
             raise StopIteration
         self._note(found)
-        self._draw_ahead(self._draws_ahead)
+        self._draw_ahead(self._wanted_ahead())
         if self._sampler_done and not self._engine.undelivered:
             self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
         data = self._engine.deliver(found)
@@ -287,7 +289,6 @@ class PipelineIterator(_BaseDataLoaderIter):
             return
         self._num_workers = workers
         self._engine.resize(workers)
-        self._draws_ahead = max(self._draws_ahead, self._wanted_ahead(depth))
 
     def is_outgrown(self, workers: int) -> bool:
         """Whether another number of workers is wanted than this iterator can ever have."""

@@ -15,7 +15,7 @@ from penstock.loader.tuning import Tuning
 from penstock.workers.seeds import stretch_rows
 
 _WEIGHT = 0.2
-_MOST_QUEUED = 64
+_MOST_QUEUED = 24
 
 
 class Pace:

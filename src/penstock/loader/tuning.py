@@ -16,7 +16,7 @@ class Tuning:
 
     task_s: float = 0.005
     """A batch that takes less is fetched by one worker; longer ones are cut into tasks of about this length."""
-    queue_s: float = 0.010
+    queue_s: float = 0.006
     """Short tasks are queued on their worker up to this much work ahead, so that it never waits for the trainer."""
     patient_s: float = 0.020
     """Tasks at least this long are never queued behind another: a slow sample must not hold them up."""

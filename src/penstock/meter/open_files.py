@@ -13,6 +13,7 @@ from penstock.meter.kernel_files import parse_count, read_text
 from penstock.meter.roots import Roots
 
 _ROW = "Max open files"
+_REAL = Roots()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,12 @@ def read_open_files(roots: Roots) -> OpenFiles:
     except OSError:
         used = None
     return OpenFiles(soft=soft, hard=hard, used=used)
+
+
+def spare_files(*, roots: Roots = _REAL) -> int | None:
+    """How many more files this process may open; None where there is no limit, or none is known."""
+    files = read_open_files(roots)
+    return None if files.soft is None or files.used is None else max(0, files.soft - files.used)
 
 
 def parse_open_file_limits(text: str) -> tuple[int | None, int | None]:

@@ -84,7 +84,7 @@ class Works:
         in_order: bool = True,
         batch_rows: int = 8,
         row_s: float | None = 0.02,
-        max_slots: int | None = None,
+        max_slots: int = 256,
         depth: int | None = None,
     ) -> None:
         pace = Pace(Tuning())

@@ -52,9 +52,9 @@ def test_splitting_can_be_forced() -> None:
         (1 * MS, 8, False, 1),  # out of order: nobody waits behind a slow one
         (20 * MS, 1, True, 1),  # long tasks are never queued behind another
         (19 * MS, 1, True, 2),
-        (1 * MS, 1, True, 5),
-        (0.0001 * MS, 1, True, 8),
-        (0.0, 1, True, 8),
+        (1 * MS, 1, True, 7),
+        (0.0001 * MS, 1, True, 24),
+        (0.0, 1, True, 24),
     ],
 )
 def test_short_tasks_are_queued_so_that_workers_never_wait(

@@ -12,7 +12,7 @@ import pytest
 from meter_machines import GIB, MIB, Filesystem, build
 
 import penstock
-from penstock.meter import Roots, headroom_bytes, limits, memory, pressure
+from penstock.meter import Roots, headroom_bytes, limits, memory, pressure, spare_files
 
 
 def test_swap_is_the_hosts_where_the_host_sets_the_limit(tmp_path: Path) -> None:
@@ -45,12 +45,15 @@ def test_a_tmpfs_without_a_size_is_as_large_as_memory(tmp_path: Path) -> None:
 def test_open_files_are_limited_softly_and_hard(tmp_path: Path) -> None:
     found = limits(roots=build(tmp_path, machines.no_cgroups()))
     assert (found.open_files_soft, found.open_files_hard, found.open_files_used) == (1024, 1048576, 3)
+    assert spare_files(roots=build(tmp_path / "again", machines.no_cgroups())) == 1021
 
 
 def test_unlimited_open_files_are_no_number(tmp_path: Path) -> None:
     files = machines.no_cgroups() | {"proc/self/limits": "Max open files   unlimited   unlimited   files\n"}
-    found = limits(roots=build(tmp_path, files))
+    roots = build(tmp_path, files)
+    found = limits(roots=roots)
     assert (found.open_files_soft, found.open_files_hard) == (None, None)
+    assert spare_files(roots=roots) is None
 
 
 def test_affinity_counts_only_processors_that_exist(tmp_path: Path) -> None:
