@@ -122,7 +122,6 @@ def test_any_changes_at_any_time_change_nothing(kind: type[Noisy], collate: Any,
     assert came == oracle(dataset, collate_fn=collate)
 
 
-@pytest.mark.xfail(strict=False, reason="open: under spawn a successor is started with the lock held")
 @pytest.mark.parametrize(("why", "method"), [("resize", "spawn"), ("death", "spawn")])
 def test_next_never_waits_for_a_starting_worker(why: str, method: str) -> None:
     """The dataset's pickle is far larger than a pipe: nobody may wait until a spawned worker has read it."""

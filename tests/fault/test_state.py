@@ -273,7 +273,6 @@ def test_torchs_own_seeding_goes_on_at_every_third_batch() -> None:
 each_workers = pytest.mark.parametrize("workers", [0, 2])
 
 
-@pytest.mark.xfail(strict=False, reason="open: a state from before the first iteration starts anew")
 @each_workers
 def test_habit_a_state_can_be_asked_for_before_the_first_iteration(workers: int) -> None:
     torch.manual_seed(17)

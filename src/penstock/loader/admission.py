@@ -55,11 +55,14 @@ class Admission:
 
     # -- opening ------------------------------------------------------------------------
 
-    def open_next(self, *, slots: int, start_blind: int, copies: int, rows_ahead: bool) -> Batch | None:
+    def open_next(
+        self, *, slots: int, start_blind: int, copies: int, rows_ahead: bool, private_bytes: int
+    ) -> Batch | None:
         """Open the next batch if it may be.
 
         ``slots`` bounds batches open or lent, ``start_blind`` those opened before any size is known, ``copies``
-        is how often the batch exists at once while it is made, ``rows_ahead`` whether rows are laid out now.
+        is how often the batch exists at once while it is made, ``rows_ahead`` whether rows are laid out now,
+        ``private_bytes`` what its worker will take besides.
         """
         if not self.upcoming:
             return None
@@ -72,7 +75,8 @@ class Admission:
             return None
         need = copies * (expected or 0)
         if batch.failure is None:
-            if not self.arena.fits(need, promised_bytes=self._owed()) and not (is_due and self._make_way(need)):
+            wanted = need + private_bytes
+            if not self.arena.fits(wanted, promised_bytes=self._owed()) and not (is_due and self._make_way(wanted)):
                 return None
             batch.open(need)
             if not (self._lay_out(batch, need, is_due) if rows_ahead else self._promise(batch, need)):
@@ -135,6 +139,10 @@ class Admission:
             return NO_SEGMENT
         self._make_own(task, seat, segment)
         return segment.number
+
+    def may_collate(self, batch: Batch, private_bytes: int) -> bool:
+        """Whether there is room for what the batch becomes, and for ``private_bytes`` its collator takes besides."""
+        return self._fits_now(batch, private_bytes + (self.shapes.expected_bytes(batch.rows) or 0))
 
     def let_go_later(self, due: Batch) -> None:
         """Every worker is busy or waiting and the due batch has work: one that waits for a later batch lets go."""

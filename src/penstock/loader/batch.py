@@ -72,6 +72,12 @@ class Batch:
         return rows + sum(s.capacity_bytes for s in self.extra.values())
 
     @property
+    def collate_bytes(self) -> int:
+        """What whoever collates it takes: tensors are read where they lie and copied once, pickles are unpacked too."""
+        copies = 2 if any(o.pickled is None and o.offsets for _, o in self.pieces.values()) else 1
+        return copies * sum(outcome.used_bytes for _, outcome in self.pieces.values())
+
+    @property
     def owed_bytes(self) -> int:
         """Promised at admission and not taken yet."""
         return max(0, self.promised_bytes - self.held_bytes)

@@ -79,7 +79,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._depth_ceiling = depth_ceiling(num_workers, prefetch_factor)
         self._counters = Counters()
         self._live: weakref.WeakSet[PipelineIterator] = weakref.WeakSet()
-        self._latest: weakref.ref[PipelineIterator] | None = None
+        self._latest: weakref.ref[PipelineIterator | PlainIterator] | None = None
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
         """A loaded state that the next iteration goes on from."""
@@ -122,13 +122,13 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         plain = self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable
-        if self.num_workers == 0 and (plain or isinstance(self.dataset, MapDataPipe)):
-            self._refuse_state()
-            return PlainIterator(self)
-        self.check_worker_number_rationality()
         state, self._state = self._state, None
-        iterator = PipelineIterator(self, state)
-        self._live.add(iterator)
+        if self.num_workers == 0 and (plain or isinstance(self.dataset, MapDataPipe)):
+            iterator: PipelineIterator | PlainIterator = PlainIterator(self, state)
+        else:
+            self.check_worker_number_rationality()
+            iterator = PipelineIterator(self, state)
+            self._live.add(iterator)
         self._latest = weakref.ref(iterator)
         self._position = iterator.position
         return iterator
@@ -188,7 +188,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._state is not None:
             return self._state
         if self._position is None:
-            return state.nothing_begun(self._shape)
+            return state.nothing_begun(self._shape, state.Generators(self.generator), dataset=self.dataset)
         iterator = self._latest() if self._latest is not None else None
         position = self._position if iterator is None else iterator.position
         return state.to_dict(position, self._shape, batches_ago=batches_ago, dataset=self.dataset)
@@ -215,11 +215,6 @@ class DataLoader(TorchDataLoader[_T_co]):
             seeding=self.seeding,
             workers=self.num_workers if bound else None,
         )
-
-    def _refuse_state(self) -> None:
-        if self._state is not None:
-            self._state = None
-            raise ConfigError('a state of an iterable dataset, or under seeding="worker", needs num_workers > 0')
 
     @property
     def _runs_threads(self) -> bool:

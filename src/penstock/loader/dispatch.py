@@ -12,10 +12,9 @@ and all batches under seeding="worker", belong to workers in turn instead, as in
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +22,16 @@ from penstock.arena.pool import Arena
 from penstock.errors import WorkerError
 from penstock.loader.admission import Admission
 from penstock.loader.batch import Batch
+from penstock.loader.deaths import DeathToll, how_it_died
 from penstock.loader.pace import Pace
 from penstock.loader.seat import Seat, Task
 from penstock.workers.messages import NO_SEGMENT, Collate, Done, Fetch, Need, Outcome, Resume, Started
 from penstock.workers.seeds import stretch_rows
 
-_DEATHS_IN_A_ROW = 4
 _REAP_S = 0.5
 """How long a worker that has hung up may take to be gone by itself, so that its exit status is its own."""
+_OWN_BYTES = 4 << 20
+"""What the pipeline itself takes in the trainer, counted against the budget."""
 _BOUND_IN_HAND = 2
 """Tasks a worker with batches of its own may have: one in work and one waiting."""
 
@@ -60,19 +61,20 @@ class Dispatcher:
         pace: Pace,
         order: Order,
         workers: int,
-        replace: Callable[[Seat], Seat],
-        row_in_hand: Callable[[Seat, Task], int],
-        diagnosis: Callable[[], str | None],
+        memory_bytes: int,
+        deaths: DeathToll,
         max_slots: int,
     ) -> None:
-        """``replace`` starts another worker in place of a dead one, ``row_in_hand`` says which row of a task it was at
-        (negative: none), ``diagnosis`` what the machine knows about why."""
         self.pace = pace
         self.order = order
         self.workers = workers
         """Workers there are to be; some may still be starting, and others leaving."""
+        self.memory_bytes = memory_bytes
+        """The budget: the arena, and what workers take for themselves."""
         self.admission = Admission(arena, refetches=not order.bound, fail=self._fail)
         self.seats: list[Seat] = []
+        self.arriving: set[int] = set()
+        """Workers that are being started and have no seat yet."""
         self.depth = 2
         """Batches that may be ahead of the user now."""
         self.depth_wanted: int | None = None
@@ -82,18 +84,14 @@ class Dispatcher:
         """Ends the epoch: raised by the next next()."""
         self.shared_batches = order.splittable
         """Whether rows of one batch may come from several workers."""
-        self._replace = replace
-        self._row_in_hand = row_in_hand
-        self._diagnosis = diagnosis
+        self._dead: list[Seat] = []
+        """Seats whose worker died and that are to be filled again."""
+        self._deaths = deaths
         self._max_slots = max_slots
         self._slots = 3
         self._most_in_hand = 1
         self._tasks: dict[int, Task] = {}
         self._next_task = 0
-        self._deaths: dict[tuple[int, int], int] = {}
-        """(batch, row) -> workers that died in a row with it in hand."""
-        self._idle_deaths = 0
-        """Workers that died in a row before they began anything."""
 
     # -- what happens -------------------------------------------------------------------
 
@@ -105,29 +103,38 @@ class Dispatcher:
             self.admission.ask(seat, message)
         elif isinstance(message, Started):
             seat.handle.started = True
-            seat.handle.private_bytes = message.private_bytes
+            seat.handle.private_bytes = seat.base_bytes = message.private_bytes
             seat.handle.trace_fd = message.trace_fd
-            self._idle_deaths = 0
+            self._deaths.note_life()
 
     def on_death(self, seat: Seat) -> None:
         """A worker is gone. What it had in hand is fetched again by whoever is free."""
         self.admission.forget_seat(seat)
         # Until it is reaped it might still write into the rows that are about to be given to somebody else.
-        how = _how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
+        how = how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
+        error = self._deaths.count(seat, how)
+        if error is not None:
+            self._fail(error)
         tasks, seat.tasks = list(seat.tasks.values()), {}
-        if tasks:
-            self._count_death(seat, tasks[0], how)
-        elif not seat.handle.started:
-            self._count_idle_death(f"workers die while starting; the last one {how}")
         for task in tasks:
             del self._tasks[task.number]
             self._undo(task)
         self.seats.remove(seat)
         if self.failure is None and not seat.leaving:
-            try:
-                self.seats.append(self._replace(seat))
-            except OSError as problem:
-                self._fail(WorkerError(f"a worker {how}, and another could not be started in its place: {problem}"))
+            self._dead.append(seat)
+
+    def welcome(self, seat: Seat) -> None:
+        """A worker was started, and takes its seat; it may have become one too many meanwhile."""
+        self.arriving.discard(seat.handle.worker_id)
+        seat.leaving = self._staying() >= self.workers
+        self.seats.append(seat)
+
+    def could_not_start(self, worker_id: int, problem: Exception) -> None:
+        self.arriving.discard(worker_id)
+        self._fail(WorkerError(f"worker {worker_id} died or was added, and could not be started: {problem}"))
+
+    def _staying(self) -> int:
+        return sum(1 for seat in self.seats if not seat.leaving)
 
     def progress(self) -> None:
         """Hand out everything that can be handed out now."""
@@ -145,17 +152,22 @@ class Dispatcher:
             self._take_pace()
             self._assign_free()
 
+    def keep_within_memory(self) -> None:
+        """Leave the arena what the workers do not take; the latest batches go back if that is less than they have."""
+        self._limit_arena()
+        self.admission.keep_within()
+
     def resize(self, workers: int) -> int:
         """Change how many workers there are to be. Gives how many are to be started; the rest is seen to here."""
         self.workers = workers
         staying = sorted((s for s in self.seats if not s.leaving), key=lambda s: s.handle.worker_id)
         for seat in staying[workers:]:
             seat.leaving = True
-        return max(0, workers - len(staying))
+        return max(0, workers - len(staying) - len(self.arriving) - len(self._dead))
 
     def free_worker_ids(self) -> Iterator[int]:
         """Numbers for new workers: the lowest nobody has."""
-        taken = {seat.handle.worker_id for seat in self.seats}
+        taken = {seat.handle.worker_id for seat in self.seats} | self.arriving
         return (number for number in itertools.count() if number not in taken)
 
     def take_leavers(self) -> list[Seat]:
@@ -163,6 +175,11 @@ class Dispatcher:
         gone = [seat for seat in self.seats if seat.leaving and not seat.tasks]
         self.seats = [seat for seat in self.seats if seat not in gone]
         return gone
+
+    def take_dead(self) -> list[Seat]:
+        """Seats whose worker died, for another to take."""
+        dead, self._dead = self._dead, []
+        return dead
 
     def take_for_trainer(self) -> Batch | None:
         """The next batch, for the training thread to fetch itself, when there are no workers to do it."""
@@ -205,7 +222,7 @@ class Dispatcher:
 
     @property
     def is_idle(self) -> bool:
-        return not self._tasks
+        return not self._tasks and not self.arriving
 
     def begin_epoch(self) -> None:
         """After ``abandon`` has come to rest, or after the last batch: as new, with the same workers."""
@@ -228,6 +245,36 @@ class Dispatcher:
             b.running or b.error or (b.result is not None and b.result.kind != "exhausted") or b.pieces
             for b in batches.values()
         )  # fmt: skip
+
+    # -- memory of the workers --------------------------------------------------------------
+
+    def _limit_arena(self) -> None:
+        seats = [seat for seat in self.seats if seat.handle.started]
+        taken = min(_OWN_BYTES, self.memory_bytes // 25) if seats else 0
+        if seats:
+            fetch_bytes = self._fetch_bytes()
+            taken += sum(seat.will_take(fetch_bytes) for seat in seats)
+        self.admission.arena.set_limit(max(0, self.memory_bytes - taken))
+
+    def _fetch_bytes(self) -> int:
+        """What a worker holds while it fetches its share of a batch."""
+        shapes, rows = self.admission.shapes, self.order.batch_rows
+        if self.order.rows:
+            return shapes.sample_bytes
+        if not self.shared_batches or not rows:
+            return 0
+        return (shapes.expected_bytes(rows) or 0) * self._rows_per_task(rows) // rows
+
+    def _private_bytes_for(self, batch: Batch) -> int:
+        """What a worker takes that builds ``batch`` alone under a collate function of the user's: samples, result."""
+        if self.order.rows or self.shared_batches:
+            return 0
+        return 2 * (self.admission.shapes.expected_bytes(batch.rows) or 0)
+
+    def _more_for(self, seats: list[Seat], private_bytes: int) -> int:
+        """The most any of ``seats`` would grow over a task that takes ``private_bytes``."""
+        fetch_bytes = self._fetch_bytes()
+        return max((max(0, s.base_bytes + private_bytes - s.will_take(fetch_bytes)) for s in seats), default=0)
 
     # -- handing out ------------------------------------------------------------------------
 
@@ -270,7 +317,11 @@ class Dispatcher:
                 begun.append(batch)
             elif begun[0].wants_collate:
                 # One worker that is large already, rather than each in turn.
-                self._hand_out(max(self._idle(), key=lambda s: s.handle.private_bytes), begun[0])
+                large = max(self._idle(), key=lambda s: s.handle.private_bytes)
+                if self.admission.may_collate(begun[0], self._more_for([large], begun[0].collate_bytes)):
+                    self._hand_out(large, begun[0])
+                else:
+                    begun.popleft()
             else:
                 self._hand_out(seat, begun[0])
         due = self.admission.due
@@ -305,6 +356,7 @@ class Dispatcher:
             # Parts and the batch made of them exist side by side for a moment.
             copies=2 if splits and not self.order.rows else 1,
             rows_ahead=self.order.rows,
+            private_bytes=self._more_for(self._idle(), self._private_bytes_for(self.admission.upcoming[0])),
         )
         if batch is not None and self.order.bound:
             batch.worker_id = batch.number % self.workers if self.order.in_order else self._least_loaded()
@@ -338,7 +390,7 @@ class Dispatcher:
 
     def _hand_out_collate(self, seat: Seat, batch: Batch) -> None:
         batch.wants_collate = False
-        task = self._new_task(seat, batch, None)
+        task = self._new_task(seat, batch, None, batch.collate_bytes)
         for segment in batch.segments:
             seat.show(segment)
         parts = batch.parts()
@@ -347,7 +399,7 @@ class Dispatcher:
 
     def _hand_out_rows(self, seat: Seat, batch: Batch) -> None:
         rows = batch.take_rows(self._rows_per_task(batch.rows), stretch_rows(batch.rows))
-        task = self._new_task(seat, batch, rows)
+        task = self._new_task(seat, batch, rows, self._private_bytes_for(batch))
         segment = NO_SEGMENT
         if batch.template is not None:
             seat.teach(batch.template)
@@ -370,11 +422,13 @@ class Dispatcher:
             )
         )
 
-    def _new_task(self, seat: Seat, batch: Batch, rows: range | None) -> Task:
-        task = Task(self._next_task, batch, rows, time.monotonic())
+    def _new_task(self, seat: Seat, batch: Batch, rows: range | None, private_bytes: int) -> Task:
+        task = Task(self._next_task, batch, rows, time.monotonic(), private_bytes=private_bytes)
         self._tasks[task.number] = seat.tasks[task.number] = task
         self._next_task += 1
         batch.running += 1
+        if private_bytes:
+            self._limit_arena()
         return task
 
     # -- results ----------------------------------------------------------------------------
@@ -382,9 +436,7 @@ class Dispatcher:
     def _on_done(self, seat: Seat, done: Done) -> None:
         task = seat.tasks.pop(done.task)
         del self._tasks[done.task]
-        self._idle_deaths = 0
-        if self._deaths:
-            self._forget_deaths(task)
+        self._deaths.note_done(task)
         if done.private_bytes:
             seat.handle.private_bytes = done.private_bytes
         batch, outcome = task.batch, done.outcome
@@ -460,66 +512,6 @@ class Dispatcher:
         else:
             batch.todo.appendleft(task.rows)
 
-    # -- deaths -----------------------------------------------------------------------------
-
-    def _count_death(self, seat: Seat, task: Task, how: str) -> None:
-        """Note over which sample a worker died; the fourth in a row is the sample's fault."""
-        batch, row = task.batch, self._row_in_hand(seat, task)
-        if row < -1:
-            self._count_idle_death(f"workers die before they begin batch {batch.number}; the last one {how}")
-            return
-        batch.careful = True
-        place = batch.number, row
-        deaths = self._deaths[place] = self._deaths.get(place, 0) + 1
-        if deaths < _DEATHS_IN_A_ROW:
-            return
-        known = row >= 0 and isinstance(batch.indices, list)
-        what = f"index {batch.indices[row]}" if known else f"indices {task.indices}"
-        why = self._diagnosis()
-        # The batch's own error, raised in its turn: the others can still be had.
-        batch.note_error(
-            max(0, row),
-            Failure(
-                f"{deaths} workers in a row died while fetching {what} (batch {batch.number}); the last one {how}"
-                + (f"; {why}" if why else "")
-            ),
-        )
-        del self._deaths[place]
-
-    def _count_idle_death(self, what: str) -> None:
-        self._idle_deaths += 1
-        if self._idle_deaths >= _DEATHS_IN_A_ROW:
-            self._idle_deaths = 0
-            self._fail(WorkerError(what))
-
-    def _forget_deaths(self, task: Task) -> None:
-        """The task was done after all."""
-        rows = range(task.batch.rows) if task.rows is None else task.rows
-        for place in [p for p in self._deaths if p[0] == task.batch.number and (p[1] < 0 or p[1] in rows)]:
-            del self._deaths[place]
-
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-
-
-class Failure:
-    """An error of a batch that no worker was left to report."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def reraise(self) -> None:
-        raise WorkerError(self._message)
-
-
-def _how_it_died(pid: int | None, exit_code: int | None) -> str:
-    if exit_code is None or pid is None:
-        return "could not be asked why"
-    if exit_code >= 0:
-        return f"(pid {pid}) exited with status {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = str(-exit_code)
-    return f"(pid {pid}) was killed by signal {name}"

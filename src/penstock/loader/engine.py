@@ -11,6 +11,7 @@ computes. One lock guards all state; nobody sleeps with it held.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import selectors
@@ -24,18 +25,19 @@ import numpy as np
 
 from penstock.arena.codec import decode, decode_inline
 from penstock.arena.pool import Arena
-from penstock.arena.segment import HAS_MEMFD, Segment
+from penstock.arena.segment import HAS_MEMFD
 from penstock.arena.template import layout_of
 from penstock.loader.batch import Batch
+from penstock.loader.crew import Crew, forget_segment
+from penstock.loader.deaths import DeathToll
 from penstock.loader.dispatch import Dispatcher, Order
 from penstock.loader.pace import Pace
-from penstock.loader.seat import Seat, Task
+from penstock.loader.seat import Seat
 from penstock.loader.stats import Counters
 from penstock.loader.tuning import Tuning
-from penstock.workers import trace
 from penstock.workers.channel import ChannelClosed
 from penstock.workers.messages import Done, Restart, Resume
-from penstock.workers.pool import ProcessPool, ThreadPool, leave_deadline_s
+from penstock.workers.pool import ProcessPool, ThreadPool
 
 _DOZE_S = 0.002
 """How long the engine's thread leaves the training thread alone after a batch: it is usually back sooner."""
@@ -44,9 +46,6 @@ _DOZES = 5
 training thread more than a small batch."""
 _LOOK_AROUND_S = 1.0
 _MOST_SLOTS = 256
-_OWN_BYTES = 4 << 20
-"""What the pipeline itself takes in the trainer, counted against the budget."""
-
 
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -73,14 +72,10 @@ class Engine:
         fetch_here: Callable[[Batch], Any],
         resume: dict[int, Resume],
     ) -> None:
-        """``spare_files`` is how many files may still be opened; ``fetch_here`` fetches a batch in the training thread, for when there are no workers; ``resume`` says where
-        workers with batches of their own go on, by worker."""
-        self.memory_bytes = memory_bytes
-        self._pool = pool
+        """``spare_files`` is how many files may still be opened; ``fetch_here`` fetches a batch in the training thread,
+        for when there are no workers; ``resume`` says where workers with batches of their own go on, by worker."""
         self._fetch_here = fetch_here
         self._resume_at = resume
-        self._departing: list[Seat] = []
-        """Workers that were told to go; buried when the engine closes, or when they have gone by themselves."""
         self._tuning = tuning
         self._counters = counters
         self._lock = threading.Lock()
@@ -98,13 +93,14 @@ class Engine:
         self._closed = self._closed_here = False
         self._last_asked_s = self._left_s = time.monotonic()
         self._pid = os.getpid()
+        self._crew = Crew(pool, self._selector, lock=self._lock, woken=functools.partial(self._wake, always=True))
         # A segment has a descriptor, and another for each worker it is on its way to; free ones are kept as well.
         max_slots = _MOST_SLOTS if spare_files is None else max(2, min(_MOST_SLOTS, spare_files // 4))
         max_slots = min(max_slots, tuning.max_slots or max_slots)
         self.arena = Arena(
             limit_bytes=memory_bytes,
             headroom_bytes=headroom_bytes,
-            closed=self._forget_segment,
+            closed=lambda segment: forget_segment(self.dispatcher.seats, segment),
             woken=self._wake,
             keep_free=max_slots,
             use_memfd=HAS_MEMFD,
@@ -114,9 +110,8 @@ class Engine:
             pace=Pace(tuning),
             order=order,
             workers=workers,
-            replace=self._replace,
-            row_in_hand=self._row_in_hand,
-            diagnosis=diagnosis,
+            memory_bytes=memory_bytes,
+            deaths=DeathToll(in_hand=self._crew.in_hand, diagnosis=diagnosis),
             max_slots=max_slots,
         )
         self.dispatcher.depth_wanted = depth
@@ -126,26 +121,23 @@ class Engine:
     def start(self) -> None:
         """Start the workers, and the first of them on what has been offered while the last are still being started."""
         try:
-            self._start_workers(self.dispatcher.workers)
+            for worker_id in itertools.islice(self.dispatcher.free_worker_ids(), self.dispatcher.workers):
+                self._crew.start_first(self.dispatcher, worker_id, self._resume_at.get(worker_id))
+                self._pump(self._selector.select(0))
+            # Only now: forking with a second thread about is what Python warns of.
+            self._start_thread()
         except BaseException:
             self._shut_down()
             raise
 
-    def _start_workers(self, count: int) -> None:
-        for worker_id in itertools.islice(self.dispatcher.free_worker_ids(), count):
-            handle = self._pool.start(worker_id, self.dispatcher.workers, self._resume_of(worker_id))
-            self._seat(Seat(handle, resume=self._resume_of(worker_id) or Resume(0, None)))
-            self._pump(self._selector.select(0))
-        # Only now: forking with a second thread about is what Python warns of.
-        if count and self._thread.ident is None:
-            self._thread.start()
-
     def resize(self, workers: int) -> None:
         """More or fewer workers, now: new ones join as soon as they are up, others leave with their work done."""
         with self._lock:
-            if not self._closed:
-                self._start_workers(self.dispatcher.resize(workers))
-                self._pump(())
+            if self._closed:
+                return
+            self._crew.start_more(self.dispatcher, self.dispatcher.resize(workers))
+            self._start_thread()
+            self._pump(())
 
     def set_depth(self, depth: int | None, ceiling: int | None) -> None:
         with self._lock:
@@ -155,7 +147,7 @@ class Engine:
 
     def set_memory(self, memory_bytes: int) -> None:
         with self._lock:
-            self.memory_bytes = memory_bytes
+            self.dispatcher.memory_bytes = memory_bytes
             if not self._closed:
                 self._pump(())
 
@@ -164,6 +156,11 @@ class Engine:
     def offer(self, batch: Batch) -> None:
         """A batch drawn from the sampler, in order."""
         self.dispatcher.admission.upcoming.append(batch)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The budget in force."""
+        return self.dispatcher.memory_bytes
 
     @property
     def depth(self) -> int:
@@ -256,9 +253,9 @@ class Engine:
                 continue
             dozes = 0
             self._turn(_LOOK_AROUND_S)
-            if self._departing:
+            if self._crew.has_departing:
                 with self._lock:
-                    self._bury_departed()
+                    self._crew.bury_departed()
             if time.monotonic() - self._last_asked_s > self._tuning.idle_release_s and not self.dispatcher.paused:
                 self.release_idle()
         if self._closed_here:
@@ -297,36 +294,23 @@ class Engine:
                     self._wake_read.recv(4096)
             elif seat in dispatcher.seats:
                 self._listen(seat)
-        self.arena.set_limit(max(0, self.memory_bytes - self._workers_will_take()))
-        self.dispatcher.admission.keep_within()
+        dispatcher.keep_within_memory()
         self._progress()
-
-    def _workers_will_take(self) -> int:
-        """Private memory to count on: each worker as large as it was, or with one sample in hand."""
-        private = [seat.handle.private_bytes for seat in self.dispatcher.seats if seat.handle.started]
-        if not private:
-            return 0
-        with_sample = min(private) + self.dispatcher.admission.shapes.sample_bytes
-        return sum(max(own, with_sample) for own in private) + min(_OWN_BYTES, self.memory_bytes // 25)
 
     def _progress(self) -> None:
         self.dispatcher.progress()
         for seat in self.dispatcher.take_leavers():
-            self._selector.unregister(seat.handle)
-            seat.handle.stop()
-            self._departing.append(seat)
-        for seat in self.dispatcher.seats:
-            unsent = seat.handle.flush()
-            if unsent != seat.has_unsent:
-                seat.has_unsent = unsent
-                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
-                self._selector.modify(seat.handle, wanted, seat)
+            self._crew.dismiss(seat)
+        for seat in self.dispatcher.take_dead():
+            self._crew.replace(self.dispatcher, seat)
+            self._counters.restarts += 1
+        self._crew.flush(self.dispatcher.seats)
 
     def _listen(self, seat: Seat) -> None:
         try:
             messages = seat.handle.read_available()
         except ChannelClosed:
-            self._selector.unregister(seat.handle)
+            self._crew.lose(seat)
             self.dispatcher.on_death(seat)
             return
         for message in messages:
@@ -414,30 +398,9 @@ class Engine:
         counters.handed_over_bytes += self.arena.handed_over_bytes
         counters.depth, counters.shared_batches = self.dispatcher.depth, self.dispatcher.shared_batches
 
-    def _seat(self, seat: Seat) -> None:
-        self.dispatcher.seats.append(seat)
-        self._selector.register(seat.handle, selectors.EVENT_READ, seat)
-
-    def _replace(self, seat: Seat) -> Seat:
-        resume = seat.resume if self.dispatcher.order.bound else None
-        handle = self._pool.start(seat.handle.worker_id, self.dispatcher.workers, resume)
-        new = Seat(handle, exhausted=seat.exhausted, resume=seat.resume)
-        self._selector.register(new.handle, selectors.EVENT_READ, new)
-        self._counters.restarts += 1
-        return new
-
-    def _resume_of(self, worker_id: int) -> Resume | None:
-        return self._resume_at.get(worker_id)
-
-    def _bury_departed(self) -> None:
-        """Reap those that have left, without waiting for the others."""
-        gone = [seat for seat in self._departing if seat.handle.is_gone]
-        self._departing = [seat for seat in self._departing if seat not in gone]
-        for seat in gone:
-            seat.handle.bury(0.0)
-
-    def _row_in_hand(self, seat: Seat, task: Task) -> int:
-        return -1 if self._pool.board is None else self._pool.board.row_of(seat.handle.worker_id, task.number)
+    def _start_thread(self) -> None:
+        if self.dispatcher.workers and self._thread.ident is None:
+            self._thread.start()
 
     def _who_is_late(self) -> str:
         """The workers the due batch waits for: their samples, for how long, and where their code is."""
@@ -447,35 +410,26 @@ class Engine:
             starting = [s.handle.worker_id for s in self.dispatcher.seats if not s.handle.started]
         lines = [f"workers {starting} have not started yet"] if starting else []
         for seat, task in late:
-            row = self._row_in_hand(seat, task)
+            number, row = self._crew.in_hand(seat)
+            row = row if number == task.number else -1
             known = row >= 0 and isinstance(task.batch.indices, list)
             what = f"index {task.batch.indices[row]}" if known else f"indices {task.indices}"
             lines.append(
                 f"worker {seat.handle.worker_id} (pid {seat.handle.pid}) has had {what} of batch {task.batch.number} "
                 f"in hand for {time.monotonic() - task.handed_s:.1f} s"
             )
-            stack = trace.stack_of(seat.handle.pid, seat.handle.trace_fd)
+            stack = self._crew.stack_of(seat)
             lines += [] if stack is None else ["  " + line for line in stack.splitlines()]
         return "\n".join(lines)
 
-    def _forget_segment(self, segment: Segment) -> None:
-        for seat in self.dispatcher.seats:
-            seat.handle.detach(segment.number)
-
     def _shut_down(self) -> None:
+        self._crew.await_starters()
         with self._lock:
             if self._closed:
                 return
             self._closed = self._closing = True
-            for seat in self.dispatcher.seats:
-                self._selector.unregister(seat.handle)
-                seat.handle.stop()
-            seats = self.dispatcher.seats + self._departing
-            deadline_s = leave_deadline_s()
-            for seat in seats:
-                seat.handle.bury(deadline_s)
+            self._crew.close(self.dispatcher.seats)
             self._note_last()
-            self._pool.close()
             self.arena.close()
             self._selector.close()
             self._wake_read.close()

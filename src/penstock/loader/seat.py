@@ -33,6 +33,8 @@ class Task:
     """What its worker waits for an answer to."""
     room: Segment | None = None
     """Segment for what this task encodes, its own until used."""
+    private_bytes: int = 0
+    """What its worker will take for itself meanwhile, beyond one sample, as far as can be told beforehand."""
 
     @property
     def indices(self) -> Any:
@@ -54,6 +56,13 @@ class Seat:
     """Whether it gets no further work and goes once it has none."""
     has_unsent: bool = False
     """Whether its socket is full and being watched for room."""
+    base_bytes: int = 0
+    """Its worker's private memory before any work."""
+
+    def will_take(self, fetch_bytes: int) -> int:
+        """Private memory to count on: as much as it was measured to take, or what its tasks are going to take."""
+        ahead = max((task.private_bytes for task in self.tasks.values()), default=0)
+        return max(self.handle.private_bytes, self.base_bytes + max(fetch_bytes, ahead))
 
     def show(self, segment: Segment) -> None:
         """Make sure the worker has the segment mapped."""

@@ -46,7 +46,8 @@ class Place:
 class Position:
     """The latest iteration of a loader. The loader keeps it when the iterator is gone."""
 
-    base_seed: int
+    base_seed: int | None
+    """None before anything was drawn: the generators say what it will be."""
     epoch: int
     """Which epoch of its (persistent) workers this is."""
     generators: Generators
@@ -114,9 +115,12 @@ def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any)
     }
 
 
-def nothing_begun(shape: Shape) -> dict[str, Any]:
-    """The state of a loader that has not been iterated: loading it starts anew."""
-    return {"version": VERSION, "shape": vars(shape).copy(), "finished": True, "dataset": None}
+def nothing_begun(shape: Shape, generators: Generators, *, dataset: Any) -> dict[str, Any]:
+    """The state of a loader that has not been iterated: the first epoch, as it would be now."""
+    first = Place(batches=0, turn=0, sampler=None, resume={})
+    position = Position(base_seed=None, epoch=0, generators=generators, draws_seed=True)
+    position.places.append(first)
+    return to_dict(position, shape, batches_ago=0, dataset=dataset)
 
 
 def check(state: Any, shape: Shape) -> None:

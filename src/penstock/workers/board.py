@@ -46,10 +46,10 @@ class Board:
         self._cells = self.segment.array().view(np.int64)
         self._cells[:] = _NOTHING
 
-    def row_of(self, worker_id: int, task: int) -> int:
-        """The row of ``task`` the worker is or was at (the first of a few small ones), negative if it is not at it."""
+    def in_hand(self, worker_id: int) -> tuple[int, int]:
+        """The task the worker is or was at, and the row of it (the first of a few small ones); negative: none."""
         start = 2 * (worker_id % _PLACES)
-        return int(self._cells[start + 1]) if int(self._cells[start]) == task else _NOTHING - 1
+        return int(self._cells[start]), int(self._cells[start + 1])
 
     def clear(self, worker_id: int) -> None:
         start = 2 * (worker_id % _PLACES)

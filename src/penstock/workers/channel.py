@@ -14,12 +14,12 @@ import array
 import os
 import socket
 import struct
-import threading
 import weakref
 from collections import deque
 from typing import Any
 
 from penstock.arena.codec import decode_inline, encode_inline
+from penstock.workers.ends import keep_from_children
 
 _HEADER = struct.Struct("<I?")
 _READ_BYTES = 64 << 10
@@ -166,19 +166,16 @@ def _framed(message: object, with_fd: bool) -> bytes:
     return b"".join((_HEADER.pack(len(body), with_fd), body))
 
 
-# -- ends that children must not keep ---------------------------------------------------
+# -- pairs ------------------------------------------------------------------------------
 
-_trainer_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _worker_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-_ends_lock = threading.Lock()
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:
     """The trainer's channel and the socket to give to the worker."""
     ours, theirs = socket.socketpair()
-    with _ends_lock:
-        _trainer_ends.add(ours)
-        _worker_ends.add(theirs)
+    keep_from_children(ours)
+    _worker_ends.add(theirs)
     return Channel(ours), theirs
 
 
@@ -187,15 +184,3 @@ def close_other_ends(own: socket.socket) -> None:
     for sock in list(_worker_ends):
         if sock is not own:
             sock.close()
-
-
-def _close_inherited_ends() -> None:
-    global _ends_lock
-    _ends_lock = threading.Lock()
-    for sock in list(_trainer_ends):
-        sock.close()
-    _trainer_ends.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited_ends)

@@ -32,7 +32,6 @@ from penstock.workers.private import PrivateMemory
 from penstock.workers.worker import Setup, Worker, reseed_pipes
 
 _M_MMAP_THRESHOLD = -3
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +44,20 @@ class Birth:
     shared_seed: int | None
     """torch's seed for data pipes, None for everything else."""
     init_fn: Callable[[int], Any] | None
-    trainer_pid: int
     resume: Resume | None
     """Set when this worker takes over from one that died."""
-    dies_with_thread: bool
-    """Whether the kernel may kill this worker when the thread that forked it ends: only if that is the main one."""
 
 
-def main(sock: socket.socket, setup: Setup, birth: Birth) -> None:
-    """Entry point of a worker process."""
+def main(sock: socket.socket, setup: Setup, birth: Birth, *, watch: bool) -> None:
+    """A worker's whole life; ``watch``: the kernel will not see to it that this worker goes with its trainer."""
     try:
-        _settle(birth)
+        # Blocked since before the process began, so that Ctrl-C among its imports says nothing.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        _settle()
         close_other_ends(sock)
         channel = Channel(sock)
-        _leave_with_the_trainer(sock)
+        if watch:
+            _leave_with_the_trainer(sock)
         worker = Worker(
             channel,
             setup,
@@ -72,8 +71,8 @@ def main(sock: socket.socket, setup: Setup, birth: Birth) -> None:
         pass
 
 
-def _settle(birth: Birth) -> None:
-    """Stay small and single-threaded, and do not outlive the trainer."""
+def _settle() -> None:
+    """Stay small and single-threaded."""
     # Everything inherited stays out of the collector's way, or its first pass copies every shared page.
     gc.freeze()
     if sys.platform == "linux":
@@ -81,10 +80,6 @@ def _settle(birth: Birth) -> None:
         # Large samples go back to the system at once instead of staying in this worker's heap.
         if hasattr(libc, "mallopt"):
             libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-        if birth.dies_with_thread:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != birth.trainer_pid:
-                os._exit(1)
     torch.set_num_threads(1)
 
 

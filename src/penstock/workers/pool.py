@@ -7,14 +7,15 @@ Runs in: trainer.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import pickle
 import queue
+import signal
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
@@ -22,7 +23,8 @@ from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.workers.board import Board
 from penstock.workers.channel import Channel, ChannelClosed, channel_pair
-from penstock.workers.child import Birth, main
+from penstock.workers.child import Birth
+from penstock.workers.entry import Lifeline, begin
 from penstock.workers.messages import Attach, Detach, Resume, Stop
 from penstock.workers.worker import Setup, Worker
 
@@ -150,6 +152,12 @@ class ProcessPool:
         self._shared_seed = shared_seed
         self._init_fn = init_fn
         self.board = Board()
+        self._lifeline = Lifeline()
+
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether starting a worker is a matter of milliseconds."""
+        return self._context.get_start_method() == "fork"
 
     def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> ProcessHandle:
         channel, theirs = channel_pair()
@@ -159,16 +167,18 @@ class ProcessPool:
             base_seed=self._base_seed,
             shared_seed=self._shared_seed,
             init_fn=self._init_fn,
-            trainer_pid=os.getpid(),
             resume=resume,
-            dies_with_thread=self._context.get_start_method() in ("fork", "spawn")
-            and threading.current_thread() is threading.main_thread(),
         )
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=main, args=(theirs, self._setup, birth), name=f"penstock-worker-{worker_id}", daemon=True
+            target=begin,
+            # The tie first: it is unpacked, and holds, before the dataset's imports begin.
+            args=(self._lifeline.tie(), theirs, self._setup, birth),
+            name=f"penstock-worker-{worker_id}",
+            daemon=True,
         )
         try:
-            process.start()
+            with _ctrl_c_blocked():
+                process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             channel.close()
             warnings.warn(
@@ -190,6 +200,20 @@ class ProcessPool:
 
     def close(self) -> None:
         self.board.close()
+        self._lifeline.close()
+
+
+@contextlib.contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """For a process being started, which inherits this and unblocks it when it can be quiet about Ctrl-C."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _ThreadLine:
@@ -311,6 +335,7 @@ class ThreadPool:
     """Starts worker threads: for datasets that release the GIL, and for platforms without cheap processes."""
 
     seeds_globally = False
+    starts_at_once = True
     board = None
 
     def __init__(self, setup: Setup) -> None:

@@ -41,10 +41,10 @@ class PrivateMemory:
         self._take(self._rollup)
         self._next_exact_s = clock() + _FIRST_EXACT_S
 
-    def note_fullest(self) -> None:
-        """Call while a sample is held: the moment a worker is at its largest."""
+    def note_fullest(self, *, sure: bool = False) -> None:
+        """Call while a sample is held: the moment a worker is at its largest. Looks now and then, or if ``sure``."""
         now = self._clock()
-        if now < self._next_cheap_s:
+        if now < self._next_cheap_s and not sure:
             return
         self._next_cheap_s = now + _CHEAP_EVERY_S
         self._anonymous_most = max(self._anonymous_most, self._anonymous_bytes())

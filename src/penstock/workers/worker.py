@@ -12,7 +12,7 @@ import itertools
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.arena.codec import Encoded, decode, encode, encode_inline
 from penstock.arena.segment import Segment, attach_segment
-from penstock.arena.template import Layout, RowWriter, Template, is_default_collate, layout_of, learn
+from penstock.arena.template import Layout, RowWriter, Template, is_default_collate, layout_of
 from penstock.workers.board import BOARD_SEGMENT, BoardPlace
 from penstock.workers.messages import (
     DROP,
@@ -45,14 +45,15 @@ from penstock.workers.messages import (
     Stop,
 )
 from penstock.workers.private import PrivateMemory
+from penstock.workers.rows import Rows
 from penstock.workers.seeds import get_generators, seed_collate, seed_stretch, set_generators, stretch_rows
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
 _HOLD_S = 0.0005
 """Reports of tasks shorter than this travel together: every message wakes the trainer."""
-_CHUNK_BYTES = 256 << 10
-"""Small samples are written to their rows in one call per this many bytes; large ones one by one."""
+_LARGE_BYTES = 1 << 20
+"""From this size on, holding a result is worth a look at one's memory."""
 
 
 _CANNOT_TRAVEL = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError)
@@ -321,14 +322,20 @@ class Worker:
             return self._fetch_rows(task, found)
         if setup.writes_rows:
             return self._fetch_rows(task, None)
+        # Handed on without a name: who waits for room must not hold samples that are encoded already.
+        return (
+            self._finish(task, self._samples(task)) if task.alone else self._leave_part(task, None, self._samples(task))
+        )
+
+    def _samples(self, task: Fetch) -> list[Any]:
         samples = [sample for group in self._groups(task, None) for sample in group]
-        if setup.is_iterable:
+        if self._setup.is_iterable:
             self._check_not_exhausted(task, len(samples))
-        return self._finish(task, samples) if task.alone else self._leave_part(task, None, samples)
+        return samples
 
     def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
         """Write samples into their rows as they come; what does not match is left to torch's collate."""
-        rows = _Rows(self, task)
+        rows = Rows(self, task)
         strays: list[Any] = []
         for group in self._groups(task, rows) if found is None else [found]:
             if strays:
@@ -348,7 +355,7 @@ class Worker:
             return self._finish(task, rows.as_samples() + strays)
         return self._leave_part(task, rows, strays)
 
-    def _groups(self, task: Fetch, rows: _Rows | None) -> Iterator[list[Any]]:
+    def _groups(self, task: Fetch, rows: Rows | None) -> Iterator[list[Any]]:
         """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
         its own seed."""
         if self._setup.is_iterable:
@@ -408,10 +415,10 @@ class Worker:
         if task.seed is not None and self._setup.auto_collation:
             seed_collate(task.seed)
         result = self._setup.collate_fn(samples)
-        self.note_fullest()
-        del samples
         self._collate_s = time.perf_counter() - began
         encoded = encode(result)
+        self.note_fullest(encoded.total_bytes)
+        del samples
         if encoded.total_bytes <= INLINE_BYTES and encoded.pickled is not None:
             return Outcome("inline", pickled=encode_inline(result))
         del result
@@ -419,12 +426,13 @@ class Worker:
         return Outcome("object", pickled=encoded.pickled, offsets=encoded.offsets, segment=segment,
                        used_bytes=encoded.total_bytes)  # fmt: skip
 
-    def _leave_part(self, task: Fetch, rows: _Rows | None, samples: list[Any]) -> Outcome:
+    def _leave_part(self, task: Fetch, rows: Rows | None, samples: list[Any]) -> Outcome:
         """Leave samples, after rows already written, for whoever will collate the batch."""
         try:
             encoded = encode(samples, exactly=True)
         except Exception:
             return Outcome("cannot travel")
+        self.note_fullest(encoded.total_bytes)
         del samples
         segment = self._write(task, encoded) if encoded.total_bytes else NO_SEGMENT
         part = Outcome("part", 0, [], encoded.pickled, encoded.offsets, segment, NO_SEGMENT, encoded.total_bytes)
@@ -442,11 +450,8 @@ class Worker:
         return number
 
     def _collate(self, task: Collate) -> Outcome:
-        samples: list[Any] = []
-        for part in task.parts:
-            samples += self._read_part(part)
         # Parts may alias shared rows; the collate result is encoded anew, so nothing of them is handed out.
-        return self._finish(task, samples)
+        return self._finish(task, [sample for part in task.parts for sample in self._read_part(part)])
 
     def _read_part(self, part: Part) -> list[Any]:
         samples: list[Any] = []
@@ -472,93 +477,10 @@ class Worker:
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
         return self._ask(task, layout_of(template, batch_rows).total_bytes, template)
 
-    def note_fullest(self) -> None:
+    def note_fullest(self, held_bytes: int = 0) -> None:
+        """Now is when this worker is at its largest, with ``held_bytes`` it knows of."""
         if self._measure is not None:
-            self._measure.note_fullest()
-
-
-class _Rows:
-    """Rows of one task on their way into a segment."""
-
-    def __init__(self, worker: Worker, task: Fetch) -> None:
-        self._worker = worker
-        self._task = task
-        self._writer: RowWriter | None = None
-        self._layout: Layout | None = None
-        self.group_rows = 1
-        """How many samples to write at once: one until their size is known."""
-        self._pending: list[Sequence[Any]] = []
-        self._relearnt = False
-        """Whether the batch turned out to look different from the ones before it."""
-        self.segment = task.segment
-        self.texts: list[list[Any]] = []
-        self.written = 0
-        if task.by_template:
-            assert worker.template is not None
-            self._open(worker.template)
-
-    @property
-    def used_bytes(self) -> int:
-        return 0 if self._layout is None else self._layout.total_bytes
-
-    def add(self, samples: list[Any]) -> list[Any]:
-        """Take samples for the next rows; they are written once they are many or large enough to be worth a call.
-
-        Gives back what does not fit the batch's layout, from the first misfit on.
-        """
-        if not samples or (self._layout is None and not self._learn(samples[0])):
-            return samples
-        assert self._layout is not None
-        match = self._layout.match
-        for position, sample in enumerate(samples):
-            values = match(sample)
-            if values is None:
-                if not self.written and not self._pending and not self._relearnt:
-                    self._relearnt = True
-                    return self.add(samples) if self._learn(sample) else samples
-                return self.flush() + samples[position:]
-            self._pending.append(values)
-            if len(self._pending) >= self.group_rows and (misfits := self.flush()):
-                return misfits + samples[position + 1 :]
-        return []
-
-    def flush(self) -> list[Any]:
-        """Write what is pending. Gives it back instead if a tensor turns out not to be plain bytes."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return []
-        assert self._layout is not None and self._writer is not None
-        self._worker.note_fullest()
-        try:
-            self._writer.write(self._task.first_row + self.written, pending, self.texts)
-        except (TypeError, RuntimeError):
-            return [self._layout.rebuild(values) for values in pending]
-        self.written += len(pending)
-        return []
-
-    def as_samples(self) -> list[Any]:
-        """The samples written so far, read back from their rows."""
-        if self._layout is None:
-            return []
-        columns = self._layout.columns(self._worker.array(self.segment))
-        first = self._task.first_row
-        return [self._layout.sample(columns, self.texts, first + i, i) for i in range(self.written)]
-
-    def _learn(self, sample: Any) -> bool:
-        template = learn(sample)
-        if template is None:
-            return False
-        room = self._worker.ask_for_rows(self._task.task, template, self._task.batch_rows)
-        assert room.template is not None
-        self.segment = room.segment
-        self._open(room.template)
-        return True
-
-    def _open(self, template: Template) -> None:
-        self._layout = layout_of(template, self._task.batch_rows)
-        self._writer = self._worker.writer(self.segment, self._layout)
-        self.group_rows = max(1, _CHUNK_BYTES // max(1, template.row_bytes))
-        self.texts = [[] for leaf in template.leaves if leaf.kind == "text"]
+            self._measure.note_fullest(sure=held_bytes >= _LARGE_BYTES)
 
 
 class _Dropped(Exception):

@@ -113,10 +113,10 @@ def _asking(fault: Fault) -> Patch:
 def _at_birth(fault: Fault) -> Patch:
     real = child._settle
 
-    def settle(birth: child.Birth) -> None:
+    def settle() -> None:
         if fault.trigger.fires():
             suffer(fault)
-        real(birth)
+        real()
 
     return child, "_settle", settle
 

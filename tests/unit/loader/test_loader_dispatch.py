@@ -14,6 +14,7 @@ from penstock.arena.segment import Segment
 from penstock.arena.template import Template, layout_of, learn
 from penstock.errors import BudgetError, WorkerError
 from penstock.loader.batch import Batch
+from penstock.loader.deaths import DeathToll
 from penstock.loader.dispatch import Dispatcher, Order
 from penstock.loader.pace import Pace
 from penstock.loader.seat import Seat
@@ -23,13 +24,18 @@ from penstock.workers.messages import DROP, NO_SEGMENT, Collate, Done, Fetch, Le
 KIB, MIB = 1 << 10, 1 << 20
 
 
+WORKER_BYTES = 100 << 20
+"""What each paper worker takes, whatever it does: the arena is left with the limit the test names."""
+OWN_BYTES = 4 << 20
+
+
 class PaperHandle:
     """A worker that writes down what it is told."""
 
     def __init__(self, worker_id: int) -> None:
         self.worker_id = worker_id
         self.started = True
-        self.private_bytes = 0
+        self.private_bytes = WORKER_BYTES
         self.template: Template | None = None
         self.posted: list[Any] = []
         self.attached: set[int] = set()
@@ -109,11 +115,10 @@ class Works:
                 batch_rows=batch_rows,
                 keeps_generators=False,
             ),
-            replace=self._replace,
             max_slots=max_slots,
             workers=workers,
-            row_in_hand=lambda seat, task: -1 if task.rows is None else task.rows.start,
-            diagnosis=lambda: None,
+            memory_bytes=limit_bytes + workers * WORKER_BYTES + OWN_BYTES,
+            deaths=DeathToll(in_hand=self._in_hand, diagnosis=lambda: None),
         )
         self.dispatcher.depth_wanted = depth
         self.dispatcher.seats = [Seat(PaperHandle(number)) for number in range(workers)]
@@ -124,9 +129,16 @@ class Works:
         for seat in self.dispatcher.seats:
             seat.handle.detach(segment.number)
 
-    def _replace(self, seat: Seat) -> Seat:
-        self.replaced.append(seat)
-        return Seat(PaperHandle(seat.handle.worker_id))
+    def _in_hand(self, seat: Seat) -> tuple[int, int]:
+        first = next(iter(seat.tasks.values()), None)
+        return (-1, -1) if first is None else (first.number, -1 if first.rows is None else first.rows.start)
+
+    def die(self, seat: Seat) -> None:
+        """A worker's line has closed, and another takes its seat."""
+        self.dispatcher.on_death(seat)
+        for dead in self.dispatcher.take_dead():
+            self.replaced.append(dead)
+            self.dispatcher.welcome(Seat(PaperHandle(dead.handle.worker_id)))
 
     def offer(self, count: int) -> None:
         for _ in range(count):
@@ -483,7 +495,7 @@ def test_a_dead_workers_rows_are_fetched_by_another_and_it_is_replaced() -> None
     template = image(4)
     dead = works.seat(0)
     rows = [message.first_row for seat, message in works.all_tasks() if seat is dead]
-    works.dispatcher.on_death(dead)
+    works.die(dead)
     works.dispatcher.progress()
     assert isinstance(dead.handle, PaperHandle)
     assert dead.handle.buried == 1
@@ -499,8 +511,8 @@ def test_a_death_while_its_need_waits_leaves_nothing_behind() -> None:
     (first_seat, first), (second_seat, second) = works.all_tasks()
     works.need(first_seat, first.task, 6 * MIB)
     works.need(second_seat, second.task, 6 * MIB)
-    works.dispatcher.on_death(second_seat)
-    works.dispatcher.on_death(first_seat)
+    works.die(second_seat)
+    works.die(first_seat)
     works.dispatcher.progress()
     assert works.arena.in_use_bytes <= 2 * MIB + 128 * KIB
     assert works.finish_everything(None) == [0, 1]
@@ -512,7 +524,7 @@ def test_the_same_rows_killing_every_worker_is_an_error_that_names_them() -> Non
     for _ in range(4):
         assert works.dispatcher.failure is None
         seat, fetch = works.all_tasks()[0]
-        works.dispatcher.on_death(seat)
+        works.die(seat)
         works.dispatcher.progress()
         assert fetch.indices == list(range(8))
     assert works.dispatcher.failure is None, "only the batch is lost, not the epoch"
@@ -530,7 +542,7 @@ def test_workers_that_die_at_start_are_an_error_and_not_a_loop() -> None:
     for _ in range(4):
         works.handle(0).started = False
         assert works.dispatcher.failure is None
-        works.dispatcher.on_death(works.seat(0))
+        works.die(works.seat(0))
     assert isinstance(works.dispatcher.failure, WorkerError)
 
 
@@ -538,7 +550,7 @@ def test_a_start_that_succeeds_wipes_the_slate() -> None:
     works = Works(workers=1)
     for _ in range(10):
         works.handle(0).started = False
-        works.dispatcher.on_death(works.seat(0))
+        works.die(works.seat(0))
         assert works.dispatcher.failure is None
         works.dispatcher.on_message(works.seat(0), Started(5, -1))
     assert works.handle(0).private_bytes == 5
@@ -588,7 +600,7 @@ def test_a_bound_workers_successor_takes_up_its_batches() -> None:
     works = Works(workers=2, bound=True, splittable=False)
     works.offer(4)
     dead = works.seat(0)
-    works.dispatcher.on_death(dead)
+    works.die(dead)
     works.dispatcher.progress()
     assert works.dispatcher.failure is None
     assert works.replaced == [dead]
