@@ -24,24 +24,25 @@ class DeathToll:
         self._diagnosis = diagnosis
         self._deaths: dict[tuple[int, int], int] = {}
         """(batch, row) -> workers that died in a row with it in hand."""
-        self._idle_deaths = 0
-        """Workers that died in a row with nothing in hand."""
+        self._idle_deaths = {True: 0, False: 0}
+        """Workers that died with nothing in hand since a task was last done, once they were up; and before that, since
+        one came up."""
 
-    def note_life(self) -> None:
-        """A worker came up, or finished something."""
-        self._idle_deaths = 0
+    def note_start(self) -> None:
+        """A worker came up."""
+        self._idle_deaths[False] = 0
 
     def note_done(self, task: Task) -> None:
         """Whatever was held against the task, it was done after all."""
-        self._idle_deaths = 0
+        self._idle_deaths = {True: 0, False: 0}
         if self._deaths:
             rows = range(task.batch.rows) if task.rows is None else task.rows
             for place in [p for p in self._deaths if p[0] == task.batch.number and (p[1] < 0 or p[1] in rows)]:
                 del self._deaths[place]
 
-    def count(self, seat: Seat, how: str) -> WorkerError | None:
-        """A worker died. A sample it was at in the last of four deaths gets an error; gives one for the epoch if
-        workers do not even get to a sample."""
+    def count(self, seat: Seat, how: str, *, workers: int) -> WorkerError | None:
+        """One of ``workers`` died. A sample that was in hand at four deaths in a row gets an error; gives one for the
+        epoch if all have died as often without getting to a sample."""
         number, row = self._in_hand(seat)
         task = seat.tasks.get(number)
         if task is not None:
@@ -49,12 +50,14 @@ class DeathToll:
             return None
         if seat.handle.started and not seat.tasks:
             return None
-        self._idle_deaths += 1
-        if self._idle_deaths < _IN_A_ROW:
+        was_up = seat.handle.started
+        self._idle_deaths[was_up] += 1
+        deaths = self._idle_deaths[was_up]
+        if deaths < _IN_A_ROW * workers:
             return None
-        self._idle_deaths = 0
-        when = "before they begin anything" if seat.handle.started else "while starting"
-        return WorkerError(f"{_IN_A_ROW} workers in a row died {when}; the last one {how}{self._why()}")
+        self._idle_deaths[was_up] = 0
+        when = "before they began anything" if was_up else "while starting"
+        return WorkerError(f"{deaths} workers in a row died {when}; the last one {how}{self._why()}")
 
     def _hold_against(self, task: Task, row: int, how: str) -> None:
         batch = task.batch

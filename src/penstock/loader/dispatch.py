@@ -105,14 +105,14 @@ class Dispatcher:
             seat.handle.started = True
             seat.handle.private_bytes = seat.base_bytes = message.private_bytes
             seat.handle.trace_fd = message.trace_fd
-            self._deaths.note_life()
+            self._deaths.note_start()
 
     def on_death(self, seat: Seat) -> None:
         """A worker is gone. What it had in hand is fetched again by whoever is free."""
         self.admission.forget_seat(seat)
         # Until it is reaped it might still write into the rows that are about to be given to somebody else.
         how = how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
-        error = self._deaths.count(seat, how)
+        error = self._deaths.count(seat, how, workers=self.workers)
         if error is not None:
             self._fail(error)
         tasks, seat.tasks = list(seat.tasks.values()), {}

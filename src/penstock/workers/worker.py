@@ -314,8 +314,8 @@ class Worker:
         if task.batch_rows == 0:
             return self._finish(task, [])
         if not setup.is_iterable and not can_split(setup.dataset):
-            self._seed(task, 0)
             self._at_row(0)
+            self._seed(task, 0)
             found = setup.dataset.__getitems__(task.indices)
             if not setup.writes_rows or type(found) is not list or len(found) != task.batch_rows:
                 return self._finish(task, found)
@@ -371,10 +371,10 @@ class Worker:
         by_list = getattr(dataset, "__getitems__", None)
         step = stretch_rows(task.batch_rows)
         for start in range(0, len(indices), step):
+            self._at_row(task.first_row + start)
             self._seed(task, (task.first_row + start) // step)
             stretch = indices[start : start + step]
             if by_list:
-                self._at_row(task.first_row + start)
                 yield by_list(stretch)
                 continue
             at = 0
@@ -399,8 +399,8 @@ class Worker:
                 return next(self._iterator)
             except StopIteration:
                 raise _Exhausted from None
-        self._seed(task, 0)
         self._at_row(0)
+        self._seed(task, 0)
         return self._setup.dataset[task.indices]
 
     def _check_not_exhausted(self, task: Fetch, got: int) -> None:
