@@ -40,6 +40,10 @@ def map_shared(fd: int, size_bytes: int) -> Any:
     return buffer
 
 
+def address_of(buffer: Any) -> int:
+    return ctypes.addressof(buffer)
+
+
 def populate(buffer: Any) -> None:
     """Map every page of a buffer now, in one call, instead of faulting each in on first touch.
 

@@ -8,6 +8,9 @@ A segment is *in use* from ``take`` until ``give_back``: being filled, ready, or
 keep their pages for the next batch and are closed the moment their bytes are wanted elsewhere. A lent segment
 the user goes on holding while the next batch needs its bytes is *handed over*: it leaves the arena as it is,
 which costs what a private copy would, without copying.
+
+A lent segment that is page-locked for a device comes back *fenced*: the user may have queued copies out of it that the
+device has yet to make, so it is neither refilled nor unmapped before the device is past them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -31,15 +35,32 @@ _MOST_LENT = 16
 _COPY_BELOW_BYTES = 1 << 20
 
 
+class Locks(Protocol):
+    """Page-locking for a device."""
+
+    def unlock(self, segment: Segment) -> None: ...
+
+
+class Barrier(Protocol):
+    """Holds leases that have ended until the device is past whatever it was reading then."""
+
+    def put(self, thing: Lease, /) -> None: ...
+    def advance(self) -> list[Lease]: ...
+    def drain(self) -> list[Lease]: ...
+    def __len__(self) -> int: ...
+
+
 class Lease:
     """One batch in the user's hands: ends when the last tensor over the token is gone."""
 
-    __slots__ = ("_ref", "ended", "handed_over", "pid", "segment", "used_bytes")
+    __slots__ = ("_ref", "ended", "fenced", "handed_over", "pid", "segment", "used_bytes")
 
     def __init__(self, segment: Segment, used_bytes: int, token: np.ndarray, ended: Callable[[Lease], None]) -> None:
         self.segment = segment
         self.used_bytes = used_bytes
         self.handed_over = False
+        self.fenced = False
+        """Whether the device may be reading from it when it ends."""
         self.pid = os.getpid()
         self.ended = ended
         self._ref = weakref.ref(token, self._token_gone)
@@ -48,6 +69,10 @@ class Lease:
         # A forked child inherits the token; its copy dying says nothing about the trainer's.
         if os.getpid() == self.pid:
             self.ended(self)
+
+
+_handed_over_locked: set[Lease] = set()
+"""Page-locked batches that are the user's own: nobody else may be left to unlock them when they go."""
 
 
 class Arena:
@@ -62,15 +87,21 @@ class Arena:
         woken: Callable[[], None],
         keep_free: int,
         use_memfd: bool = HAS_MEMFD,
+        locks: Locks | None = None,
+        fence: Barrier | None = None,
     ) -> None:
         """``headroom_bytes`` says what the machine can still give, ``closed`` hears of every segment that workers
-        must unmap, ``woken`` is called from any thread when a lease ends."""
+        must unmap, ``woken`` is called from any thread when a lease ends; ``locks`` and ``fence`` are for segments
+        that a device reads."""
         self.limit_bytes = limit_bytes
         self.keep_free = keep_free
         self._headroom_bytes = headroom_bytes
         self._closed = closed
         self._woken = woken
         self._use_memfd = use_memfd
+        self._locks = locks
+        self._fence = fence
+        self._is_closed = False
         self._in_use: dict[int, Segment] = {}
         self._free: list[Segment] = []
         self._leases: dict[int, Lease] = {}
@@ -164,12 +195,30 @@ class Arena:
         came = False
         while self._returned:
             lease = self._returned.popleft()
-            if lease.handed_over:
-                continue
-            del self._leases[lease.segment.number]
-            self.give_back(lease.segment)
-            came = True
+            self._leases.pop(lease.segment.number, None)
+            if lease.fenced:
+                assert self._fence is not None
+                self._fence.put(lease)
+            elif not lease.handed_over:
+                self.give_back(lease.segment)
+                came = True
         return came
+
+    def fence(self, segment: Segment) -> None:
+        """The user got tensors that a device can read: the segment comes back only when the device is past them."""
+        if (lease := self._leases.get(segment.number)) is not None:
+            lease.fenced = True
+
+    def pass_fence(self) -> None:
+        """Take back what the device is past. Training thread only: it marks the device's queues."""
+        if self._fence is not None:
+            for lease in self._fence.advance():
+                self._take_back_fenced(lease)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether memory will come back without anybody saying so."""
+        return bool(self._fence)
 
     @property
     def has_returned(self) -> bool:
@@ -186,8 +235,13 @@ class Arena:
         segment = lease.segment
         self._in_use.pop(segment.number)
         self.in_use_bytes -= segment.capacity_bytes
-        segment.trim(lease.used_bytes)
-        self._retire(segment)
+        if lease.fenced:
+            _handed_over_locked.add(lease)
+            self._closed(segment)
+            segment.close_descriptor()
+        else:
+            segment.trim(lease.used_bytes)
+            self._retire(segment)
         return True
 
     @property
@@ -201,8 +255,16 @@ class Arena:
     def close(self) -> None:
         """Let go of everything; batches the user still holds stay intact until dropped."""
         self.collect_returned()
+        self._is_closed = True
+        if self._fence is not None:
+            for lease in self._fence.drain():
+                self._take_back_fenced(lease)
         for lease in self._leases.values():
             lease.handed_over = True
+            if lease.fenced:
+                _handed_over_locked.add(lease)
+                self.in_use_bytes -= self._in_use.pop(lease.segment.number).capacity_bytes
+                lease.segment.close_descriptor()
         self._leases.clear()
         self.release_free()
         for segment in list(self._in_use.values()):
@@ -213,9 +275,31 @@ class Arena:
     # -- inside ----------------------------------------------------------------
 
     def _lease_ended(self, lease: Lease) -> None:
+        if self._is_closed and lease.fenced:
+            self._end_late(lease)
+            return
         # Any thread, even inside the garbage collector while the lock is held: append, nothing more.
         self._returned.append(lease)
         self._woken()
+
+    def _end_late(self, lease: Lease) -> None:
+        """The user kept a page-locked batch longer than the arena lived."""
+        assert self._fence is not None
+        self._fence.put(lease)
+        for late in self._fence.drain():
+            self._take_back_fenced(late)
+
+    def _take_back_fenced(self, lease: Lease) -> None:
+        if lease.handed_over:
+            _handed_over_locked.discard(lease)
+            self._unlock(lease.segment)
+            lease.segment.close()
+        else:
+            self.give_back(lease.segment)
+
+    def _unlock(self, segment: Segment) -> None:
+        if self._locks is not None:
+            self._locks.unlock(segment)
 
     def _reusable(self, capacity: int) -> Segment | None:
         fitting = [s for s in self._free if s.capacity_bytes >= capacity]
@@ -238,11 +322,14 @@ class Arena:
     def _close(self, segment: Segment) -> None:
         self._free.remove(segment)
         self.free_bytes -= segment.capacity_bytes
+        # Pages must not go from under a device.
+        self._unlock(segment)
         # A worker busy with a long sample will not unmap it for a while.
         segment.empty()
         self._retire(segment)
 
     def _retire(self, segment: Segment) -> None:
+        self._unlock(segment)
         self._closed(segment)
         segment.unlink()
         segment.close()

@@ -61,6 +61,11 @@ class Segment:
         """The name to attach by, or None where segments go by descriptor."""
         return None if self._block is None else self._block.name
 
+    @property
+    def address(self) -> int | None:
+        """Where this process has it mapped, or None where segments go by name."""
+        return None if self._block is not None or self._buffer is None else mapping.address_of(self._buffer)
+
     def array(self) -> np.ndarray:
         """A fresh array over all bytes. Every view of it keeps it, and so the mapping, alive."""
         return np.frombuffer(self._buffer, dtype=np.uint8, count=self.capacity_bytes)
@@ -82,12 +87,16 @@ class Segment:
         if self._fd is not None:
             os.ftruncate(self._fd, 0)
 
-    def close(self) -> None:
-        """Let go of this side's descriptor and mapping; views still held keep the mapping until they go."""
+    def close_descriptor(self) -> None:
+        """Let go of the descriptor alone: nobody else can map the segment any more."""
         # A fork between the two would have the child close a descriptor that is somebody else's by then.
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+    def close(self) -> None:
+        """Let go of this side's descriptor and mapping; views still held keep the mapping until they go."""
+        self.close_descriptor()
         self._buffer = None
         if self._block is not None:
             block, self._block = self._block, None

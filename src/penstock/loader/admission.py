@@ -216,7 +216,7 @@ class Admission:
                 self.evict(others[-1])
                 if others[-1].running:
                     return False
-            elif self.arena.lent_count and not self.trainer_waits:
+            elif self.arena.is_fenced or (self.arena.lent_count and not self.trainer_waits):
                 return False
             else:
                 self._passes_alone(need_bytes)

@@ -37,6 +37,8 @@ class DataLoader(TorchDataLoader[_T_co]):
     Args:
         memory: what the batches in flight and the workers' private memory may take together: ``"8GB"``, bytes, a
             fraction of what is available, or ``"auto"`` (half of it, divided among the ranks of the node).
+        device: where batches are delivered, e.g. ``"cuda"``: copied ahead on a stream of their own out of page-locked
+            memory, at most two batches ahead.
         seeding: ``"batch"`` makes randomness depend on seed, epoch, rank and place in the epoch only, so that
             batches are the same for any number of workers; ``"worker"`` is torch's own assignment.
         backend: ``"process"``, ``"thread"``, or None for the platform's best.
@@ -66,6 +68,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         memory: str | int | float = "auto",
+        device: str | int | torch.device | None = None,
         seeding: str = "batch",
         backend: str | None = None,
         name: str | None = None,
@@ -83,7 +86,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
         """A loaded state that the next iteration goes on from."""
+        self._device = _parse_device(device)
         self.memory = memory
+        self.device = device
         self.seeding = seeding
         self.backend = backend
         self.name = name
@@ -252,6 +257,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             worker_restarts=counters.restarts,
             shared_batches=newest.dispatcher.shared_batches if newest else counters.shared_batches,
             cache=None,
+            device_ahead_bytes=counters.device_ahead_bytes,
             stages=StageTimes(
                 fetch_s=counters.fetch_s,
                 collate_s=counters.collate_s,
@@ -279,6 +285,24 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _parse_device(device: Any) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError) as problem:
+        raise ConfigError(
+            f'device={device!r} is no device: {problem}; write "cuda", "cuda:1" or a torch.device'
+        ) from None
+    if parsed.type == "cuda":
+        count = torch.cuda.device_count()
+        if (parsed.index or 0) >= count:
+            raise ConfigError(
+                f"device={device!r}: this machine has {count} CUDA devices; leave device= out, or use another"
+            )
+    return parsed
 
 
 def _check_count(name: str, value: Any, *, least: int) -> None:

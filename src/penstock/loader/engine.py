@@ -27,6 +27,9 @@ from penstock.arena.codec import decode, decode_inline
 from penstock.arena.pool import Arena
 from penstock.arena.segment import HAS_MEMFD
 from penstock.arena.template import layout_of
+from penstock.device.cuda import mark_everything, wait_for_everything
+from penstock.device.fence import Fence
+from penstock.device.slots import PageLocks
 from penstock.loader.batch import Batch
 from penstock.loader.crew import Crew, forget_segment
 from penstock.loader.deaths import DeathToll
@@ -45,6 +48,8 @@ _DOZES = 5
 """Looks the engine's thread takes at a training thread that waits, before it waits to be called: calling costs the
 training thread more than a small batch."""
 _LOOK_AROUND_S = 1.0
+_LOOK_AT_FENCE_S = 0.001
+"""How often to ask whether the device is done with memory: it tells nobody."""
 _MOST_SLOTS = 256
 
 _NO_BYTES = np.empty(0, np.uint8)
@@ -71,9 +76,12 @@ class Engine:
         depth_ceiling: int | None,
         fetch_here: Callable[[Batch], Any],
         resume: dict[int, Resume],
+        page_locks: PageLocks | None,
     ) -> None:
         """``spare_files`` is how many files may still be opened; ``fetch_here`` fetches a batch in the training thread,
-        for when there are no workers; ``resume`` says where workers with batches of their own go on, by worker."""
+        for when there are no workers; ``resume`` says where workers with batches of their own go on, by worker;
+        ``page_locks`` is for batches that a device will read."""
+        self._page_locks = page_locks
         self._fetch_here = fetch_here
         self._resume_at = resume
         self._tuning = tuning
@@ -104,6 +112,8 @@ class Engine:
             woken=self._wake,
             keep_free=max_slots,
             use_memfd=HAS_MEMFD,
+            locks=page_locks,
+            fence=None if page_locks is None else Fence(mark_everything),
         )
         self.dispatcher = Dispatcher(
             arena=self.arena,
@@ -180,6 +190,7 @@ class Engine:
             with self._lock:
                 self._last_asked_s = time.monotonic()
                 self.arena.collect_returned()
+                self.arena.pass_fence()
                 self.dispatcher.paused = False
                 self.dispatcher.admission.user_holds = max(1, self.arena.lent_count)
                 batch = self._take()
@@ -339,7 +350,9 @@ class Engine:
                     batch = self._take() or self.dispatcher.take_for_trainer()
                     if batch is not None or self.dispatcher.is_over:
                         return batch
-                wait_s = _LOOK_AROUND_S if deadline is None else min(_LOOK_AROUND_S, deadline - time.monotonic())
+                    self.arena.pass_fence()
+                    look_s = _LOOK_AT_FENCE_S if self.arena.is_fenced else _LOOK_AROUND_S
+                wait_s = look_s if deadline is None else min(look_s, deadline - time.monotonic())
                 if wait_s <= 0:
                     raise TimedOut(self._who_is_late())
                 self._turn(wait_s)
@@ -358,8 +371,16 @@ class Engine:
             raise failure
         return batch
 
-    def deliver(self, batch: Batch) -> Any:
-        """Make a batch the user's. Raises what its sampler, dataset or collate raised; the next is not affected."""
+    def try_next(self) -> Batch | None:
+        """The next batch if it lies ready."""
+        with self._lock:
+            return self.dispatcher.take_ready()
+
+    def deliver(self, batch: Batch, *, stays_on_host: Callable[[Any], bool] | None = None) -> Any:
+        """Make a batch the user's. Raises what its sampler, dataset or collate raised; the next is not affected.
+
+        ``stays_on_host`` says whether the user gets to see tensors in page-locked memory; None: always.
+        """
         began = time.perf_counter()
         try:
             if batch.failure is not None:
@@ -369,12 +390,22 @@ class Engine:
             if not batch.ready:
                 return self._fetch_here(batch)
             with self._lock:
-                return self._decoded(batch)
+                return self._decoded(batch) if self._page_locks is None else self._locked(batch, stays_on_host)
         finally:
             with self._lock:
                 if not self._closed:
                     self._progress()
             self._counters.deliver_s += time.perf_counter() - began
+
+    def _locked(self, batch: Batch, stays_on_host: Callable[[Any], bool] | None) -> Any:
+        """As ``_decoded``, with its memory page-locked for a device."""
+        assert self._page_locks is not None
+        segments = [segment for segment in batch.segments if self._page_locks.lock(segment)]
+        data = self._decoded(batch)
+        if stays_on_host is None or stays_on_host(data):
+            for segment in segments:
+                self.arena.fence(segment)
+        return data
 
     def _decoded(self, batch: Batch) -> Any:
         result = batch.result
@@ -430,6 +461,9 @@ class Engine:
             self._closed = self._closing = True
             self._crew.close(self.dispatcher.seats)
             self._note_last()
+            if self._page_locks is not None and self._page_locks.locked_bytes:
+                # Whoever dropped the iterator in the middle may have left copies under way.
+                wait_for_everything()
             self.arena.close()
             self._selector.close()
             self._wake_read.close()

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,9 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from penstock.device import cuda
+from penstock.device.courier import MOST_AHEAD, Courier, Parcel, move, moves_ahead
+from penstock.device.slots import PageLocks
 from penstock.errors import WorkerError
 from penstock.loader.batch import Batch
 from penstock.loader.diagnosis import OomWatch
@@ -73,6 +77,12 @@ class PipelineIterator(_BaseDataLoaderIter):
             batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
             keeps_generators=loader.seeding == "worker",
         )
+        self._device = loader._device
+        self._copies_ahead = self._device is not None and self._device.type == "cuda"
+        self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_everything())
+        self._courier: Courier | None = None
+        self._ahead: deque[_Ahead] = deque()
+        """Batches taken out of the engine and on their way to the device."""
         self._bound = setup.is_iterable or loader.seeding == "worker"
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
@@ -120,6 +130,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             depth_ceiling=loader._depth_ceiling,
             fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed),
             resume=resume,
+            page_locks=PageLocks() if self._locks_pages else None,
         )
 
     # -- epochs -----------------------------------------------------------------------------
@@ -245,6 +256,45 @@ class PipelineIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self._exhausted:
             raise StopIteration
+        if self._copies_ahead:
+            return self._next_on_device()
+        found = self._wait_for_next()
+        self._note(found)
+        data = self._engine.deliver(found)
+        self._counters.note_batch(found.rows)
+        if self._pin_memory:
+            data = torch_pinning.pin_memory(data, self._pin_memory_device)
+        return data if self._device is None else move(data, self._device)
+
+    def _next_on_device(self) -> Any:
+        if self._courier is None:
+            # Not before the workers were forked: they have no use for a CUDA context.
+            assert self._device is not None
+            self._courier = Courier(self._device)
+        courier = self._courier
+        if not self._ahead:
+            self._ahead.append(self._sent(courier, self._wait_for_next()))
+        first = self._ahead.popleft()
+        while len(self._ahead) < MOST_AHEAD and (found := self._engine.try_next()) is not None:
+            self._ahead.append(self._sent(courier, found))
+        self._note(first.batch)
+        self._counters.device_ahead_bytes = sum(ahead.device_bytes for ahead in self._ahead)
+        if first.error is not None:
+            raise first.error
+        assert first.parcel is not None
+        self._counters.note_batch(first.batch.rows)
+        return courier.hand_out(first.parcel)
+
+    def _sent(self, courier: Courier, found: Batch) -> _Ahead:
+        """A batch on its way; what is wrong with it is raised in its turn."""
+        try:
+            host = self._engine.deliver(found, stays_on_host=lambda data: not moves_ahead(data))
+            return _Ahead(found, courier.send(host), None)
+        except Exception as error:
+            return _Ahead(found, None, error)
+
+    def _wait_for_next(self) -> Batch:
+        """The next batch that can be had. Ends the epoch if there is none."""
         self._draw_ahead(1)
         try:
             found = self._engine.next_batch(self._timeout)
@@ -253,15 +303,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if found is None:
             self._end_epoch()
             raise StopIteration
-        self._note(found)
-        self._draw_ahead(self._wanted_ahead())
-        if self._sampler_done and not self._engine.undelivered:
-            self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
-        data = self._engine.deliver(found)
-        self._counters.note_batch(found.rows)
-        if self._pin_memory:
-            data = torch_pinning.pin_memory(data, self._pin_memory_device)
-        return data
+        return found
 
     def _note(self, batch: Batch) -> None:
         """The batch counts as delivered, even if it turns out to be an exception."""
@@ -273,6 +315,9 @@ class PipelineIterator(_BaseDataLoaderIter):
             batches=self._at.batches + 1, turn=batch.number + 1, sampler=batch.sampler_state, resume=resume
         )
         self.position.places.append(self._at)
+        self._draw_ahead(self._wanted_ahead())
+        if self._sampler_done and not self._engine.undelivered and not self._ahead:
+            self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
 
     def _end_epoch(self) -> None:
         self._exhausted = self.position.finished = True
@@ -302,7 +347,24 @@ class PipelineIterator(_BaseDataLoaderIter):
     def close(self) -> None:
         """Stop the workers now."""
         self._exhausted = True
+        if self._courier is not None:
+            self._courier.close()
+        self._ahead.clear()
+        self._counters.device_ahead_bytes = 0
         self._finalizer()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ahead:
+    """A batch taken out of the engine before the user asked for it."""
+
+    batch: Batch
+    parcel: Parcel | None
+    error: Exception | None
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self.parcel is None else self.parcel.device_bytes
 
 
 class PlainIterator(_SingleProcessDataLoaderIter):
@@ -315,6 +377,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         before = Generators(loader.generator)
         super().__init__(loader)
         self._counters = loader._counters
+        self._device = loader._device
         self.position = Position(base_seed=int(self._base_seed), epoch=0, generators=before, draws_seed=True)
         self.position.places.append(Place(batches=0, turn=0, sampler=None, resume={}))
         if state is not None:
@@ -347,7 +410,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         self._counters.note_wait(self._counters.clock() - began)
         self._counters.note_batch(1)
         self._note(self._num_yielded + 1)
-        return data
+        return data if self._device is None else move(data, self._device)
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:

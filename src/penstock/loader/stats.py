@@ -53,6 +53,8 @@ class LoaderStats:
     shared_batches: bool
     """Whether rows of one batch come from several workers."""
     cache: Any
+    device_ahead_bytes: int
+    """Bytes of device memory in batches copied ahead of the user; 0 without ``device=``."""
     stages: StageTimes
 
 
@@ -70,6 +72,7 @@ class Counters:
     restarts: int = 0
     peak_bytes: int = 0
     handed_over_bytes: int = 0
+    device_ahead_bytes: int = 0
     depth: int = 0
     shared_batches: bool = False
     began_s: float | None = None

@@ -1,0 +1,64 @@
+"""A fence between the user's dropping a batch and the arena's refilling its bytes.
+
+In:  things the device may still be reading, dropped by any thread.
+Out: the same things, once everything queued on the device by then is done.
+Runs in: trainer. Things are put in from any thread; marks are made in the training thread only, because recording an
+event while another thread captures a CUDA graph would spoil the graph.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Mark(Protocol):
+    """A point in the device's queues."""
+
+    def passed(self) -> bool:
+        """Whether the device is past it."""
+        ...
+
+    def wait(self) -> None:
+        """Until it is."""
+        ...
+
+
+class Fence(Generic[T]):
+    def __init__(self, mark: Callable[[], Mark | None]) -> None:
+        """``mark`` marks the end of all work queued now, on every stream; None if that cannot be done at the moment."""
+        self._mark = mark
+        self._fresh: deque[T] = deque()
+        self._waiting: deque[tuple[Mark, list[T]]] = deque()
+
+    def put(self, thing: T) -> None:
+        """Hold ``thing`` back. Any thread, even inside the garbage collector."""
+        self._fresh.append(thing)
+
+    def advance(self) -> list[T]:
+        """Mark what came since the last call; give what has passed. Training thread only."""
+        passed: list[T] = []
+        while self._waiting and self._waiting[0][0].passed():
+            passed += self._waiting.popleft()[1]
+        if self._fresh and (mark := self._mark()) is not None:
+            self._waiting.append((mark, [self._fresh.popleft() for _ in range(len(self._fresh))]))
+        return passed
+
+    def drain(self) -> list[T]:
+        """Everything, waited for."""
+        passed: list[T] = []
+        while self._waiting:
+            mark, things = self._waiting.popleft()
+            mark.wait()
+            passed += things
+        if self._fresh:
+            if (mark := self._mark()) is not None:
+                mark.wait()
+            passed += [self._fresh.popleft() for _ in range(len(self._fresh))]
+        return passed
+
+    def __len__(self) -> int:
+        return len(self._fresh) + sum(len(things) for _, things in self._waiting)
