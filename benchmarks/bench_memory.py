@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from child import Child
 from machine import describe, fingerprint
 from memory.watch import Watch
-from memory.work import BATCH_BYTES, ROWS, SAMPLE_BYTES, SAMPLE_S, STEP_S, WORKER_BYTES
+from memory.work import BATCH_BYTES, OWN_BYTES, ROWS, SAMPLE_BYTES, SAMPLE_S, STEP_S, WORKER_BYTES
 from penstock.units import MIB
 from runner import Result, Spread, Turns, Verdict, add_arguments, finish, table, warn_if_not_quiet
 
@@ -41,8 +41,8 @@ class Cell:
 
 
 def budget_bytes(workers: int, slots: int) -> int:
-    """What penstock is given: the slots, and per worker the sample in its hands and what the issue allows it."""
-    return slots * BATCH_BYTES + workers * (SAMPLE_BYTES + WORKER_BYTES)
+    """What penstock is given: the slots, what it takes itself, and per worker a sample and what the issue allows."""
+    return slots * BATCH_BYTES + OWN_BYTES + workers * (SAMPLE_BYTES + WORKER_BYTES)
 
 
 def run(cell: Cell, *, samples: int, slots: int) -> Result:
@@ -166,8 +166,9 @@ def main() -> int:
     warn_if_not_quiet()
     print(
         f"Batches of {ROWS}, {BATCH_BYTES / MIB:.1f} MiB; {SAMPLE_S * 1e3:.0f} ms a sample, {STEP_S * 1e3:.0f} ms a "
-        f"step; {samples} samples, {rounds} rounds.\npenstock's budget: {options.slots} batches + workers × (one "
-        f"sample + 8 MiB) = " + ", ".join(f"{budget_bytes(n, options.slots) / MIB:.0f} MiB for {n}" for n in workers)
+        f"step; {samples} samples, {rounds} rounds.\npenstock's budget: {options.slots} batches + 4 MiB + workers × "
+        f"(one sample + 8 MiB) = "
+        + ", ".join(f"{budget_bytes(n, options.slots) / MIB:.0f} MiB for {n}" for n in workers)
     )
     turns = Turns(lambda cell: run(cell, samples=samples, slots=options.slots))
     turns.play([Cell(name, n, collate) for collate in options.collates for n in workers for name in LOADERS], rounds)

@@ -27,6 +27,9 @@ BATCH_BYTES = ROWS * SAMPLE_BYTES
 WORKER_BYTES = 8 * MIB
 """What the issue allows each further worker beside one sample."""
 
+OWN_BYTES = 4 * MIB
+"""What penstock counts for itself in the training process."""
+
 Sample = tuple[torch.Tensor, int]
 
 

@@ -44,10 +44,11 @@ def address_of(buffer: Any) -> int:
     return ctypes.addressof(buffer)
 
 
-def populate(buffer: Any) -> None:
-    """Map every page of a buffer now, in one call, instead of faulting each in on first touch.
+def populate(buffer: Any, start: int, end: int) -> None:
+    """Map the pages of a part of a buffer now, in one call, instead of faulting each in on first touch.
 
     Kernels before 5.14 do not know how and say so: pages then fault in one by one.
     """
     assert _libc is not None
-    _libc.madvise(ctypes.addressof(buffer), ctypes.sizeof(buffer), _MADV_POPULATE_WRITE)
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    _libc.madvise(ctypes.addressof(buffer) + first, end - first, _MADV_POPULATE_WRITE)

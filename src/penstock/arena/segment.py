@@ -70,10 +70,10 @@ class Segment:
         """A fresh array over all bytes. Every view of it keeps it, and so the mapping, alive."""
         return np.frombuffer(self._buffer, dtype=np.uint8, count=self.capacity_bytes)
 
-    def populate(self) -> None:
-        """Map every page now, in one call, instead of faulting each in on first touch."""
-        if self._block is None and self.capacity_bytes >= 16 * PAGE_BYTES:
-            mapping.populate(self._buffer)
+    def populate(self, start: int, end: int) -> None:
+        """Map the pages of these bytes now, in one call, instead of faulting each in on first touch."""
+        if self._block is None and end - start >= 16 * PAGE_BYTES:
+            mapping.populate(self._buffer, start, end)
 
     def trim(self, keep_bytes: int) -> None:
         """Give back the pages beyond ``keep_bytes``; nobody may touch them afterwards."""

@@ -122,6 +122,14 @@ class Layout:
         self.total_bytes = end
         self.match = matcher(template)
 
+    def spans(self, rows: range) -> list[tuple[int, int]]:
+        """Where consecutive rows lie: first byte and end, per leaf that takes bytes."""
+        return [
+            (offset + rows.start * leaf.row_bytes, offset + rows.stop * leaf.row_bytes)
+            for leaf, offset in zip(self.template.leaves, self.offsets, strict=True)
+            if leaf.row_bytes
+        ]
+
     def columns(self, source: np.ndarray) -> list[torch.Tensor | None]:
         """Per leaf, a tensor of all rows over ``source`` (None for text). Each keeps ``source`` alive."""
         return [

@@ -69,8 +69,9 @@ class Dispatcher:
         self.order = order
         self.workers = workers
         """Workers there are to be; some may still be starting, and others leaving."""
-        self.memory_bytes = memory_bytes
-        """The budget: the arena, and what workers take for themselves."""
+        self._memory_bytes = memory_bytes
+        self._workers_changed = True
+        """Whether the workers may take more or less than when the arena was last limited."""
         self.admission = Admission(arena, refetches=not order.bound, fail=self._fail)
         self.seats: list[Seat] = []
         self.arriving: set[int] = set()
@@ -98,7 +99,9 @@ class Dispatcher:
     def on_message(self, seat: Seat, message: Any) -> None:
         if isinstance(message, Done):
             self._on_done(seat, message)
-        elif isinstance(message, Need):
+            return
+        self._workers_changed = True
+        if isinstance(message, Need):
             seat.handle.private_bytes = max(seat.handle.private_bytes, message.private_bytes)
             self.admission.ask(seat, message)
         elif isinstance(message, Started):
@@ -109,6 +112,7 @@ class Dispatcher:
 
     def on_death(self, seat: Seat) -> None:
         """A worker is gone. What it had in hand is fetched again by whoever is free."""
+        self._workers_changed = True
         self.admission.forget_seat(seat)
         # Until it is reaped it might still write into the rows that are about to be given to somebody else.
         how = how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
@@ -152,9 +156,19 @@ class Dispatcher:
             self._take_pace()
             self._assign_free()
 
+    @property
+    def memory_bytes(self) -> int:
+        """The budget: the arena, and what workers take for themselves."""
+        return self._memory_bytes
+
+    def set_memory(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._workers_changed = True
+
     def keep_within_memory(self) -> None:
         """Leave the arena what the workers do not take; the latest batches go back if that is less than they have."""
-        self._limit_arena()
+        if self._workers_changed:
+            self._limit_arena()
         self.admission.keep_within()
 
     def resize(self, workers: int) -> int:
@@ -173,7 +187,9 @@ class Dispatcher:
     def take_leavers(self) -> list[Seat]:
         """Workers that were told to go and have nothing left to do."""
         gone = [seat for seat in self.seats if seat.leaving and not seat.tasks]
-        self.seats = [seat for seat in self.seats if seat not in gone]
+        if gone:
+            self.seats = [seat for seat in self.seats if seat not in gone]
+            self._workers_changed = True
         return gone
 
     def take_dead(self) -> list[Seat]:
@@ -249,12 +265,13 @@ class Dispatcher:
     # -- memory of the workers --------------------------------------------------------------
 
     def _limit_arena(self) -> None:
+        self._workers_changed = False
         seats = [seat for seat in self.seats if seat.handle.started]
-        taken = min(_OWN_BYTES, self.memory_bytes // 25) if seats else 0
+        taken = min(_OWN_BYTES, self._memory_bytes // 25) if seats else 0
         if seats:
             fetch_bytes = self._fetch_bytes()
             taken += sum(seat.will_take(fetch_bytes) for seat in seats)
-        self.admission.arena.set_limit(max(0, self.memory_bytes - taken))
+        self.admission.arena.set_limit(max(0, self._memory_bytes - taken))
 
     def _fetch_bytes(self) -> int:
         """What a worker holds while it fetches its share of a batch."""
@@ -380,7 +397,7 @@ class Dispatcher:
         return min(self._idle(), key=lambda seat: len(seat.tasks), default=None)
 
     def _rows_per_task(self, batch_rows: int) -> int:
-        return self.pace.rows_per_task(batch_rows, self.workers) if self.shared_batches else batch_rows
+        return self.pace.rows_per_task(batch_rows) if self.shared_batches else batch_rows
 
     def _hand_out(self, seat: Seat, batch: Batch) -> None:
         if batch.wants_collate:
@@ -437,6 +454,8 @@ class Dispatcher:
         task = seat.tasks.pop(done.task)
         del self._tasks[done.task]
         self._deaths.note_done(task)
+        if not self.order.rows or done.private_bytes not in (0, seat.handle.private_bytes):
+            self._workers_changed = True
         if done.private_bytes:
             seat.handle.private_bytes = done.private_bytes
         batch, outcome = task.batch, done.outcome

@@ -100,6 +100,8 @@ class Engine:
         self._closing = False
         self._closed = self._closed_here = False
         self._last_asked_s = self._left_s = time.monotonic()
+        self._away_s = 0.0
+        """How long the user last took between two batches."""
         self._pid = os.getpid()
         self._crew = Crew(pool, self._selector, lock=self._lock, woken=functools.partial(self._wake, always=True))
         # A segment has a descriptor, and another for each worker it is on its way to; free ones are kept as well.
@@ -157,7 +159,7 @@ class Engine:
 
     def set_memory(self, memory_bytes: int) -> None:
         with self._lock:
-            self.dispatcher.memory_bytes = memory_bytes
+            self.dispatcher.set_memory(memory_bytes)
             if not self._closed:
                 self._pump(())
 
@@ -189,6 +191,7 @@ class Engine:
         try:
             with self._lock:
                 self._last_asked_s = time.monotonic()
+                self._away_s = self._last_asked_s - self._left_s
                 self.arena.collect_returned()
                 self.arena.pass_fence()
                 self.dispatcher.paused = False
@@ -255,14 +258,15 @@ class Engine:
         dozes = 0
         while not self._closing:
             # A loop over tiny batches is back within microseconds; two threads pumping would only collide.
-            if self._askers or time.monotonic() - self._left_s < _DOZE_S:
+            is_hasty = self._away_s < _DOZE_S
+            if is_hasty and dozes < _DOZES and (self._askers or time.monotonic() - self._left_s < _DOZE_S):
                 dozes = dozes + 1 if self._askers else 0
-                if dozes > _DOZES:
-                    self._park()
-                else:
-                    time.sleep(_DOZE_S)
+                time.sleep(_DOZE_S)
                 continue
             dozes = 0
+            if self._askers:
+                self._park()
+                continue
             self._turn(_LOOK_AROUND_S)
             if self._crew.has_departing:
                 with self._lock:
@@ -372,7 +376,8 @@ class Engine:
         return batch
 
     def try_next(self) -> Batch | None:
-        """The next batch if it lies ready."""
+        """The next batch if it lies ready, or has just come."""
+        self._turn(0.0)
         with self._lock:
             return self.dispatcher.take_ready()
 

@@ -32,18 +32,15 @@ class Pace:
         row_s = spent_s / rows
         self.row_s = row_s if self.row_s is None else self.row_s + _WEIGHT * (row_s - self.row_s)
 
-    def rows_per_task(self, batch_rows: int, workers: int) -> int:
+    def rows_per_task(self, batch_rows: int) -> int:
         """How many rows of a splittable batch one task should have."""
         stretch = stretch_rows(batch_rows)
-        if self._tuning.split_always:
+        if self._tuning.split_always or self.row_s is None:
+            # The first batch is fetched by workers as they come up, one by one.
             return stretch
-        even = stretch * max(1, math.ceil(math.ceil(batch_rows / stretch) / max(1, workers)))
-        if self.row_s is None:
-            return even
         if self.row_s * batch_rows < self._tuning.task_s:
             return batch_rows
-        wanted = stretch * math.ceil(self._tuning.task_s / (self.row_s * stretch)) if self.row_s > 0 else even
-        return min(wanted, even)
+        return min(batch_rows, stretch * math.ceil(self._tuning.task_s / (self.row_s * stretch)))
 
     def tasks_queued(self, rows: int, *, in_order: bool) -> int:
         """How many tasks of ``rows`` rows a worker may have in hand."""
@@ -56,7 +53,7 @@ class Pace:
 
     def depth(self, batch_rows: int, workers: int, *, splittable: bool, in_order: bool) -> int:
         """The least number of batches ahead that keeps all workers busy, at least 2."""
-        rows = self.rows_per_task(batch_rows, workers) if splittable else batch_rows
+        rows = self.rows_per_task(batch_rows) if splittable else batch_rows
         tasks_per_batch = max(1, math.ceil(batch_rows / max(1, rows)))
         in_hand = workers * self.tasks_queued(rows, in_order=in_order)
         return max(2, math.ceil(in_hand / tasks_per_batch) + 1)

@@ -98,7 +98,8 @@ class ProcessHandle:
         self._channel.post(message)
 
     def flush(self) -> bool:
-        self._channel.flush()
+        if self._channel.has_unsent:
+            self._channel.flush()
         return self._channel.has_unsent
 
     def read_available(self) -> list[Any]:
@@ -178,6 +179,9 @@ class ProcessPool:
             daemon=True,
         )
         try:
+            if not self.starts_at_once:
+                # Started with the first spawned process, it would unblock what is blocked then.
+                resource_tracker.ensure_running()
             with _ctrl_c_blocked():
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
@@ -210,8 +214,6 @@ def _ctrl_c_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # Started with the first spawned process, it would unblock what is blocked here.
-    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

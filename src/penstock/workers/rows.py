@@ -15,7 +15,7 @@ import numpy as np
 from penstock.arena.template import Layout, RowWriter, Template, layout_of, learn
 from penstock.workers.messages import Fetch, Room
 
-_CHUNK_BYTES = 256 << 10
+_CHUNK_BYTES = 1 << 20
 """Small samples are written to their rows in one call per this many bytes; large ones one by one."""
 
 
@@ -26,7 +26,7 @@ class RowKeeper(Protocol):
     """The template last learnt."""
 
     def array(self, number: int) -> np.ndarray: ...
-    def writer(self, number: int, layout: Layout) -> RowWriter: ...
+    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter: ...
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room: ...
     def note_fullest(self, held_bytes: int = 0) -> None: ...
 
@@ -110,6 +110,8 @@ class Rows:
 
     def _open(self, template: Template) -> None:
         self._layout = layout_of(template, self._task.batch_rows)
-        self._writer = self._worker.writer(self.segment, self._layout)
+        first = self._task.first_row
+        count = self._task.batch_rows if self._task.alone else len(self._task.indices)
+        self._writer = self._worker.writer(self.segment, self._layout, range(first, first + count))
         self.group_rows = max(1, _CHUNK_BYTES // max(1, template.row_bytes))
         self.texts = [[] for leaf in template.leaves if leaf.kind == "text"]

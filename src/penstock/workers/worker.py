@@ -134,6 +134,8 @@ class Worker:
         self._backlog: deque[Any] = deque()
         self.template: Template | None = None
         self._writers: dict[int, tuple[Layout, RowWriter]] = {}
+        self._mapped: dict[int, set[tuple[int, int]]] = {}
+        """Per segment, the stretches of bytes whose pages are mapped here."""
         self._iterator: Iterator[Any] | None = None
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
@@ -184,12 +186,12 @@ class Worker:
                 raise _Stopped
             if isinstance(message, Attach):
                 segment = attach_segment(message.number, message.capacity_bytes, fd=fd, name=message.name)
-                segment.populate()
                 self._segments[message.number] = segment
                 if message.number == BOARD_SEGMENT:
                     self._place = BoardPlace(segment, self._worker_id)
             elif isinstance(message, Detach):
                 self._writers.pop(message.number, None)
+                self._mapped.pop(message.number, None)
                 if (segment := self._segments.pop(message.number, None)) is not None:
                     segment.close()
             else:
@@ -446,6 +448,7 @@ class Worker:
         for_rows = isinstance(task, Fetch) and task.by_template
         if for_rows or number == NO_SEGMENT or self._segments[number].capacity_bytes < encoded.total_bytes:
             number = self._ask(task.task, encoded.total_bytes, None).segment
+        self._map(number, 0, self._segments[number].capacity_bytes)
         encoded.write(self.array(number))
         return number
 
@@ -458,21 +461,35 @@ class Worker:
         if part.rows:
             assert part.template is not None
             layout = layout_of(part.template, part.batch_rows)
+            for start, end in layout.spans(part.rows):
+                self._map(part.segment, start, end)
             columns = layout.columns(self.array(part.segment))
             samples = [layout.sample(columns, part.texts, row, row - part.rows.start) for row in part.rows]
         if part.pickled is not None or part.offsets:
+            if part.extra_segment != NO_SEGMENT:
+                self._map(part.extra_segment, 0, self._segments[part.extra_segment].capacity_bytes)
             samples += decode(part.pickled, part.offsets, self.array(part.extra_segment))
         return samples
 
     def array(self, number: int) -> np.ndarray:
         return _NO_BYTES if number == NO_SEGMENT else self._segments[number].array()
 
-    def writer(self, number: int, layout: Layout) -> RowWriter:
-        """The row writer for a segment, kept while segment and layout stay the same."""
+    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter:
+        """The row writer for a segment, kept while segment and layout stay the same; it is going to write ``rows``."""
+        # A new segment has no pages yet: everybody makes those of their own rows.
+        for start, end in layout.spans(rows):
+            self._map(number, start, end)
         known = self._writers.get(number)
         if known is None or known[0] is not layout:
             known = self._writers[number] = (layout, RowWriter(layout, self.array(number)))
         return known[1]
+
+    def _map(self, number: int, start: int, end: int) -> None:
+        """Map pages once, before they are touched one by one."""
+        mapped = self._mapped.setdefault(number, set())
+        if number != NO_SEGMENT and (start, end) not in mapped:
+            mapped.add((start, end))
+            self._segments[number].populate(start, end)
 
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
         return self._ask(task, layout_of(template, batch_rows).total_bytes, template)

@@ -52,7 +52,7 @@ def test_segments_are_whole_pages_and_coarser_once_large(need: int, capacity: in
 def test_both_sides_see_the_same_bytes(use_memfd: bool) -> None:
     ours = create_segment(3, MIB, use_memfd=use_memfd)
     theirs = attach_segment(3, MIB, fd=None if ours.fd is None else os.dup(ours.fd), name=ours.name)
-    theirs.populate()
+    theirs.populate(0, theirs.capacity_bytes)
     theirs.array()[:] = np.arange(MIB, dtype=np.uint8)
     assert np.array_equal(ours.array(), np.arange(MIB, dtype=np.uint8))
     assert ours.array().size == theirs.array().size == MIB
@@ -138,7 +138,7 @@ def test_populating_maps_every_page_at_once() -> None:
         pytest.skip("no memory files here")
     segment = create_segment(0, 4 * MIB)
     assert segment.fd is not None
-    segment.populate()
+    segment.populate(0, segment.capacity_bytes)
     if os.fstat(segment.fd).st_blocks == 0:
         pytest.skip("this kernel does not know MADV_POPULATE_WRITE")
     assert os.fstat(segment.fd).st_blocks * 512 == 4 * MIB

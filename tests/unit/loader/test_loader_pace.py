@@ -19,30 +19,27 @@ def pace(row_s: float | None, **tuning: float | bool) -> Pace:
 
 
 @pytest.mark.parametrize(
-    ("row_s", "batch_rows", "workers", "rows"),
+    ("row_s", "batch_rows", "rows"),
     [
-        (None, 8, 4, 2),  # nothing known: an even share each
-        (None, 8, 16, 1),
-        (None, 64, 3, 24),
-        (None, 1, 4, 1),
-        (20 * MS, 8, 4, 1),  # long samples: one by one
-        (1 * MS, 64, 4, 8),  # 5 ms of work, rounded up to whole stretches of 8
-        (0.01 * MS, 64, 4, 64),  # under 5 ms in all: not cut
-        (2 * MS, 64, 64, 8),  # never less than a stretch
-        (0.3 * MS, 64, 8, 8),  # never more than an even share
-        (0.0, 64, 4, 64),
+        (None, 8, 1),  # nothing known: for whoever comes up first
+        (None, 64, 8),
+        (None, 1, 1),
+        (20 * MS, 8, 1),  # long samples: one by one
+        (1 * MS, 64, 8),  # 5 ms of work, rounded up to whole stretches of 8
+        (0.01 * MS, 64, 64),  # under 5 ms in all: not cut
+        (2 * MS, 64, 8),  # never less than a stretch
+        (0.3 * MS, 64, 24),  # workers beyond 5 ms of work each have other batches
+        (0.0, 64, 64),
     ],
 )
-def test_tasks_are_whole_stretches_of_about_five_milliseconds(
-    row_s: float | None, batch_rows: int, workers: int, rows: int
-) -> None:
-    assert pace(row_s).rows_per_task(batch_rows, workers) == rows
+def test_tasks_are_whole_stretches_of_about_five_milliseconds(row_s: float | None, batch_rows: int, rows: int) -> None:
+    assert pace(row_s).rows_per_task(batch_rows) == rows
     assert rows % stretch_rows(batch_rows) == 0 or rows == batch_rows
 
 
 def test_splitting_can_be_forced() -> None:
-    assert pace(0.0, split_always=True).rows_per_task(64, 1) == 8
-    assert pace(None, split_always=True).rows_per_task(7, 1) == 1
+    assert pace(0.0, split_always=True).rows_per_task(64) == 8
+    assert pace(None, split_always=True).rows_per_task(7) == 1
 
 
 @pytest.mark.parametrize(
