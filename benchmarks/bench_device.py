@@ -32,10 +32,12 @@ class Cell:
     workers: int = 0
     memory: int = _MEMORY
     resizes: bool = False
+    source: str = "hot"
 
     def __str__(self) -> str:
         parts = [self.what, self.case, self.loader, f"{self.workers} workers" if self.workers else ""]
-        return " ".join(part for part in parts if part) + (", resized" if self.resizes else "")
+        notes = [", resized" if self.resizes else "", ", rotating source" if self.source != "hot" else ""]
+        return " ".join(part for part in parts if part) + "".join(notes)
 
 
 def run(cell: Cell, options: argparse.Namespace) -> Result:
@@ -125,13 +127,14 @@ def main() -> int:
     if "rate" in options.parts:
         cells += [Cell("rate", case, "penstock", workers) for case in CASES for workers in (8, 12, 14)]
         cells += [Cell("rate", case, "torch", 8) for case in CASES]
+        cells += [Cell("rate", case, "penstock", 14, source="rotating") for case in CASES]
     if "idle" in options.parts:
         cells += [Cell("idle", first, loader, 8) for loader in ("penstock", "torch")]
     turns = Turns(lambda cell: run(cell, options))
     turns.play(cells, rounds)
     if "fire" in options.parts:
         turns.play(
-            [Cell("fire", first, loader, 8, 1_000_000_000, resizes)
+            [Cell("fire", first, loader, 8, 1_000_000_000, resizes, "rotating")
              for loader in ("pinned", "device") for resizes in (False, True)], 1)  # fmt: skip
     smallest = []
     if "smallest" in options.parts:

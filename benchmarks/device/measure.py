@@ -52,7 +52,7 @@ def open_loader(request: dict[str, Any], images: Images) -> tuple[Any, Iterator[
 
 def rate(request: dict[str, Any], case: Case) -> dict[str, Any]:
     """GB/s on the GPU, then as many batches again, each checked there."""
-    loader, batches = open_loader(request, Images(case, ENDLESS))
+    loader, batches = open_loader(request, Images(case, ENDLESS, request["source"]))
     sink = torch.zeros((), device="cuda")
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < request["warm_up_s"]:
@@ -76,7 +76,7 @@ def rate(request: dict[str, Any], case: Case) -> dict[str, Any]:
         loader.close()
     del batches, loader
     gc.collect()
-    images = Images(case, ENDLESS)
+    images = Images(case, ENDLESS, request["source"])
     checker = Checker(images, "cuda")
     for number, batch in enumerate(itertools.islice(open_loader(request, images)[1], 100)):
         checker.check(number, batch)
@@ -90,7 +90,7 @@ def rate(request: dict[str, Any], case: Case) -> dict[str, Any]:
 
 def idle(request: dict[str, Any], case: Case) -> dict[str, Any]:
     """A training whose step takes longer than loading: the share of time the GPU had nothing to do."""
-    loader, batches = open_loader(request, Images(case, ENDLESS))
+    loader, batches = open_loader(request, Images(case, ENDLESS, request["source"]))
     step_cycles = _cycles(request["step_s"])
     for _ in range(5):
         next(batches)
@@ -123,7 +123,7 @@ def fire(request: dict[str, Any], case: Case) -> dict[str, Any]:
     """Batches in pinned memory, copied on side streams behind long kernels and dropped at once; slots resized."""
     import penstock
 
-    images = Images(case, ENDLESS)
+    images = Images(case, ENDLESS, request["source"])
     loader = penstock.DataLoader(
         images,
         batch_size=case.rows,

@@ -1,7 +1,7 @@
 """Images for delivery to a GPU, and how to tell on the GPU that they are the right ones.
 
-In:  a case.
-Out: a dataset whose samples lie in memory, larger than caches and read in turn; the checksum of every sample.
+In:  a case, and where its samples lie.
+Out: a dataset that gives views of them; the checksum of every sample.
 Runs in: both.
 """
 
@@ -15,7 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-SOURCE_BYTES = 400_000_000
+ROTATING_BYTES = 400_000_000
+"""Samples that come from memory: more of them than fit a cache."""
+HOT_BYTES = 1 << 20
+"""Samples as a decoder leaves them, in the cache of the worker that made them: few enough to stay there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,10 @@ CASES = {
 class Images(Dataset[torch.Tensor]):
     """``count`` samples out of fewer distinct ones, in turn. Indexing gives a view: no copy but the loader's own."""
 
-    def __init__(self, case: Case, count: int) -> None:
+    def __init__(self, case: Case, count: int, source: str) -> None:
         self.case, self.count = case, count
-        distinct = max(case.rows, math.ceil(SOURCE_BYTES / case.sample_bytes))
+        source_bytes = HOT_BYTES if source == "hot" else ROTATING_BYTES
+        distinct = max(2, math.ceil(source_bytes / case.sample_bytes))
         noise = np.random.default_rng(7).integers(0, 255, (distinct, *case.shape), np.uint8)
         self._samples = torch.from_numpy(noise if case.dtype == "u1" else noise.astype(case.dtype))
 

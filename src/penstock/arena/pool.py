@@ -302,7 +302,8 @@ class Arena:
             self._locks.unlock(segment)
 
     def _reusable(self, capacity: int) -> Segment | None:
-        fitting = [s for s in self._free if s.capacity_bytes >= capacity]
+        # Of equal ones the latest: its bytes may still be in a cache.
+        fitting = [s for s in reversed(self._free) if s.capacity_bytes >= capacity]
         if not fitting:
             return None
         segment = min(fitting, key=lambda s: s.capacity_bytes)

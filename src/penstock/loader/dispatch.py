@@ -323,7 +323,7 @@ class Dispatcher:
         return due is None or due.has_work or any(len(s.tasks) <= half for s in self.seats)
 
     def _assign_free(self) -> None:
-        begun = deque(batch for batch in self.admission.open.values() if batch.has_work)
+        begun = deque(b for b in self.admission.open.values() if b.todo or b.wants_collate)
         while (seat := self._idlest()) is not None:
             while begun and not begun[0].has_work:
                 begun.popleft()
@@ -394,7 +394,12 @@ class Dispatcher:
         return [s for s in self.seats if len(s.tasks) < most and s.handle.started and not s.leaving]
 
     def _idlest(self) -> Seat | None:
-        return min(self._idle(), key=lambda seat: len(seat.tasks), default=None)
+        """The worker with the least in hand that can take another task."""
+        idlest, fewest = None, self._most_in_hand
+        for seat in self.seats:
+            if len(seat.tasks) < fewest and seat.handle.started and not seat.leaving:
+                idlest, fewest = seat, len(seat.tasks)
+        return idlest
 
     def _rows_per_task(self, batch_rows: int) -> int:
         return self.pace.rows_per_task(batch_rows) if self.shared_batches else batch_rows

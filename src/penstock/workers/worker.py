@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.arena.codec import Encoded, decode, encode, encode_inline
-from penstock.arena.segment import Segment, attach_segment
+from penstock.arena.segment import Segment, attach_segment, round_up
 from penstock.arena.template import Layout, RowWriter, Template, is_default_collate, layout_of
 from penstock.workers.board import BOARD_SEGMENT, BoardPlace
 from penstock.workers.messages import (
@@ -52,6 +52,7 @@ INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
 _HOLD_S = 0.0005
 """Reports of tasks shorter than this travel together: every message wakes the trainer."""
+_STEP_BYTES = 256 << 10
 _LARGE_BYTES = 1 << 20
 """From this size on, holding a result is worth a look at one's memory."""
 
@@ -269,7 +270,8 @@ class Worker:
             self._line.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
 
     def _private_bytes(self) -> int:
-        return 0 if self._measure is None else self._measure.read_bytes()
+        # In coarse steps: every change has the trainer think about everybody's memory.
+        return 0 if self._measure is None else round_up(self._measure.read_bytes(), _STEP_BYTES)
 
     # -- epochs -----------------------------------------------------------------------
 
