@@ -40,13 +40,20 @@ class Cell:
         return f"{self.loader}, {self.workers} workers, {self.collate} collate"
 
 
-def budget_bytes(workers: int, slots: int) -> int:
-    """What penstock is given: the slots, what it takes itself, and per worker a sample and what the issue allows."""
-    return slots * BATCH_BYTES + OWN_BYTES + workers * (SAMPLE_BYTES + WORKER_BYTES)
+_WORKER_BUDGET = SAMPLE_BYTES + 10 * MIB
+"""What the budget sets aside for each worker: the sample in its hands, and what a forked Python takes to run."""
+_COLLATE_SLOTS = 1.5
+"""Batches' worth on top for a collate function of the user's: samples, result and its copy exist side by side."""
+
+
+def budget_bytes(workers: int, slots: int, collate: str) -> int:
+    """What penstock is given: the slots, what it takes itself, and the workers."""
+    batches = slots + (_COLLATE_SLOTS if collate == "custom" else 0)
+    return int(batches * BATCH_BYTES) + OWN_BYTES + workers * _WORKER_BUDGET
 
 
 def run(cell: Cell, *, samples: int, slots: int) -> Result:
-    budget = budget_bytes(cell.workers, slots) if cell.loader == "penstock" else None
+    budget = budget_bytes(cell.workers, slots, cell.collate) if cell.loader == "penstock" else None
     request = {
         "loader": cell.loader.split()[0],
         "workers": cell.workers,
@@ -84,7 +91,9 @@ def report(turns: Turns, slots: int) -> None:
             for name in ("growth_mib", "samples_per_s", "first_batch_s")
         ]
         stats = turns.results[cell][-1].get("stats") or {}
-        budget = budget_bytes(cell.workers, slots) if cell.loader == "penstock" else stats.get("memory_bytes")
+        budget = (
+            budget_bytes(cell.workers, slots, cell.collate) if cell.loader == "penstock" else stats.get("memory_bytes")
+        )
         rows.append(
             [
                 cell.collate,
@@ -167,8 +176,9 @@ def main() -> int:
     print(
         f"Batches of {ROWS}, {BATCH_BYTES / MIB:.1f} MiB; {SAMPLE_S * 1e3:.0f} ms a sample, {STEP_S * 1e3:.0f} ms a "
         f"step; {samples} samples, {rounds} rounds.\npenstock's budget: {options.slots} batches + 4 MiB + workers × "
-        f"(one sample + 8 MiB) = "
-        + ", ".join(f"{budget_bytes(n, options.slots) / MIB:.0f} MiB for {n}" for n in workers)
+        "(one sample + 10 MiB) = "
+        + ", ".join(f"{budget_bytes(n, options.slots, 'default') / MIB:.0f} MiB for {n}" for n in workers)
+        + f"; {_COLLATE_SLOTS} batches more with a custom collate"
     )
     turns = Turns(lambda cell: run(cell, samples=samples, slots=options.slots))
     turns.play([Cell(name, n, collate) for collate in options.collates for n in workers for name in LOADERS], rounds)
@@ -180,7 +190,7 @@ def main() -> int:
         "sample_s": SAMPLE_S,
         "step_s": STEP_S,
         "batch_bytes": BATCH_BYTES,
-        "budget_bytes": {n: budget_bytes(n, options.slots) for n in workers},
+        "budget_bytes": {f"{n} {c}": budget_bytes(n, options.slots, c) for n in workers for c in options.collates},
         "quick": options.quick,
     }
     bars = [] if options.quick else verdicts(turns, workers, options.collates)

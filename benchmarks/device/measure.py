@@ -139,6 +139,9 @@ def fire(request: dict[str, Any], case: Case) -> dict[str, Any]:
     kernel_cycles = _cycles(0.2)
     number = 0
     for number, batch in enumerate(itertools.islice(loader, request["batches"])):
+        if request["loader"] != "pinned":
+            # The batch is ready for the stream that asked for it; another one waits for that, as ever.
+            streams[number % 4].wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(streams[number % 4]):
             if number % 250 < 4:
                 torch.cuda._sleep(kernel_cycles)

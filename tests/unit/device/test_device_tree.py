@@ -1,0 +1,57 @@
+"""Batches keep their containers when their leaves are replaced."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, UserList, namedtuple
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.device.courier import is_plain, moves_ahead
+from penstock.device.tree import leaves, map_leaves
+
+Pair = namedtuple("Pair", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        1,
+        [1, 2],
+        (1, (2, 3)),
+        {"a": 1, "b": [2]},
+        OrderedDict(b=1, a=2),
+        Pair(1, [2]),
+        UserDict({"a": 1}),
+        UserList([1, 2]),
+        [],
+        {},
+    ],
+)
+def test_containers_are_rebuilt_as_they_were(data: Any) -> None:
+    rebuilt = map_leaves(lambda leaf: leaf, data)
+    assert type(rebuilt) is type(data) and rebuilt == data
+    assert list(leaves(map_leaves(lambda leaf: leaf + 1, data))) == [leaf + 1 for leaf in leaves(data)]
+
+
+def test_texts_and_bytes_are_leaves() -> None:
+    assert list(leaves({"a": "text", "b": [b"bytes"]})) == ["text", b"bytes"]
+
+
+def test_a_container_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
+    class Row(list[int]):
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__([first, second])
+
+    assert map_leaves(str, Row(1, 2)) == ["1", "2"]
+    assert map_leaves(str, MappingProxyType({"a": 1})) == {"a": "1"}
+
+
+def test_only_what_cannot_hold_on_to_slots_moves_ahead() -> None:
+    plain = torch.ones(3)
+    assert is_plain(plain) and not is_plain(plain.to_sparse()) and not is_plain(torch.nn.Parameter(plain))
+    assert moves_ahead({"x": plain, "text": ["a"], "n": 3, "none": None})
+    assert not moves_ahead([plain, object()])
+    assert not moves_ahead([plain.to_sparse()])
