@@ -299,6 +299,9 @@ class Engine:
         with self._lock:
             if not self._closing:
                 self._pump(events)
+        # Whoever sleeps beside this thread was not woken for what it has just dealt with, and may have waited for it.
+        if any(key.data is not None for key, _ in events):
+            self._wake()
 
     def _pump(self, events: Any) -> None:
         dispatcher = self.dispatcher
