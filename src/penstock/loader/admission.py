@@ -210,18 +210,26 @@ class Admission:
 
     def _take_from_others(self, batch: Batch | None, need_bytes: int) -> bool:
         """Room for the due batch: others' promises do not count, then their memory. False if it has to wait."""
+        stuck: list[Batch] = []
         while not self.arena.fits(need_bytes):
-            others = [b for b in self.open.values() if b is not batch and b.held_bytes]
+            others = [b for b in self.open.values() if b is not batch and b not in stuck and b.held_bytes]
             if others and self._refetches:
                 self.evict(others[-1])
                 if others[-1].running:
-                    return False
+                    if not self._is_stuck(others[-1]):
+                        return False
+                    stuck.append(others[-1])
             elif self.arena.is_fenced or (self.arena.lent_count and not self.trainer_waits):
                 return False
             else:
                 self._passes_alone(need_bytes)
                 break
         return True
+
+    def _is_stuck(self, batch: Batch) -> bool:
+        """Whether all its tasks are behind others whose workers wait for room: they would wait for each other."""
+        blocked = [seat for seat, first in self._waiting if first.need is not None]
+        return sum(task.batch is batch for seat in blocked for task in seat.tasks.values()) >= batch.running
 
     # -- giving memory back ---------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class DeathToll:
         was_up = seat.handle.started
         self._idle_deaths[was_up] += 1
         deaths = self._idle_deaths[was_up]
-        if deaths < _IN_A_ROW * workers:
+        if deaths < _IN_A_ROW * max(1, workers):
             return None
         self._idle_deaths[was_up] = 0
         when = "before they began anything" if was_up else "while starting"

@@ -724,3 +724,23 @@ def test_a_sampler_that_failed_is_told_in_its_turn() -> None:
         works.dispatcher.admission.release(batch)
         works.dispatcher.progress()
     assert came == [(0, None), (1, error)]
+
+
+def test_a_due_need_does_not_wait_for_an_evicted_batch_queued_behind_it() -> None:
+    """The only task of the later batch is behind the need on the same worker: neither would ever be done."""
+    works = Works(workers=1, rows=False, limit_bytes=10 * MIB, row_s=0.001, batch_rows=8, depth=2)
+    works.dispatcher.admission.shapes.note_size(64 * KIB)
+    works.offer(2)
+    tasks = works.all_tasks()
+    assert [seat.tasks[message.task].batch.number for seat, message in tasks] == [0, 0, 1, 1][: len(tasks)]
+    later = works.dispatcher.admission.open[1]
+    segment = works.arena.take(8 * MIB)
+    assert segment is not None
+    later.extra[segment.number] = segment
+    seat, first = tasks[0]
+    with pytest.warns(RuntimeWarning, match="pass one at a time"):
+        works.let_wait(seat, first.task, 5 * MIB)
+        works.dispatcher.progress()
+    answer = works.room_of(seat, first.task)
+    assert answer is not None and answer.segment >= 0
+    assert later.evicted
