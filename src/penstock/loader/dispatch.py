@@ -135,7 +135,7 @@ class Dispatcher:
 
     def could_not_start(self, worker_id: int, problem: Exception) -> None:
         self.arriving.discard(worker_id)
-        self._fail(WorkerError(f"worker {worker_id} died or was added, and could not be started: {problem}"))
+        self._fail(WorkerError(f"worker {worker_id} could not be started: {problem}"))
 
     def _staying(self) -> int:
         return sum(1 for seat in self.seats if not seat.leaving)
@@ -365,6 +365,7 @@ class Dispatcher:
         if len(self.admission.open) >= self.depth or not self.admission.upcoming:
             return None
         rows = self.admission.upcoming[0].rows
+        private_bytes = self._private_bytes_for(self.admission.upcoming[0])
         splits = self.shared_batches and self._rows_per_task(rows) < rows
         batch = self.admission.open_next(
             slots=self._slots,
@@ -373,7 +374,7 @@ class Dispatcher:
             # Parts and the batch made of them exist side by side for a moment.
             copies=2 if splits and not self.order.rows else 1,
             rows_ahead=self.order.rows,
-            private_bytes=self._more_for(self._idle(), self._private_bytes_for(self.admission.upcoming[0])),
+            private_bytes=self._more_for(self._idle(), private_bytes) if private_bytes else 0,
         )
         if batch is not None and self.order.bound:
             batch.worker_id = batch.number % self.workers if self.order.in_order else self._least_loaded()

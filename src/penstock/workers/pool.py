@@ -137,8 +137,6 @@ class ProcessHandle:
 class ProcessPool:
     """Starts worker processes by any of multiprocessing's methods."""
 
-    seeds_globally = True
-
     def __init__(
         self,
         setup: Setup,
@@ -339,7 +337,6 @@ class ThreadHandle:
 class ThreadPool:
     """Starts worker threads: for datasets that release the GIL, and for platforms without cheap processes."""
 
-    seeds_globally = False
     starts_at_once = True
     board = None
 
