@@ -53,7 +53,7 @@ class Barrier(Protocol):
 class Lease:
     """One batch in the user's hands: ends when the last tensor over the token is gone."""
 
-    __slots__ = ("_ref", "ended", "fenced", "handed_over", "pid", "segment", "used_bytes")
+    __slots__ = ("_ref", "ended", "fenced", "handed_over", "passing", "pid", "segment", "used_bytes")
 
     def __init__(self, segment: Segment, used_bytes: int, token: np.ndarray, ended: Callable[[Lease], None]) -> None:
         self.segment = segment
@@ -61,6 +61,8 @@ class Lease:
         self.handed_over = False
         self.fenced = False
         """Whether the device may be reading from it when it ends."""
+        self.passing = False
+        """Whether it is on its way to a device: not held by the user, and soon back by itself."""
         self.pid = os.getpid()
         self.ended = ended
         self._ref = weakref.ref(token, self._token_gone)
@@ -179,12 +181,12 @@ class Arena:
         a descriptor each.
         """
         segment.filled = True
-        if len(self._leases) >= _MOST_LENT and used_bytes < _COPY_BELOW_BYTES:
+        if self.lent_count >= _MOST_LENT and used_bytes < _COPY_BELOW_BYTES:
             copy = segment.array()[:used_bytes].copy()
             self.handed_over_bytes += used_bytes
             self.give_back(segment)
             return copy
-        while len(self._leases) >= _MOST_LENT:
+        while self.lent_count >= _MOST_LENT:
             self.hand_over_oldest()
         token = segment.array()
         self._leases[segment.number] = Lease(segment, used_bytes, token, self._lease_ended)
@@ -209,6 +211,11 @@ class Arena:
         if (lease := self._leases.get(segment.number)) is not None:
             lease.fenced = True
 
+    def pass_through(self, segment: Segment) -> None:
+        """The user gets a copy on a device: the segment comes back by itself, and is not for handing over."""
+        if (lease := self._leases.get(segment.number)) is not None:
+            lease.passing = True
+
     def pass_fence(self) -> None:
         """Take back what the device is past. Training thread only: it marks the device's queues."""
         if self._fence is not None:
@@ -216,9 +223,9 @@ class Arena:
                 self._take_back_fenced(lease)
 
     @property
-    def is_fenced(self) -> bool:
-        """Whether memory will come back without anybody saying so."""
-        return bool(self._fence)
+    def is_returning(self) -> bool:
+        """Whether memory will come back without the user's doing anything."""
+        return bool(self._fence) or any(lease.passing for lease in self._leases.values())
 
     @property
     def has_returned(self) -> bool:
@@ -227,9 +234,10 @@ class Arena:
     def hand_over_oldest(self) -> bool:
         """Make the longest-held lent segment the user's own, out of the budget; False if nothing is lent."""
         self.collect_returned()
-        if not self._leases:
+        lease = next((lease for lease in self._leases.values() if not lease.passing), None)
+        if lease is None:
             return False
-        lease = self._leases.pop(next(iter(self._leases)))
+        del self._leases[lease.segment.number]
         lease.handed_over = True
         self.handed_over_bytes += lease.used_bytes
         segment = lease.segment
@@ -250,7 +258,8 @@ class Arena:
 
     @property
     def lent_count(self) -> int:
-        return len(self._leases)
+        """Segments the user holds."""
+        return sum(not lease.passing for lease in self._leases.values())
 
     def close(self) -> None:
         """Let go of everything; batches the user still holds stay intact until dropped."""

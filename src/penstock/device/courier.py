@@ -1,116 +1,89 @@
-"""Batches on their way to a CUDA device: copied on a stream of their own, ahead of need.
+"""Batches on their way to a device, copied ahead of need: how many at a time, and when their slots are free again.
 
 In:  host batches, in order.
-Out: the same batches on the device; what uses them on the current stream waits for their copy and nothing else.
-Runs in: trainer, in the training thread.
-
-Plain tensors are copied ahead. Everything else that can move (sparse and nested tensors, batch types with a ``to`` of
-their own) does so when it is handed out, on the stream of whoever asked: only its own code knows which tensors it
-holds, and memory of one stream must not be used on another without the allocator being told.
+Out: the same batches on the device, for the stream that asks.
+Runs in: trainer: the training thread; ``let_go`` also in the engine's.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-
-from penstock.device.tree import leaves, map_leaves
+from penstock.device.fence import Mark
 
 MOST_AHEAD = 2
 """Batches of device memory that may be ahead of the user."""
+_MOST_COPYING = 3
+"""Copies queued at a time: enough to keep the link busy; more would only keep slots from being filled again."""
+_MOST_STEPS = 4
+"""How many batches the training loop may be ahead of the device. Memory of a batch that was used on another stream than
+it was copied on is free only when the device is past that use, so a loop that never waits would fill the device."""
+
+
+class Lane(Protocol):
+    """What copies to a device; see ``lane.CudaLane``."""
+
+    def copy(self, host: Any, /) -> tuple[Any, Mark]: ...
+    def user_mark(self) -> Mark: ...
+    def hand_over(self, data: Any, copied: Any, /) -> Any: ...
+    def wait(self) -> None: ...
 
 
 class Parcel:
     """One batch under way."""
 
-    def __init__(self, data: Any, host: Any, copied: torch.cuda.Event) -> None:
+    def __init__(self, data: Any, host: Any, copied: Mark) -> None:
         self.data = data
-        """Plain tensors are on the device, the rest is as it came."""
         self.host = host
         """What it was copied from: kept until the copy is done, and with it the slot."""
         self.copied = copied
-        self.device_bytes = sum(leaf.nbytes for leaf in leaves(data) if is_plain(leaf))
 
 
 class Courier:
-    """Copies batches to one device."""
+    """Copies batches over one lane."""
 
-    def __init__(self, device: torch.device) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", index)
-        self._stream = torch.cuda.Stream(device)
-        self._leaving: deque[Parcel] = deque()
-        """Handed out, and perhaps still being copied."""
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._lock = threading.Lock()
+        self._copying: deque[Parcel] = deque()
+        """Whose copy was not done when last looked."""
+        self._steps: deque[Mark] = deque()
+        """Ends of what the user queued from one batch to the next."""
 
     def send(self, host: Any) -> Parcel:
         """Start copying a batch."""
-        with torch.cuda.stream(self._stream):
-            data = map_leaves(self._ahead, host)
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        return Parcel(data, host, copied)
+        while len(under_way := self.let_go()) >= _MOST_COPYING:
+            under_way[0].copied.wait()
+        data, copied = self._lane.copy(host)
+        parcel = Parcel(data, host, copied)
+        with self._lock:
+            self._copying.append(parcel)
+        return parcel
 
     def hand_out(self, parcel: Parcel) -> Any:
         """The batch, for use on the current stream."""
-        stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(parcel.copied)
-        data = map_leaves(lambda leaf: self._for_use(leaf, stream), parcel.data)
-        if not moves_ahead(parcel.data):
-            # Copies made just now end later than the one recorded.
-            parcel.copied = torch.cuda.Event()
-            parcel.copied.record(stream)
-        parcel.data = None
-        self._leaving.append(parcel)
-        self.tidy()
-        return data
+        self._steps.append(self._lane.user_mark())
+        if len(self._steps) > _MOST_STEPS:
+            self._steps.popleft().wait()
+        data, parcel.data = parcel.data, None
+        return self._lane.hand_over(data, parcel.copied)
 
-    def tidy(self) -> None:
-        """Let go of what was copied from, as far as the copies are done."""
-        while self._leaving and self._leaving[0].copied.query():
-            self._leaving.popleft()
+    def let_go(self) -> list[Parcel]:
+        """Let go of what was copied from, as far as the copies are done. Gives the parcels that are still under way."""
+        done = []
+        with self._lock:
+            while self._copying and self._copying[0].copied.passed():
+                done.append(self._copying.popleft())
+            under_way = list(self._copying)
+        # Not under the lock: the last reference to a batch may run anybody's code.
+        for parcel in done:
+            parcel.host = None
+        return under_way
 
     def close(self) -> None:
         """Wait for copies under way: what they read is about to go."""
-        self._stream.synchronize()
-        for parcel in self._leaving:
-            parcel.copied.synchronize()
-        self._leaving.clear()
-
-    def _ahead(self, leaf: Any) -> Any:
-        return leaf.to(self.device, non_blocking=True) if is_plain(leaf) else leaf
-
-    def _for_use(self, leaf: Any, stream: torch.cuda.Stream) -> Any:
-        if is_plain(leaf):
-            leaf.record_stream(stream)
-            return leaf
-        return _moved(leaf, self.device)
-
-
-def move(data: Any, device: torch.device) -> Any:
-    """A batch on another device, as a training loop would put it there."""
-    return map_leaves(lambda leaf: _moved(leaf, device), data)
-
-
-def _moved(leaf: Any, device: torch.device) -> Any:
-    """Anything that knows how to move, moved; the rest as it is."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to(device, non_blocking=True)
-    move = getattr(leaf, "to", None)
-    if not callable(move):
-        return leaf
-    try:
-        return move(device, non_blocking=True)
-    except TypeError:
-        return move(device)
-
-
-def is_plain(leaf: Any) -> bool:
-    """Whether a leaf is nothing but a dense tensor: its memory is all there is to it."""
-    return type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested
-
-
-def moves_ahead(data: Any) -> bool:
-    """Whether nothing in the batch but plain tensors could hold on to memory of the arena."""
-    return all(is_plain(leaf) or isinstance(leaf, (str, bytes, int, float, bool, type(None))) for leaf in leaves(data))
+        self._lane.wait()
+        self.let_go()
+        self._steps.clear()

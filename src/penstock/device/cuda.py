@@ -24,19 +24,19 @@ _RELAXED = 2
 def page_lock(address: int, size_bytes: int) -> str | None:
     """Page-lock a range; None if that worked, else what CUDA says."""
     runtime: Any = torch.cuda.cudart()
-    with _beside_captures():
+    with beside_captures():
         status = runtime.cudaHostRegister(address, size_bytes, _PORTABLE)
     return None if int(status) == 0 else str(runtime.cudaGetErrorString(status))
 
 
 def page_unlock(address: int) -> None:
     runtime: Any = torch.cuda.cudart()
-    with _beside_captures():
+    with beside_captures():
         runtime.cudaHostUnregister(address)
 
 
 @contextlib.contextmanager
-def _beside_captures() -> Iterator[None]:
+def beside_captures() -> Iterator[None]:
     driver = _driver()
     if driver is None:
         yield

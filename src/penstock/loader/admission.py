@@ -14,6 +14,7 @@ Three rules keep the pipeline alive and inside its budget:
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -52,6 +53,11 @@ class Admission:
     def due(self) -> Batch | None:
         """The batch to be delivered next, if it is open."""
         return next(iter(self.open.values()), None)
+
+    def most_open(self, rows: int) -> int:
+        """How many batches of ``rows`` rows the budget has room for, besides what the user holds."""
+        expected = self.shapes.expected_bytes(rows)
+        return max(1, self.arena.limit_bytes // expected - self.user_holds) if expected else sys.maxsize
 
     # -- opening ------------------------------------------------------------------------
 
@@ -219,7 +225,7 @@ class Admission:
                     if not self._is_stuck(others[-1]):
                         return False
                     stuck.append(others[-1])
-            elif self.arena.is_fenced or (self.arena.lent_count and not self.trainer_waits):
+            elif self.arena.is_returning or (self.arena.lent_count and not self.trainer_waits):
                 return False
             else:
                 self._passes_alone(need_bytes)

@@ -297,6 +297,7 @@ class Dispatcher:
 
     def _take_pace(self) -> None:
         """What the latest times mean for tasks and depth; once per turn, since it costs more than it changes."""
+        self.pace.most_open = self.admission.most_open(self.order.batch_rows)
         rows = self._rows_per_task(self.order.batch_rows)
         self._most_in_hand = self.pace.tasks_queued(rows, in_order=self.order.in_order)
         depth = self.depth_wanted or self.pace.depth(
@@ -403,7 +404,7 @@ class Dispatcher:
         return idlest
 
     def _rows_per_task(self, batch_rows: int) -> int:
-        return self.pace.rows_per_task(batch_rows) if self.shared_batches else batch_rows
+        return self.pace.rows_per_task(batch_rows, self.workers) if self.shared_batches else batch_rows
 
     def _hand_out(self, seat: Seat, batch: Batch) -> None:
         if batch.wants_collate:

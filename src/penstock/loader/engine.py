@@ -48,7 +48,7 @@ _DOZES = 5
 """Looks the engine's thread takes at a training thread that waits, before it waits to be called: calling costs the
 training thread more than a small batch."""
 _LOOK_AROUND_S = 1.0
-_LOOK_AT_FENCE_S = 0.001
+_LOOK_AT_DEVICE_S = 0.001
 """How often to ask whether the device is done with memory: it tells nobody."""
 _MOST_SLOTS = 256
 
@@ -82,6 +82,8 @@ class Engine:
         for when there are no workers; ``resume`` says where workers with batches of their own go on, by worker;
         ``page_locks`` is for batches that a device will read."""
         self._page_locks = page_locks
+        self.poll: Callable[[], bool] = lambda: False
+        """Lets go of memory the device has read, and says whether it is still reading some."""
         self._fetch_here = fetch_here
         self._resume_at = resume
         self._tuning = tuning
@@ -267,7 +269,7 @@ class Engine:
             if self._askers:
                 self._park()
                 continue
-            self._turn(_LOOK_AROUND_S)
+            self._turn(_LOOK_AT_DEVICE_S if self.poll() else _LOOK_AROUND_S)
             if self._crew.has_departing:
                 with self._lock:
                     self._crew.bury_departed()
@@ -353,12 +355,13 @@ class Engine:
                 self.dispatcher.admission.trainer_waits = True
                 self._pump(())
             while True:
+                is_read = self.poll()
                 with self._lock:
                     batch = self._take() or self.dispatcher.take_for_trainer()
                     if batch is not None or self.dispatcher.is_over:
                         return batch
                     self.arena.pass_fence()
-                    look_s = _LOOK_AT_FENCE_S if self.arena.is_fenced else _LOOK_AROUND_S
+                    look_s = _LOOK_AT_DEVICE_S if is_read or self.arena.is_returning else _LOOK_AROUND_S
                 wait_s = look_s if deadline is None else min(look_s, deadline - time.monotonic())
                 if wait_s <= 0:
                     raise TimedOut(self._who_is_late())
@@ -380,9 +383,15 @@ class Engine:
 
     def try_next(self) -> Batch | None:
         """The next batch if it lies ready, or has just come."""
-        self._turn(0.0)
         with self._lock:
-            return self.dispatcher.take_ready()
+            self._last_asked_s = self._left_s = time.monotonic()
+            self._away_s = 0.0
+            batch = self.dispatcher.take_ready()
+        if batch is None:
+            self._turn(0.0)
+            with self._lock:
+                batch = self.dispatcher.take_ready()
+        return batch
 
     def deliver(self, batch: Batch, *, stays_on_host: Callable[[Any], bool] | None = None) -> Any:
         """Make a batch the user's. Raises what its sampler, dataset or collate raised; the next is not affected.
@@ -413,6 +422,9 @@ class Engine:
         if stays_on_host is None or stays_on_host(data):
             for segment in segments:
                 self.arena.fence(segment)
+        else:
+            for segment in batch.segments:
+                self.arena.pass_through(segment)
         return data
 
     def _decoded(self, batch: Batch) -> Any:
@@ -472,6 +484,7 @@ class Engine:
             if self._page_locks is not None and self._page_locks.locked_bytes:
                 # Whoever dropped the iterator in the middle may have left copies under way.
                 wait_for_everything()
+            self.poll()
             self.arena.close()
             self._selector.close()
             self._wake_read.close()

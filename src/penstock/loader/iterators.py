@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +27,10 @@ from torch.utils.data.dataloader import (
 )
 
 from penstock.device import cuda
-from penstock.device.courier import MOST_AHEAD, Courier, Parcel, move, moves_ahead
+from penstock.device.lane import move
 from penstock.device.slots import PageLocks
 from penstock.errors import WorkerError
+from penstock.loader.ahead import AheadOnDevice
 from penstock.loader.batch import Batch
 from penstock.loader.diagnosis import OomWatch
 from penstock.loader.dispatch import Order
@@ -80,9 +80,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._device = loader._device
         self._copies_ahead = self._device is not None and self._device.type == "cuda"
         self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_everything())
-        self._courier: Courier | None = None
-        self._ahead: deque[_Ahead] = deque()
-        """Batches taken out of the engine and on their way to the device."""
+        self._ahead: AheadOnDevice | None = None
         self._bound = setup.is_iterable or loader.seeding == "worker"
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
@@ -267,31 +265,16 @@ class PipelineIterator(_BaseDataLoaderIter):
         return data if self._device is None else move(data, self._device)
 
     def _next_on_device(self) -> Any:
-        if self._courier is None:
+        if self._ahead is None:
             # Not before the workers were forked: they have no use for a CUDA context.
             assert self._device is not None
-            self._courier = Courier(self._device)
-        courier = self._courier
-        if not self._ahead:
-            self._ahead.append(self._sent(courier, self._wait_for_next()))
-        first = self._ahead.popleft()
-        while len(self._ahead) < MOST_AHEAD and (found := self._engine.try_next()) is not None:
-            self._ahead.append(self._sent(courier, found))
-        self._note(first.batch)
-        self._counters.device_ahead_bytes = sum(ahead.device_bytes for ahead in self._ahead)
-        if first.error is not None:
-            raise first.error
-        assert first.parcel is not None
-        self._counters.note_batch(first.batch.rows)
-        return courier.hand_out(first.parcel)
-
-    def _sent(self, courier: Courier, found: Batch) -> _Ahead:
-        """A batch on its way; what is wrong with it is raised in its turn."""
-        try:
-            host = self._engine.deliver(found, stays_on_host=lambda data: not moves_ahead(data))
-            return _Ahead(found, courier.send(host), None)
-        except Exception as error:
-            return _Ahead(found, None, error)
+            self._ahead = AheadOnDevice(self._engine, self._device)
+        sent = self._ahead.next(self._wait_for_next)
+        self._note(sent.batch)
+        self._counters.device_ahead_bytes = self._ahead.device_bytes
+        data = self._ahead.hand_out(sent)
+        self._counters.note_batch(sent.batch.rows)
+        return data
 
     def _wait_for_next(self) -> Batch:
         """The next batch that can be had. Ends the epoch if there is none."""
@@ -347,24 +330,10 @@ class PipelineIterator(_BaseDataLoaderIter):
     def close(self) -> None:
         """Stop the workers now."""
         self._exhausted = True
-        if self._courier is not None:
-            self._courier.close()
-        self._ahead.clear()
+        if self._ahead is not None:
+            self._ahead.close()
         self._counters.device_ahead_bytes = 0
         self._finalizer()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ahead:
-    """A batch taken out of the engine before the user asked for it."""
-
-    batch: Batch
-    parcel: Parcel | None
-    error: Exception | None
-
-    @property
-    def device_bytes(self) -> int:
-        return 0 if self.parcel is None else self.parcel.device_bytes
 
 
 class PlainIterator(_SingleProcessDataLoaderIter):

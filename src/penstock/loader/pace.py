@@ -10,6 +10,7 @@ Only speed depends on these numbers. What is in a batch never does.
 from __future__ import annotations
 
 import math
+import sys
 
 from penstock.loader.tuning import Tuning
 from penstock.workers.seeds import stretch_rows
@@ -25,6 +26,8 @@ class Pace:
         self._tuning = tuning
         self.row_s: float | None = None
         """Seconds one worker takes per row, None before the first task is done."""
+        self.most_open = sys.maxsize
+        """Batches that memory allows to be filled at a time."""
 
     def note(self, rows: int, spent_s: float) -> None:
         if rows <= 0:
@@ -32,15 +35,20 @@ class Pace:
         row_s = spent_s / rows
         self.row_s = row_s if self.row_s is None else self.row_s + _WEIGHT * (row_s - self.row_s)
 
-    def rows_per_task(self, batch_rows: int) -> int:
+    def rows_per_task(self, batch_rows: int, workers: int) -> int:
         """How many rows of a splittable batch one task should have."""
         stretch = stretch_rows(batch_rows)
         if self._tuning.split_always or self.row_s is None:
             # The first batch is fetched by workers as they come up, one by one.
             return stretch
         if self.row_s * batch_rows < self._tuning.task_s:
-            return batch_rows
-        return min(batch_rows, stretch * math.ceil(self._tuning.task_s / (self.row_s * stretch)))
+            rows = batch_rows
+        else:
+            rows = min(batch_rows, stretch * math.ceil(self._tuning.task_s / (self.row_s * stretch)))
+        if rows * workers > batch_rows * self.most_open:
+            # Few batches fit the budget: all workers must find work in those.
+            rows = max(stretch, batch_rows * self.most_open // workers // stretch * stretch)
+        return rows
 
     def tasks_queued(self, rows: int, *, in_order: bool) -> int:
         """How many tasks of ``rows`` rows a worker may have in hand."""
@@ -53,7 +61,7 @@ class Pace:
 
     def depth(self, batch_rows: int, workers: int, *, splittable: bool, in_order: bool) -> int:
         """The least number of batches ahead that keeps all workers busy, at least 2."""
-        rows = self.rows_per_task(batch_rows) if splittable else batch_rows
+        rows = self.rows_per_task(batch_rows, workers) if splittable else batch_rows
         tasks_per_batch = max(1, math.ceil(batch_rows / max(1, rows)))
         in_hand = workers * self.tasks_queued(rows, in_order=in_order)
         return max(2, math.ceil(in_hand / tasks_per_batch) + 1)

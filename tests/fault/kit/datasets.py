@@ -121,7 +121,7 @@ class Sitting(Noisy):
 
     def sit_here(self) -> None:
         # Not print: its buffer would be the trainer's.
-        os.write(1, b"sitting\n")
+        os.write(1, b"sitting %d\n" % os.getpid())
         if self.gil:
             ctypes.PyDLL(None).sleep(self.seat_s)
         else:

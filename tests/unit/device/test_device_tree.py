@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.device.courier import is_plain, moves_ahead
+from penstock.device.lane import is_plain, stays_on_host
 from penstock.device.tree import leaves, map_leaves
 
 Pair = namedtuple("Pair", ["a", "b"])
@@ -49,9 +49,9 @@ def test_a_container_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
     assert map_leaves(str, MappingProxyType({"a": 1})) == {"a": "1"}
 
 
-def test_only_what_cannot_hold_on_to_slots_moves_ahead() -> None:
+def test_what_could_hold_on_to_a_slot_is_told_from_what_cannot() -> None:
     plain = torch.ones(3)
     assert is_plain(plain) and not is_plain(plain.to_sparse()) and not is_plain(torch.nn.Parameter(plain))
-    assert moves_ahead({"x": plain, "text": ["a"], "n": 3, "none": None})
-    assert not moves_ahead([plain, object()])
-    assert not moves_ahead([plain.to_sparse()])
+    assert not stays_on_host({"x": plain, "text": ["a"], "n": 3, "none": None})
+    assert stays_on_host([plain, object()])
+    assert stays_on_host([plain.to_sparse()])

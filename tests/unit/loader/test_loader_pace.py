@@ -33,13 +33,29 @@ def pace(row_s: float | None, **tuning: float | bool) -> Pace:
     ],
 )
 def test_tasks_are_whole_stretches_of_about_five_milliseconds(row_s: float | None, batch_rows: int, rows: int) -> None:
-    assert pace(row_s).rows_per_task(batch_rows) == rows
+    assert pace(row_s).rows_per_task(batch_rows, workers=4) == rows
     assert rows % stretch_rows(batch_rows) == 0 or rows == batch_rows
 
 
+@pytest.mark.parametrize(
+    ("most_open", "workers", "rows"),
+    [
+        (100, 14, 64),  # room for plenty: not cut
+        (7, 14, 32),  # two workers a batch
+        (3, 14, 8),  # as fine as stretches go
+        (1, 100, 8),
+        (1, 1, 64),
+    ],
+)
+def test_where_few_batches_fit_the_budget_they_are_cut_for_all_workers(most_open: int, workers: int, rows: int) -> None:
+    short = pace(0.01 * MS)
+    short.most_open = most_open
+    assert short.rows_per_task(64, workers=workers) == rows
+
+
 def test_splitting_can_be_forced() -> None:
-    assert pace(0.0, split_always=True).rows_per_task(64) == 8
-    assert pace(None, split_always=True).rows_per_task(7) == 1
+    assert pace(0.0, split_always=True).rows_per_task(64, workers=4) == 8
+    assert pace(None, split_always=True).rows_per_task(7, workers=4) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,102 @@
+"""A CUDA stream that does nothing but copy batches to one device.
+
+In:  host batches.
+Out: the same on the device, and marks that pass when a copy, or the user's work so far, is done.
+Runs in: trainer: the training thread; marks are asked from any.
+
+Plain tensors are copied here. Everything else that can move (sparse and nested tensors, batch types with a ``to`` of
+their own) does so when it is handed over, on the stream of whoever asked: only its own code knows which tensors it
+holds, and memory of one stream must not be used on another without the allocator being told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.device.tree import leaves, map_leaves
+
+
+class StreamMark:
+    """All work queued on one stream at the moment of making it."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(blocking=True)
+        self.event.record(stream)
+
+    def passed(self) -> bool:
+        return self.event.query()
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaLane:
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self._stream = torch.cuda.Stream(self.device)
+
+    def copy(self, host: Any) -> tuple[Any, StreamMark]:
+        """Start copying: the batch, its plain tensors on the device, and when they are there."""
+        with torch.cuda.stream(self._stream):
+            return map_leaves(self._copied, host), StreamMark(self._stream)
+
+    def user_mark(self) -> StreamMark:
+        """All the user has queued on the current stream."""
+        return StreamMark(torch.cuda.current_stream(self.device))
+
+    def hand_over(self, data: Any, copied: StreamMark) -> Any:
+        """The batch, for use on the current stream."""
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(copied.event)
+        return map_leaves(lambda leaf: self._for_use(leaf, stream), data)
+
+    def wait(self) -> None:
+        """For every copy."""
+        self._stream.synchronize()
+
+    def _copied(self, leaf: Any) -> Any:
+        return leaf.to(self.device, non_blocking=True) if is_plain(leaf) else leaf
+
+    def _for_use(self, leaf: Any, stream: torch.cuda.Stream) -> Any:
+        if is_plain(leaf):
+            leaf.record_stream(stream)
+            return leaf
+        return _moved(leaf, self.device)
+
+
+def move(data: Any, device: torch.device) -> Any:
+    """A batch on another device, as a training loop would put it there."""
+    return map_leaves(lambda leaf: _moved(leaf, device), data)
+
+
+def _moved(leaf: Any, device: torch.device) -> Any:
+    """Anything that knows how to move, moved; the rest as it is."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(device, non_blocking=True)
+    move = getattr(leaf, "to", None)
+    if not callable(move):
+        return leaf
+    try:
+        return move(device, non_blocking=True)
+    except TypeError:
+        return move(device)
+
+
+def is_plain(leaf: Any) -> bool:
+    """Whether a leaf is nothing but a dense tensor: its memory is all there is to it."""
+    return type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested
+
+
+def plain_bytes(data: Any) -> int:
+    return sum(leaf.nbytes for leaf in leaves(data) if is_plain(leaf))
+
+
+def stays_on_host(data: Any) -> bool:
+    """Whether something in the batch that is not a plain tensor could hold on to memory of the arena."""
+    return not all(is_plain(leaf) or isinstance(leaf, _VALUES) for leaf in leaves(data))
+
+
+_VALUES = (str, bytes, int, float, bool, type(None))
