@@ -263,3 +263,67 @@ def test_the_demo_measures_both_loaders_and_says_what_it_found() -> None:
         assert result["peak_growth_bytes"] > answer["settings"]["sample_bytes"]
         assert len(result["rounds"]) == answer["settings"]["rounds"]
     assert "penstock" in answer["verdict"]
+
+
+OWN_DATA = """
+import time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return {"x": torch.full((1000,), index), "name": str(index)}
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return (torch.ones(10) for _ in range(40))
+def collate(samples):
+    return [sample["x"] for sample in samples]
+empty = []
+class Failing(Slow):
+    def __getitem__(self, index):
+        raise ValueError(f"sample {index} is bad")
+"""
+
+
+@pytest.fixture
+def own_data(tmp_path: Path) -> str:
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    return str(tmp_path / "own_data.py")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["Slow", "--shuffle"], ["Slow", "--workers", "0"], ["Slow", "--collate", "collate"], ["Stream"]],
+    ids=" ".join,
+)
+def test_the_bench_runs_the_users_dataset_through_both_loaders(own_data: str, arguments: list[str]) -> None:
+    attribute, *more = arguments
+    if "--collate" in more:
+        more[-1] = f"{own_data}:{more[-1]}"
+    done = run(
+        "bench", f"{own_data}:{attribute}", "--batch-size", "8", "--workers", "2", "--seconds", "0.3",
+        "--rounds", "1", "--json", *more,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["same_samples"] is None and answer["link_bytes_per_s"] is None
+    for result in answer["loaders"].values():
+        assert result["samples_per_s"] > 0 and result["bytes_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["own_data.py"], 2, "names no attribute"),
+        (["own_data.py:Slow", "--memory", "plenty"], 2, "plenty"),
+        (["own_data.py:Slow", "--device", "cuda:77"], 1, "nothing can be delivered on 'cuda:77'"),
+        (["own_data.py:empty"], 1, "gave no batch"),
+        (["own_data.py:Failing"], 1, "sample 0 is bad"),
+    ],
+    ids=["no attribute", "memory", "device", "empty", "failing"],
+)
+def test_what_the_bench_cannot_do_it_says(own_data: str, arguments: list[str], status: int, said: str) -> None:
+    target, *more = arguments
+    done = run("bench", str(Path(own_data).parent / target), "--workers", "1", "--seconds", "0.2", *more)
+    assert done.returncode == status
+    assert said in done.stderr

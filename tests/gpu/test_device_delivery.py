@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,6 +200,121 @@ def test_a_graph_captured_while_the_loader_works_is_not_spoilt() -> None:
         assert int(x[0]) == 50
         assert sum(1 for _ in iterator) == 57
         del graph
+
+
+def test_a_graph_captured_while_batches_are_being_copied_is_not_spoilt() -> None:
+    x = torch.zeros(1000, device="cuda")
+    with loader_of(300, device="cuda", memory="80MiB") as loader:
+        for number, batch in enumerate(loader):
+            assert rows_of(batch).tolist() == expected(number).tolist()
+            del batch
+            if number % 10:
+                continue
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(50):
+                    x += 1
+                # Long enough for the loader's own thread to look whether copies are done.
+                time.sleep(0.01)
+            graph.replay()
+            del graph
+        assert int(x[0]) == 50 * 30
+
+
+def test_a_loop_that_never_waits_does_not_fill_the_device() -> None:
+    batch_bytes = BATCH * ROW_VALUES * 8
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    sink = torch.zeros((), dtype=torch.int64, device="cuda")
+    with loader_of(60, device="cuda") as loader:
+        for batch in loader:
+            busy(4_000_000)
+            sink += batch[0, 0]
+            del batch
+    # The ones ahead, those the device has not come to yet, the one in hand.
+    assert torch.cuda.max_memory_allocated() - before <= (2 + 4 + 2) * batch_bytes
+
+
+def test_a_budget_of_three_batches_is_enough_and_nothing_becomes_the_users_own() -> None:
+    batch_bytes = BATCH * ROW_VALUES * 8
+    checks = []
+    with loader_of(100, device="cuda", memory=3 * batch_bytes + 70 * MIB) as loader:
+        for number, batch in enumerate(loader):
+            checks.append((rows_of(batch) == expected(number).cuda()).all())
+            del batch
+        assert bool(torch.stack(checks).all())
+        assert loader.stats().copied_bytes == 0
+        assert loader.stats().peak_in_flight_bytes <= loader.memory_bytes
+    checks.clear()
+
+
+def test_an_iterator_that_is_dropped_on_the_way_leaves_nothing_on_the_device() -> None:
+    before = torch.cuda.memory_allocated()
+    loader = loader_of(60, device="cuda")
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    gc.disable()
+    try:
+        del iterator, loader
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_each_loader_delivers_on_its_own_gpu() -> None:
+    with loader_of(10, device="cuda:0") as first, loader_of(10, device="cuda:1") as second:
+        for number, (one, other) in enumerate(zip(first, second, strict=True)):
+            assert (one.device.index, other.device.index) == (0, 1)
+            assert rows_of(one).tolist() == rows_of(other).tolist() == expected(number).tolist()
+            del one, other
+
+
+def test_a_gpu_can_be_named_by_number() -> None:
+    with loader_of(4, device="cuda:0") as loader:
+        assert [int(rows_of(batch)[0]) for batch in loader] == [number * BATCH for number in range(4)]
+
+
+FRESH = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+import penstock
+from gpu_datasets import Numbered
+loader = penstock.DataLoader(Numbered(32, 1000), batch_size=8, num_workers=2, {how})
+iterator = iter(loader)
+assert not torch.cuda.is_initialized()
+for number, batch in enumerate(iterator):
+    assert batch.cuda()[:, 0].tolist() == list(range(8 * number, 8 * number + 8))
+loader.close()
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("how", ["device='cuda'", "pin_memory=True"])
+def test_cuda_may_start_after_the_loader(how: str) -> None:
+    code = FRESH.format(folder=str(Path(__file__).parent), how=how)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+def test_the_bench_shows_the_link_and_both_loaders(tmp_path: Path) -> None:
+    pytest.importorskip("click")
+    (tmp_path / "own_images.py").write_text(
+        "import torch\nimages = [torch.zeros(3, 224, 224, dtype=torch.uint8)] * 4096\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "bench", f"{tmp_path}/own_images.py:images", "--device", "cuda",
+         "--batch-size", "64", "--workers", "4", "--seconds", "1", "--rounds", "1", "--json"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["link_bytes_per_s"] > answer["loaders"]["penstock"]["bytes_per_s"] > 0
+    assert answer["loaders"]["torch"]["bytes_per_s"] > 0
 
 
 def test_a_compiled_consumer_sees_the_right_batches() -> None:

@@ -27,8 +27,8 @@ def command(roots: Roots, json_wanted: bool) -> None:
     """Run torch's DataLoader and penstock's side by side for about 20 seconds, on a built-in dataset of big
     samples that each take a while to arrive, with the same arguments and a memory budget for penstock's.
     """
-    from penstock.cli.demo_page import make_progress, show_comparison, show_machine
-    from penstock.cli.page import make_console
+    from penstock.cli.demo_page import show_comparison, show_machine
+    from penstock.cli.page import make_console, make_progress
 
     facts = gather(roots)
     found = find(facts)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.demo_result import Comparison, LoaderResult
+from penstock.cli.comparison import Comparison, LoaderResult
 from penstock.cli.facts import Facts
 from penstock.cli.findings import Finding
 from penstock.units import format_bytes
@@ -40,21 +39,6 @@ def show_machine(console: Console, facts: Facts, found: Sequence[Finding]) -> No
     if bad:
         console.print(Text(f"Will hurt: {', '.join(bad)}. For fixes run: penstock doctor", style="yellow"))
     console.print()
-
-
-def make_progress(console: Console) -> Progress:
-    """A bar that draws only when told to: a drawing thread would hold its lock while workers are forked."""
-    return Progress(
-        TextColumn("{task.description:<24}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.percentage:>3.0f}%"),
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        disable=not console.is_terminal,
-    )
 
 
 def show_comparison(console: Console, settings: DemoSettings, comparison: Comparison) -> None:

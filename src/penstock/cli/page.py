@@ -1,13 +1,14 @@
 """How pages look: one console for stdout, one for progress, plain tables that fit 80 columns.
 
 In:  the environment (COLUMNS, NO_COLOR, TERM), whether stdout is a terminal.
-Out: rich consoles and tables.
+Out: rich consoles, tables and progress bars.
 Runs in: command line.
 """
 
 from __future__ import annotations
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 NARROWEST_COLUMNS = 20
@@ -28,3 +29,18 @@ def make_grid(*columns: str) -> Table:
     for style in columns:
         grid.add_column(style=style, overflow="fold")
     return grid
+
+
+def make_progress(console: Console) -> Progress:
+    """A bar that draws only when told to: a drawing thread would hold its lock while workers are forked."""
+    return Progress(
+        TextColumn("{task.description:<24}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f}%"),
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not console.is_terminal,
+    )

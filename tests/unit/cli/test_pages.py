@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo_page import make_progress, show_comparison, show_machine
-from penstock.cli.demo_result import Comparison, LoaderResult, Round
+from penstock.cli.bench_page import show_bench
+from penstock.cli.comparison import Comparison, LoaderResult, Round
+from penstock.cli.demo_page import show_comparison, show_machine
 from penstock.cli.doctor_page import show_doctor
 from penstock.cli.facts import Facts
 from penstock.cli.findings import find
+from penstock.cli.page import make_progress
 from penstock.meter import GpuStatus
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -122,7 +124,14 @@ def test_what_is_not_known_is_said(healthy: Facts) -> None:
 def make_comparison() -> Comparison:
     def result(name: str, samples: int, growth_bytes: int | None) -> LoaderResult:
         order = tuple((index, 0) for index in range(samples))
-        only = Round(samples=samples, elapsed_s=2.0, first_batch_s=0.25, peak_growth_bytes=growth_bytes, order=order)
+        only = Round(
+            samples=samples,
+            delivered_bytes=samples * 10**8,
+            elapsed_s=2.0,
+            first_batch_s=0.25,
+            peak_growth_bytes=growth_bytes,
+            order=order,
+        )
         return LoaderResult(name=name, rounds=(only,))
 
     return Comparison(torch=result("torch", 200, 800 * MIB), penstock=result("penstock", 400, None))
@@ -137,6 +146,30 @@ def test_the_demos_table_shows_both_loaders_and_the_verdict() -> None:
     assert "torch 100 0.25 s 800 MiB" in lines
     assert "penstock 200 0.25 s not known" in lines
     assert "2 times the samples per second" in " ".join(lines)
+
+
+@pytest.mark.parametrize("link", [None, 50e9])
+def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(link: float | None) -> None:
+    from penstock.cli.bench_measure import BenchSettings, Measured
+
+    settings = BenchSettings(
+        target="train.py:make",
+        batch_size=4,
+        workers=2,
+        memory="auto",
+        device=None if link is None else "cuda",
+        shuffle=False,
+        step_time=0.05,
+        seconds=2.0,
+        rounds=1,
+    )
+    console, written = page_console()
+    show_bench(console, settings, Measured(comparison=make_comparison(), link_bytes_per_s=link))
+    lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
+    text = " ".join(lines)
+    assert "a step of 50 ms" in text and "2 times the samples per second" in text
+    assert ("torch 100 10 0.25 s 800 MiB" if link is None else "torch 100 10 20% 0.25 s 800 MiB") in lines
+    assert ("The link to cuda itself: 50.0 GB/s" in text) == (link is not None)
 
 
 @pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (1, "1 GPU"), (2, "2 GPUs")])

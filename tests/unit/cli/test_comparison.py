@@ -1,12 +1,13 @@
-"""The demo's verdict follows from its numbers, whichever way they fall."""
+"""The verdict follows from its numbers, whichever way they fall."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from penstock.cli.demo_result import Comparison, LoaderResult, Round
+from penstock.cli.comparison import Comparison, LoaderResult, Round
 
 MIB = 1 << 20
 
@@ -14,6 +15,7 @@ MIB = 1 << 20
 def make_round(samples_per_s: float, first_batch_s: float = 0.5, growth_mib: int | None = 100) -> Round:
     return Round(
         samples=int(samples_per_s * 4),
+        delivered_bytes=int(samples_per_s * 4) * MIB,
         elapsed_s=4.0,
         first_batch_s=first_batch_s,
         peak_growth_bytes=None if growth_mib is None else growth_mib * MIB,
@@ -63,7 +65,9 @@ def test_growth_that_could_not_be_read_is_left_out() -> None:
 
 
 def test_different_samples_are_shouted_about() -> None:
-    other = Round(samples=2, elapsed_s=1.0, first_batch_s=0.5, peak_growth_bytes=MIB, order=((1, 1), (0, 0)))
+    other = Round(
+        samples=2, delivered_bytes=2, elapsed_s=1.0, first_batch_s=0.5, peak_growth_bytes=MIB, order=((1, 1), (0, 0))
+    )
     comparison = compare([other], [make_round(100)])
     assert not comparison.same_samples
     assert "DIFFERENT samples" in comparison.verdict()
@@ -74,7 +78,7 @@ def test_a_loader_that_delivered_less_is_compared_as_far_as_it_went() -> None:
 
 
 def test_a_loader_that_delivered_nothing_is_not_called_the_same() -> None:
-    nothing = Round(samples=0, elapsed_s=1.0, first_batch_s=0.5, peak_growth_bytes=MIB, order=())
+    nothing = Round(samples=0, delivered_bytes=0, elapsed_s=1.0, first_batch_s=0.5, peak_growth_bytes=MIB, order=())
     assert not compare([nothing], [make_round(100)]).same_samples
 
 
@@ -82,7 +86,19 @@ def test_json_has_every_number_and_no_list_of_samples() -> None:
     answer = json.loads(json.dumps(compare([make_round(200)], [make_round(100)]).as_json()))
     assert set(answer) == {"loaders", "same_samples", "verdict"}
     for result in answer["loaders"].values():
-        assert set(result) == {"samples_per_s", "first_batch_s", "peak_growth_bytes", "rounds"}
+        assert set(result) == {"samples_per_s", "bytes_per_s", "first_batch_s", "peak_growth_bytes", "rounds"}
         assert set(result["rounds"][0]) == {
-            "samples", "elapsed_s", "first_batch_s", "peak_growth_bytes", "samples_per_s",
+            "samples", "delivered_bytes", "elapsed_s", "first_batch_s", "peak_growth_bytes", "samples_per_s",
         }  # fmt: skip
+
+
+def test_where_samples_cannot_be_told_apart_nothing_is_said_about_them() -> None:
+    def blind(rate: float) -> Round:
+        return replace(make_round(rate), order=None)
+
+    comparison = compare([blind(200)], [blind(100)])
+    assert comparison.same_samples is None
+    assert comparison.verdict().startswith(
+        "Beside torch's DataLoader, penstock delivered 2 times the samples per second"
+    )
+    assert comparison.penstock.bytes_per_s == 200 * MIB

@@ -1,4 +1,4 @@
-"""What the demo measured, and the sentence that says what it means.
+"""What two loaders did with the same dataset, and the sentence that says what it means.
 
 In:  the rounds of each loader.
 Out: ``Comparison``, its verdict in words. Pure: the words follow from the numbers alone.
@@ -22,19 +22,26 @@ class Round:
     """One loader's run over the dataset."""
 
     samples: int
-    """Samples delivered."""
+    """Samples delivered while the clock ran."""
+    delivered_bytes: int
+    """Bytes of tensors and arrays in them."""
     elapsed_s: float
-    """From iter() to the last sample, the pretended training steps included."""
+    """How long the clock ran, the pretended training steps included."""
     first_batch_s: float
     """From iter() to the first batch."""
     peak_growth_bytes: int | None
     """Most memory (PSS) of the process and its workers, less what it was before iter(); None: not known."""
-    order: tuple[tuple[int, int], ...]
-    """The samples in the order they came, each as its index and its last pixel, as found in the batches."""
+    order: tuple[tuple[int, int], ...] | None = None
+    """The samples in the order they came, each as its index and its last pixel, as found in the batches; None where
+    samples cannot be told apart."""
 
     @property
     def samples_per_s(self) -> float:
         return self.samples / self.elapsed_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.delivered_bytes / self.elapsed_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,10 @@ class LoaderResult:
         return statistics.median(each.samples_per_s for each in self.rounds)
 
     @property
+    def bytes_per_s(self) -> float:
+        return statistics.median(each.bytes_per_s for each in self.rounds)
+
+    @property
     def first_batch_s(self) -> float:
         return statistics.median(each.first_batch_s for each in self.rounds)
 
@@ -65,6 +76,7 @@ class LoaderResult:
             del each["order"]
         return {
             "samples_per_s": self.samples_per_s,
+            "bytes_per_s": self.bytes_per_s,
             "first_batch_s": self.first_batch_s,
             "peak_growth_bytes": self.peak_growth_bytes,
             "rounds": rounds,
@@ -81,9 +93,13 @@ class Comparison:
     """penstock.DataLoader."""
 
     @property
-    def same_samples(self) -> bool:
-        """Whether both delivered the same samples in the same order, as far as both went."""
-        orders = [each.order for result in (self.torch, self.penstock) for each in result.rounds]
+    def same_samples(self) -> bool | None:
+        """Whether both delivered the same samples in the same order, as far as both went; None: cannot be told."""
+        orders = [
+            each.order for result in (self.torch, self.penstock) for each in result.rounds if each.order is not None
+        ]
+        if not orders:
+            return None
         shortest = min(len(order) for order in orders)
         return shortest > 0 and len({order[:shortest] for order in orders}) == 1
 
@@ -111,9 +127,9 @@ class Comparison:
         ours, theirs = self.penstock.peak_growth_bytes, self.torch.peak_growth_bytes
         if ours is not None and theirs is not None:
             parts.append(f"memory growth of {format_bytes(ours)} against {format_bytes(theirs)}")
-        same = "the same samples" if self.same_samples else "DIFFERENT samples"
+        same = {None: "", True: " the same samples with", False: " DIFFERENT samples with"}[self.same_samples]
         *most, last = parts
-        return f"Beside torch's DataLoader, penstock delivered {same} with {', '.join(most)} and {last}."
+        return f"Beside torch's DataLoader, penstock delivered{same} {', '.join(most)} and {last}."
 
 
 def _first_batch_words(ratio: float | None) -> str:

@@ -1,0 +1,86 @@
+"""`penstock bench`: the user's dataset through torch's DataLoader and ours, side by side.
+
+In:  a TARGET and loader arguments.
+Out: a page or JSON.
+Runs in: command line; imports torch once it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from penstock._version import __version__
+from penstock.cli.facts import as_json, gather
+from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.errors import ConfigError
+from penstock.meter import Roots
+from penstock.units import parse_size
+
+
+def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        parse_size(value)
+    except ConfigError as wrong:
+        raise click.BadParameter(str(wrong)) from None
+    return value
+
+
+@click.command()
+@click.argument("target")
+@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples in a batch.")
+@click.option("--workers", type=click.IntRange(min=0), default=None, help="Workers of both.  [default: usable CPUs]")
+@click.option("--memory", default="auto", show_default=True, callback=_size, metavar="SIZE",
+              help="Budget of penstock's loader, such as 4GB.")  # fmt: skip
+@click.option("--device", default=None, help="Deliver on this device, such as cuda: shows the link's own speed too.")
+@click.option("--shuffle", is_flag=True, help="Read in random order.")
+@click.option("--collate", default=None, metavar="TARGET", help="A collate function of your own.")
+@click.option("--step-time", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
+              help="How long a pretended training step takes.  [default: 0]")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Length of a round.")
+@click.option("--rounds", type=click.IntRange(min=1), default=2, show_default=True, help="Rounds of each, in turns.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print what was measured as one JSON object.")
+@click.pass_obj
+def command(roots: Roots, target: str, memory: str, collate: str | None, json_wanted: bool, **given: Any) -> None:
+    """Run TARGET through torch's DataLoader and penstock's, with the same arguments, in turns, and compare samples per
+    second, bytes per second, time to the first batch and growth of memory.
+
+    TARGET is module:attribute or file.py:attribute: a dataset, or a function that returns one.
+    """
+    from penstock.cli.bench_page import show_bench
+    from penstock.cli.page import make_console, make_progress
+    from penstock.cli.target import load_function, load_target
+
+    facts = gather(roots)
+    if given["workers"] is None:
+        given["workers"] = max(1, int(facts.limits.cpu_usable))
+    with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
+        task = progress.add_task("loading torch", total=1.0)
+        progress.refresh()
+        from penstock.cli.bench_measure import BenchSettings, bench, check_device
+
+        def on_progress(name: str, done: float) -> None:
+            raise_if_ctrl_c()
+            progress.update(task, description=name, completed=done)
+            progress.refresh()
+
+        settings = BenchSettings(target=target, memory=memory, **given)
+        check_device(settings.device)
+        on_progress(f"loading {target}", 0.0)
+        dataset = load_target(target)
+        collate_fn = None if collate is None else load_function(collate)
+        measured = bench(dataset, collate_fn, settings, on_progress=on_progress)
+
+    if json_wanted:
+        answer: dict[str, Any] = {
+            "penstock": __version__,
+            "machine": as_json(facts),
+            "settings": asdict(settings),
+            **measured.as_json(),
+        }
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show_bench(make_console(), settings, measured)

@@ -1,0 +1,170 @@
+"""The bench's measurement: a dataset through torch's DataLoader and ours, and what the link to a device can do.
+
+In:  a dataset, ``BenchSettings``.
+Out: ``Measured``.
+Runs in: trainer (the command line plays it).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
+
+import penstock
+from penstock.cli.comparison import Comparison
+from penstock.cli.turns import Tally, Work, take_turns
+from penstock.device.lane import move
+from penstock.device.tree import leaves
+from penstock.errors import ConfigError, DataError
+
+_LINK_BYTES = 256 << 20
+_WARM_UP_SHARE = 0.25
+_LEAST_WARM_UP_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What both loaders are given; the budget goes to ours alone, torch's has none."""
+
+    target: str
+    """The dataset's name."""
+    batch_size: int
+    """Samples in a batch."""
+    workers: int
+    """Worker processes."""
+    memory: str
+    """Budget of our loader."""
+    device: str | None
+    """Where batches are delivered; None leaves them in host memory."""
+    shuffle: bool
+    """Whether samples are read in random order."""
+    step_time: float
+    """Seconds a pretended training step takes."""
+    seconds: float
+    """How long a run lasts."""
+    rounds: int
+    """Runs of each loader, in turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What came of it."""
+
+    comparison: Comparison
+    link_bytes_per_s: float | None
+    """What pinned memory is copied to the device at, with nothing in the way; None without a CUDA device."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"link_bytes_per_s": self.link_bytes_per_s, **self.comparison.as_json()}
+
+
+def check_device(device: str | None) -> None:
+    """Raise, before anything is loaded, what is wrong with a device."""
+    problem = None if device is None else _problem_with(device)
+    if problem is not None:
+        raise ConfigError(
+            f"nothing can be delivered on {device!r}: {problem}; leave --device out, or name one that is here"
+        )
+
+
+def _problem_with(name: str) -> str | None:
+    try:
+        device = torch.device(name)
+        if device.type != "cuda":
+            torch.empty(1, device=device)
+            return None
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        return str(problem).splitlines()[0]
+    # Not by trying: workers forked afterwards would inherit a CUDA context.
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return "torch finds no CUDA device"
+    return None if (device.index or 0) < count else f"there are {count} CUDA devices"
+
+
+def bench(
+    dataset: Any, collate_fn: Callable[[Any], Any] | None, settings: BenchSettings,
+    *, on_progress: Callable[[str, float], None],
+) -> Measured:  # fmt: skip
+    """Run both loaders in turns; ``on_progress`` hears who runs and how much is done."""
+    device = None if settings.device is None else torch.device(settings.device)
+    on_device = device is not None and device.type == "cuda"
+    given: dict[str, Any] = {
+        "batch_size": settings.batch_size,
+        "num_workers": settings.workers,
+        "collate_fn": collate_fn,
+        "persistent_workers": settings.workers > 0,
+    }
+    if not isinstance(dataset, IterableDataset):
+        given["shuffle"] = settings.shuffle
+
+    def torchs() -> Iterable[Any]:
+        return _Moved(TorchDataLoader(dataset, pin_memory=on_device, **given), device)
+
+    def ours() -> Iterable[Any]:
+        return penstock.DataLoader(dataset, memory=settings.memory, device=settings.device, **given)
+
+    def use(batch: Any, tally: Tally) -> Tally:
+        if settings.step_time:
+            time.sleep(settings.step_time)
+        samples, size_bytes = weigh(batch, settings.batch_size)
+        return Tally(tally.samples + samples, tally.delivered_bytes + size_bytes)
+
+    work = Work(
+        make={"torch": torchs, "penstock": ours},
+        use=use,
+        rounds=settings.rounds,
+        round_s=settings.seconds,
+        warm_up_s=max(_LEAST_WARM_UP_S, _WARM_UP_SHARE * settings.seconds),
+        settle=torch.cuda.synchronize if on_device else lambda: None,
+    )
+    comparison = take_turns(work, on_progress=lambda name, done: on_progress(f"{name}'s DataLoader", done))
+    if not all(each.samples for result in (comparison.torch, comparison.penstock) for each in result.rounds):
+        raise DataError(
+            f"{settings.target} gave no batch within a round of {settings.seconds:g} s; raise --seconds, or look at "
+            "whether the dataset is empty"
+        )
+    # Last: workers forked earlier must not inherit a CUDA context.
+    return Measured(comparison=comparison, link_bytes_per_s=_link_bytes_per_s() if on_device else None)
+
+
+class _Moved:
+    """A loader whose batches are moved as a training loop would."""
+
+    def __init__(self, loader: Iterable[Any], device: torch.device | None) -> None:
+        self._loader = loader
+        self._device = device
+
+    def __iter__(self) -> Any:
+        if self._device is None:
+            return iter(self._loader)
+        device = self._device
+        return (move(batch, device) for batch in self._loader)
+
+
+def weigh(batch: Any, batch_size: int) -> tuple[int, int]:
+    """Samples in a batch, as far as its first tensor tells, and bytes of its tensors and arrays."""
+    arrays = [leaf for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
+    samples = next((len(array) for array in arrays if array.ndim), batch_size)
+    return min(samples, batch_size), sum(array.nbytes for array in arrays)
+
+
+def _link_bytes_per_s() -> float:
+    host = torch.empty(_LINK_BYTES, dtype=torch.uint8).pin_memory()
+    there = torch.empty_like(host, device="cuda")
+    rates = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        for _ in range(4):
+            there.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        rates.append(4 * host.nbytes / (time.perf_counter() - began_s))
+    return max(rates)

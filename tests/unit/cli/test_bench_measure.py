@@ -1,0 +1,39 @@
+"""What the bench counts, and which devices it refuses before it loads anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.cli.bench_measure import check_device, weigh
+from penstock.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "size_bytes"),
+    [
+        (torch.zeros(8, 3), 8, 96),
+        ([torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)], 8, 160),
+        ({"x": np.zeros((5, 2)), "text": ["a"] * 5}, 5, 80),
+        (["a", "b"], 8, 0),
+        (torch.tensor(3.0), 8, 4),
+        ([], 8, 0),
+        (torch.zeros(100, 3), 8, 1200),  # rows of points, not of samples
+    ],
+)
+def test_a_batch_is_weighed(batch: Any, samples: int, size_bytes: int) -> None:
+    assert weigh(batch, 8) == (samples, size_bytes)
+
+
+@pytest.mark.parametrize("device", ["no-such-device", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused_with_the_reason(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"nothing can be delivered on '{device}'"):
+        check_device(device)
+
+
+def test_the_cpu_and_no_device_at_all_are_fine() -> None:
+    check_device(None)
+    check_device("cpu")
