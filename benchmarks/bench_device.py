@@ -102,9 +102,8 @@ def report(turns: Turns, smallest: list[dict[str, Any]]) -> list[Verdict]:
         ratio = turns.ratio(Cell("rate", case, "penstock", 8), Cell("rate", case, "torch", 8), "gigabytes_per_s")
         verdicts.append(Verdict(what=f"{case}, 8 workers: penstock / torch", measured=ratio, bar=12.0, at_least=True))
     wrong = [sum(turns.values(cell, "wrong_rows")) for cell in turns.results if turns.values(cell, "wrong_rows")]
-    verdicts.append(
-        Verdict(what="wrong rows", measured=Spread.of([float(sum(wrong))]), bar=0.0, at_least=False, unit="")
-    )
+    counted = Spread.of([float(sum(wrong))]) if wrong else None
+    verdicts.append(Verdict(what="wrong rows", measured=counted, bar=0.0, at_least=False, unit=""))
     idle = turns.spread(Cell("idle", next(iter(CASES)), "penstock", 8), "idle_share")
     verdicts.append(Verdict(what="GPU idle for want of data", measured=idle, bar=0.01, at_least=False, unit=""))
     return verdicts

@@ -259,3 +259,17 @@ def test_workers_with_batches_of_their_own_change_at_the_epochs_edge(seeding: st
         loader.close()
         if not persistent or seeding == "batch":
             assert second == expected[1]
+
+
+def test_between_two_epochs_the_memory_stays_and_a_loader_that_rests_longer_gives_it_back() -> None:
+    with penstock.DataLoader(Noisy(64, values=1 << 17), batch_size=8, num_workers=2, persistent_workers=True) as loader:
+        first = [plain(batch[:, :8]) for batch in loader]
+        held_bytes = loader.stats().in_flight_bytes
+        arena = next(iter(loader._live))._engine.arena
+        made = arena._next_number
+        assert held_bytes >= 16 * MIB
+        again = [plain(batch[:, :8]) for batch in loader]
+        assert arena._next_number <= made + 2, "the second epoch made new segments instead of using the first's"
+        people.until(lambda: loader.stats().in_flight_bytes == 0, 10)
+        third = [plain(batch[:, :8]) for batch in loader]
+    assert len(first) == len(again) == len(third) == 8

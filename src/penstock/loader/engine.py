@@ -102,6 +102,8 @@ class Engine:
         self._closing = False
         self._closed = self._closed_here = False
         self._last_asked_s = self._left_s = time.monotonic()
+        self._patience_s = tuning.idle_release_s
+        """How long nobody may ask before the memory goes back."""
         self._away_s = 0.0
         """How long the user last took between two batches."""
         self._pid = os.getpid()
@@ -213,6 +215,7 @@ class Engine:
         with self._lock:
             self.dispatcher.abandon()
             self._last_asked_s = time.monotonic()
+            self._patience_s = self._tuning.idle_release_s
         while True:
             with self._lock:
                 if self.dispatcher.is_idle or self.dispatcher.failure is not None:
@@ -224,11 +227,9 @@ class Engine:
                 seat.handle.post(Restart(shared_seed))
             self._progress()
 
-    def release_idle(self) -> None:
-        """The epoch is over: keep the workers, give the memory back."""
-        with self._lock:
-            if not self._closed:
-                self.dispatcher.release_idle()
+    def rest(self) -> None:
+        """The epoch is over. The next one usually begins at once; if not, the workers stay and the memory goes."""
+        self._patience_s = self._tuning.rest_s
 
     @property
     def is_closed(self) -> bool:
@@ -273,8 +274,9 @@ class Engine:
             if self._crew.has_departing:
                 with self._lock:
                     self._crew.bury_departed()
-            if time.monotonic() - self._last_asked_s > self._tuning.idle_release_s and not self.dispatcher.paused:
-                self.release_idle()
+            if time.monotonic() - self._last_asked_s > self._patience_s and not self.dispatcher.paused:
+                with self._lock:
+                    self.dispatcher.release_idle()
         if self._closed_here:
             self._shut_down()
 

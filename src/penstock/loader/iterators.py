@@ -306,7 +306,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._exhausted = self.position.finished = True
         self._counters.end_iteration()
         if self._persistent_workers:
-            self._engine.release_idle()
+            self._engine.rest()
         else:
             self.close()
 

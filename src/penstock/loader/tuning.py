@@ -22,6 +22,8 @@ class Tuning:
     """Tasks at least this long are never queued behind another: a slow sample must not hold them up."""
     idle_release_s: float = 10.0
     """A loader nobody asked for this long gives its memory back."""
+    rest_s: float = 1.0
+    """The same after the end of an epoch: time enough to begin the next."""
     auto_memory: float = 0.5
     """Share of the available memory that memory="auto" takes."""
     split_always: bool = False
