@@ -19,6 +19,7 @@ from kit.datasets import Noisy, Ragged, Stream, WithPid, joined, listed, plain
 from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 
 import penstock
+from penstock.loader.tuning import Tuning
 
 MIB = 1 << 20
 
@@ -130,7 +131,7 @@ def test_next_never_waits_for_a_starting_worker(why: str, method: str) -> None:
     loader = make(dataset, 2, multiprocessing_context=method)
     iterator = iter(loader)
     came = [plain(next(iterator)) for _ in range(5)]
-    people.until(lambda: all(seat.handle.started for seat in iterator._engine.dispatcher.seats))
+    people.until(lambda: all(seat.handle.started for seat in iterator._engine.dispatcher.roster.seats))
     began = time.monotonic()
     if why == "resize":
         loader.resize(workers=3)
@@ -263,13 +264,12 @@ def test_workers_with_batches_of_their_own_change_at_the_epochs_edge(seeding: st
 
 def test_between_two_epochs_the_memory_stays_and_a_loader_that_rests_longer_gives_it_back() -> None:
     with penstock.DataLoader(Noisy(64, values=1 << 17), batch_size=8, num_workers=2, persistent_workers=True) as loader:
-        first = [plain(batch[:, :8]) for batch in loader]
-        held_bytes = loader.stats().in_flight_bytes
+        loader._tuning = Tuning(rest_s=5.0)
+        assert sum(1 for _ in loader) == 8
         arena = next(iter(loader._live))._engine.arena
-        made = arena._next_number
-        assert held_bytes >= 16 * MIB
-        again = [plain(batch[:, :8]) for batch in loader]
-        assert arena._next_number <= made + 2, "the second epoch made new segments instead of using the first's"
-        people.until(lambda: loader.stats().in_flight_bytes == 0, 10)
-        third = [plain(batch[:, :8]) for batch in loader]
-    assert len(first) == len(again) == len(third) == 8
+        kept = {segment.number for segment in arena._free}
+        assert kept and loader.stats().in_flight_bytes > 0
+        assert sum(1 for _ in loader) == 8
+        assert kept & {segment.number for segment in arena._free}, "the second epoch made all its segments anew"
+        people.until(lambda: loader.stats().in_flight_bytes == 0, 20)
+        assert sum(1 for _ in loader) == 8

@@ -32,7 +32,7 @@ TRAIN = """
 if {method!r} != "fork":
     first = iter(penstock.DataLoader(Noisy(400), num_workers=3, multiprocessing_context={method!r}))
     next(first)
-    while not all(seat.handle.started for seat in first._engine.dispatcher.seats):
+    while not all(seat.handle.started for seat in first._engine.dispatcher.roster.seats):
         time.sleep(0.01)
     print("up", flush=True)
     for batch in first:

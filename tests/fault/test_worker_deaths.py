@@ -173,7 +173,7 @@ def test_random_kills_over_samples_that_take_no_time_are_never_a_samples_fault(s
 
 def pids_of(loader: penstock.DataLoader[Any]) -> set[int]:
     iterator = loader._iterator
-    seats = [] if iterator is None else iterator._engine.dispatcher.seats  # type: ignore[attr-defined]
+    seats = [] if iterator is None else iterator._engine.dispatcher.roster.seats  # type: ignore[attr-defined]
     return {seat.handle.pid for seat in seats}
 
 
@@ -505,7 +505,9 @@ def test_a_death_is_seen_although_another_loaders_worker_was_forked_while_this_o
     loader = make(dataset, 1, timeout=5)
     iterator = iter(loader)
     came = [plain(next(iterator))]
-    for pid in set(people.workers()) - pids_of(others[0]) - {s.handle.pid for s in others[1]._engine.dispatcher.seats}:
+    for pid in (
+        set(people.workers()) - pids_of(others[0]) - {s.handle.pid for s in others[1]._engine.dispatcher.roster.seats}
+    ):
         people.kill(pid)
     came += [plain(batch) for batch in iterator]
     others[0].close()

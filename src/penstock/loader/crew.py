@@ -43,11 +43,13 @@ class Crew:
 
     def start_first(self, dispatcher: Dispatcher, worker_id: int, resume: Resume | None) -> None:
         """Start a worker here and now: what is wrong with it is raised."""
-        self._sit_down(dispatcher, self._pool.start(worker_id, dispatcher.workers, resume), resume, exhausted=False)
+        self._sit_down(
+            dispatcher, self._pool.start(worker_id, dispatcher.roster.workers, resume), resume, exhausted=False
+        )
 
     def start_more(self, dispatcher: Dispatcher, count: int) -> None:
         """Start workers while others work."""
-        for worker_id in list(itertools.islice(dispatcher.free_worker_ids(), count)):
+        for worker_id in list(itertools.islice(dispatcher.roster.free_ids(), count)):
             self._start(dispatcher, worker_id, None, exhausted=False)
 
     def replace(self, dispatcher: Dispatcher, dead: Seat) -> None:
@@ -56,10 +58,10 @@ class Crew:
         self._start(dispatcher, dead.handle.worker_id, resume, exhausted=dead.exhausted)
 
     def _start(self, dispatcher: Dispatcher, worker_id: int, resume: Resume | None, *, exhausted: bool) -> None:
-        dispatcher.arriving.add(worker_id)
+        dispatcher.roster.arriving.add(worker_id)
         if self._pool.starts_at_once:
             try:
-                handle = self._pool.start(worker_id, dispatcher.workers, resume)
+                handle = self._pool.start(worker_id, dispatcher.roster.workers, resume)
             except OSError as problem:
                 dispatcher.could_not_start(worker_id, problem)
             else:
@@ -77,7 +79,7 @@ class Crew:
 
     def _start_aside(self, dispatcher: Dispatcher, worker_id: int, resume: Resume | None, exhausted: bool) -> None:
         try:
-            handle = self._pool.start(worker_id, dispatcher.workers, resume)
+            handle = self._pool.start(worker_id, dispatcher.roster.workers, resume)
         except Exception as problem:
             with self._lock:
                 dispatcher.could_not_start(worker_id, problem)
@@ -88,7 +90,7 @@ class Crew:
 
     def _sit_down(self, dispatcher: Dispatcher, handle: Handle, resume: Resume | None, exhausted: bool) -> None:
         seat = Seat(handle, exhausted=exhausted, resume=resume or Resume(0, None))
-        dispatcher.welcome(seat)
+        dispatcher.roster.welcome(seat)
         self._selector.register(handle, selectors.EVENT_READ, seat)
 
     # -- being there ------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import ConfigError
 from penstock.loader import state
-from penstock.loader.iterators import PipelineIterator, PlainIterator, depth_ceiling
+from penstock.loader.pipeline_iterator import PipelineIterator, depth_ceiling
+from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.loader.tuning import Tuning
 from penstock.meter import headroom_bytes

@@ -11,11 +11,8 @@ and all batches under seeding="worker", belong to workers in turn instead, as in
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.arena.pool import Arena
@@ -23,7 +20,9 @@ from penstock.errors import WorkerError
 from penstock.loader.admission import Admission
 from penstock.loader.batch import Batch
 from penstock.loader.deaths import DeathToll, how_it_died
+from penstock.loader.order import Order
 from penstock.loader.pace import Pace
+from penstock.loader.roster import Roster, most_more
 from penstock.loader.seat import Seat, Task
 from penstock.workers.messages import NO_SEGMENT, Collate, Done, Fetch, Need, Outcome, Resume, Started
 from penstock.workers.seeds import stretch_rows
@@ -34,23 +33,6 @@ _OWN_BYTES = 4 << 20
 """What the pipeline itself takes in the trainer, counted against the budget."""
 _BOUND_IN_HAND = 2
 """Tasks a worker with batches of its own may have: one in work and one waiting."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """How this pipeline hands out work; fixed for an epoch."""
-
-    rows: bool
-    """Rows are written in place, under torch's default collate."""
-    splittable: bool
-    """Several workers may fetch rows of one batch."""
-    bound: bool
-    """Batches belong to workers in turn, as in torch: iterable datasets and seeding="worker"."""
-    keeps_generators: bool
-    """Workers' generators run on from batch to batch and epoch to epoch: seeding="worker"."""
-    in_order: bool
-    batch_rows: int
-    """Nominal batch length, for estimates."""
 
 
 class Dispatcher:
@@ -67,15 +49,9 @@ class Dispatcher:
     ) -> None:
         self.pace = pace
         self.order = order
-        self.workers = workers
-        """Workers there are to be; some may still be starting, and others leaving."""
+        self.roster = Roster(workers)
         self._memory_bytes = memory_bytes
-        self._workers_changed = True
-        """Whether the workers may take more or less than when the arena was last limited."""
         self.admission = Admission(arena, refetches=not order.bound, fail=self._fail)
-        self.seats: list[Seat] = []
-        self.arriving: set[int] = set()
-        """Workers that are being started and have no seat yet."""
         self.depth = 2
         """Batches that may be ahead of the user now."""
         self.depth_wanted: int | None = None
@@ -85,8 +61,6 @@ class Dispatcher:
         """Ends the epoch: raised by the next next()."""
         self.shared_batches = order.splittable
         """Whether rows of one batch may come from several workers."""
-        self._dead: list[Seat] = []
-        """Seats whose worker died and that are to be filled again."""
         self._deaths = deaths
         self._max_slots = max_slots
         self._slots = 3
@@ -100,7 +74,7 @@ class Dispatcher:
         if isinstance(message, Done):
             self._on_done(seat, message)
             return
-        self._workers_changed = True
+        self.roster.has_changed = True
         if isinstance(message, Need):
             seat.handle.private_bytes = max(seat.handle.private_bytes, message.private_bytes)
             self.admission.ask(seat, message)
@@ -112,33 +86,21 @@ class Dispatcher:
 
     def on_death(self, seat: Seat) -> None:
         """A worker is gone. What it had in hand is fetched again by whoever is free."""
-        self._workers_changed = True
         self.admission.forget_seat(seat)
         # Until it is reaped it might still write into the rows that are about to be given to somebody else.
         how = how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
-        error = self._deaths.count(seat, how, workers=self.workers)
+        error = self._deaths.count(seat, how, workers=self.roster.workers)
         if error is not None:
             self._fail(error)
         tasks, seat.tasks = list(seat.tasks.values()), {}
         for task in tasks:
             del self._tasks[task.number]
             self._undo(task)
-        self.seats.remove(seat)
-        if self.failure is None and not seat.leaving:
-            self._dead.append(seat)
-
-    def welcome(self, seat: Seat) -> None:
-        """A worker was started, and takes its seat; it may have become one too many meanwhile."""
-        self.arriving.discard(seat.handle.worker_id)
-        seat.leaving = self._staying() >= self.workers
-        self.seats.append(seat)
+        self.roster.remove(seat, replace=self.failure is None and not seat.leaving)
 
     def could_not_start(self, worker_id: int, problem: Exception) -> None:
-        self.arriving.discard(worker_id)
+        self.roster.arriving.discard(worker_id)
         self._fail(WorkerError(f"worker {worker_id} could not be started: {problem}"))
-
-    def _staying(self) -> int:
-        return sum(1 for seat in self.seats if not seat.leaving)
 
     def progress(self) -> None:
         """Hand out everything that can be handed out now."""
@@ -146,7 +108,7 @@ class Dispatcher:
         self.admission.answer_waiting()
         if self.paused or self.failure is not None:
             return
-        if not self.workers:
+        if not self.roster.workers:
             self._give_up_unfinished()
             return
         if self.order.bound:
@@ -163,44 +125,18 @@ class Dispatcher:
 
     def set_memory(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
-        self._workers_changed = True
+        self.roster.has_changed = True
 
     def keep_within_memory(self) -> None:
         """Leave the arena what the workers do not take; the latest batches go back if that is less than they have."""
-        if self._workers_changed:
+        if self.roster.has_changed:
             self._limit_arena()
         self.admission.keep_within()
-
-    def resize(self, workers: int) -> int:
-        """Change how many workers there are to be. Gives how many are to be started; the rest is seen to here."""
-        self.workers = workers
-        staying = sorted((s for s in self.seats if not s.leaving), key=lambda s: s.handle.worker_id)
-        for seat in staying[workers:]:
-            seat.leaving = True
-        return max(0, workers - len(staying) - len(self.arriving) - len(self._dead))
-
-    def free_worker_ids(self) -> Iterator[int]:
-        """Numbers for new workers: the lowest nobody has."""
-        taken = {seat.handle.worker_id for seat in self.seats} | self.arriving
-        return (number for number in itertools.count() if number not in taken)
-
-    def take_leavers(self) -> list[Seat]:
-        """Workers that were told to go and have nothing left to do."""
-        gone = [seat for seat in self.seats if seat.leaving and not seat.tasks]
-        if gone:
-            self.seats = [seat for seat in self.seats if seat not in gone]
-            self._workers_changed = True
-        return gone
-
-    def take_dead(self) -> list[Seat]:
-        """Seats whose worker died, for another to take."""
-        dead, self._dead = self._dead, []
-        return dead
 
     def take_for_trainer(self) -> Batch | None:
         """The next batch, for the training thread to fetch itself, when there are no workers to do it."""
         due, upcoming = self.admission.due, self.admission.upcoming
-        if self.workers or not upcoming or (due is not None and due.number < upcoming[0].number):
+        if self.roster.workers or not upcoming or (due is not None and due.number < upcoming[0].number):
             return None
         return upcoming.popleft()
 
@@ -238,14 +174,14 @@ class Dispatcher:
 
     @property
     def is_idle(self) -> bool:
-        return not self._tasks and not self.arriving
+        return not self._tasks and not self.roster.arriving
 
     def begin_epoch(self) -> None:
         """After ``abandon`` has come to rest, or after the last batch: as new, with the same workers."""
         self.admission.open.clear()
         self.admission.upcoming.clear()
         self.paused = False
-        for seat in self.seats:
+        for seat in self.roster.seats:
             seat.exhausted = False
             seat.resume = Resume(0, seat.resume.memo if self.order.keeps_generators else None)
 
@@ -257,7 +193,7 @@ class Dispatcher:
         batches = self.admission.open
         if not batches and not self.admission.upcoming:
             return True
-        return len(self.seats) == self.workers and all(s.exhausted for s in self.seats) and not any(
+        return self.roster.all_exhausted and not any(
             b.running or b.error or (b.result is not None and b.result.kind != "exhausted") or b.pieces
             for b in batches.values()
         )  # fmt: skip
@@ -265,13 +201,11 @@ class Dispatcher:
     # -- memory of the workers --------------------------------------------------------------
 
     def _limit_arena(self) -> None:
-        self._workers_changed = False
-        seats = [seat for seat in self.seats if seat.handle.started]
-        taken = min(_OWN_BYTES, self._memory_bytes // 25) if seats else 0
-        if seats:
-            fetch_bytes = self._fetch_bytes()
-            taken += sum(seat.will_take(fetch_bytes) for seat in seats)
-        self.admission.arena.set_limit(max(0, self._memory_bytes - taken))
+        self.roster.has_changed = False
+        taken_bytes = self.roster.taken_bytes(self._fetch_bytes())
+        if taken_bytes is not None:
+            taken_bytes += min(_OWN_BYTES, self._memory_bytes // 25)
+        self.admission.arena.set_limit(max(0, self._memory_bytes - (taken_bytes or 0)))
 
     def _fetch_bytes(self) -> int:
         """What a worker holds while it fetches its share of a batch."""
@@ -289,9 +223,7 @@ class Dispatcher:
         return 2 * (self.admission.shapes.expected_bytes(batch.rows) or 0)
 
     def _more_for(self, seats: list[Seat], private_bytes: int) -> int:
-        """The most any of ``seats`` would grow over a task that takes ``private_bytes``."""
-        fetch_bytes = self._fetch_bytes()
-        return max((max(0, s.base_bytes + private_bytes - s.will_take(fetch_bytes)) for s in seats), default=0)
+        return most_more(seats, private_bytes, self._fetch_bytes())
 
     # -- handing out ------------------------------------------------------------------------
 
@@ -301,11 +233,11 @@ class Dispatcher:
         rows = self._rows_per_task(self.order.batch_rows)
         self._most_in_hand = self.pace.tasks_queued(rows, in_order=self.order.in_order)
         depth = self.depth_wanted or self.pace.depth(
-            self.order.batch_rows, self.workers, splittable=self.shared_batches, in_order=self.order.in_order
+            self.order.batch_rows, self.roster.workers, splittable=self.shared_batches, in_order=self.order.in_order
         )
         if self.order.bound and not self.order.in_order:
             # A slow worker fills its share of what is ahead, not all of it.
-            depth = max(depth, _BOUND_IN_HAND * self.workers)
+            depth = max(depth, _BOUND_IN_HAND * self.roster.workers)
         self.depth = depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
         # What the user holds is besides what is ahead.
         slots = self.depth + self.admission.user_holds
@@ -321,11 +253,11 @@ class Dispatcher:
         """Whether handing out is worth the look: many short tasks go out together when a worker has half of its queue
         left, instead of one by one."""
         due, half = self.admission.due, self._most_in_hand // 2
-        return due is None or due.has_work or any(len(s.tasks) <= half for s in self.seats)
+        return due is None or due.has_work or any(len(s.tasks) <= half for s in self.roster.seats)
 
     def _assign_free(self) -> None:
         begun = deque(b for b in self.admission.open.values() if b.todo or b.wants_collate)
-        while (seat := self._idlest()) is not None:
+        while (seat := self.roster.idlest(self._most_in_hand)) is not None:
             while begun and not begun[0].has_work:
                 begun.popleft()
             if not begun:
@@ -335,8 +267,10 @@ class Dispatcher:
                 begun.append(batch)
             elif begun[0].wants_collate:
                 # One worker that is large already, rather than each in turn.
-                large = max(self._idle(), key=lambda s: s.handle.private_bytes)
-                if self.admission.may_collate(begun[0], self._more_for([large], begun[0].collate_bytes)):
+                large = max(self.roster.idle(self._most_in_hand), key=lambda s: s.handle.private_bytes)
+                if self.admission.may_collate(
+                    begun[0], most_more([large], begun[0].collate_bytes, self._fetch_bytes())
+                ):
                     self._hand_out(large, begun[0])
                 else:
                     begun.popleft()
@@ -350,7 +284,7 @@ class Dispatcher:
         """Open batches for workers in turn; each worker works off its own."""
         while self._open_next() is not None:
             pass
-        for seat in self.seats:
+        for seat in self.roster.seats:
             for batch in self.admission.open.values():
                 if len(seat.tasks) >= _BOUND_IN_HAND or not seat.handle.started:
                     break
@@ -371,40 +305,29 @@ class Dispatcher:
         batch = self.admission.open_next(
             slots=self._slots,
             # Workers that write rows ask as soon as they hold one sample, so one batch each may start blind.
-            start_blind=self.workers if self.order.rows and not splits else 1,
+            start_blind=self.roster.workers if self.order.rows and not splits else 1,
             # Parts and the batch made of them exist side by side for a moment.
             copies=2 if splits and not self.order.rows else 1,
             rows_ahead=self.order.rows,
-            private_bytes=self._more_for(self._idle(), private_bytes) if private_bytes else 0,
+            private_bytes=most_more(self.roster.idle(self._most_in_hand), private_bytes, self._fetch_bytes())
+            if private_bytes
+            else 0,
         )
         if batch is not None and self.order.bound:
-            batch.worker_id = batch.number % self.workers if self.order.in_order else self._least_loaded()
+            batch.worker_id = batch.number % self.roster.workers if self.order.in_order else self._least_loaded()
         return batch
 
     def _least_loaded(self) -> int:
         """The worker with the fewest batches of its own: out of order, a slow one is not given more than others."""
-        exhausted = {seat.handle.worker_id for seat in self.seats if seat.exhausted}
-        loads = {worker_id: 0 for worker_id in range(self.workers) if worker_id not in exhausted}
+        exhausted = {seat.handle.worker_id for seat in self.roster.seats if seat.exhausted}
+        loads = {worker_id: 0 for worker_id in range(self.roster.workers) if worker_id not in exhausted}
         for batch in self.admission.open.values():
             if not batch.ready and batch.worker_id in loads:
                 loads[batch.worker_id] += 1
         return min(loads, key=lambda worker_id: loads[worker_id], default=0)
 
-    def _idle(self) -> list[Seat]:
-        """Workers that can take another task."""
-        most = self._most_in_hand
-        return [s for s in self.seats if len(s.tasks) < most and s.handle.started and not s.leaving]
-
-    def _idlest(self) -> Seat | None:
-        """The worker with the least in hand that can take another task."""
-        idlest, fewest = None, self._most_in_hand
-        for seat in self.seats:
-            if len(seat.tasks) < fewest and seat.handle.started and not seat.leaving:
-                idlest, fewest = seat, len(seat.tasks)
-        return idlest
-
     def _rows_per_task(self, batch_rows: int) -> int:
-        return self.pace.rows_per_task(batch_rows, self.workers) if self.shared_batches else batch_rows
+        return self.pace.rows_per_task(batch_rows, self.roster.workers) if self.shared_batches else batch_rows
 
     def _hand_out(self, seat: Seat, batch: Batch) -> None:
         if batch.wants_collate:
@@ -462,7 +385,7 @@ class Dispatcher:
         del self._tasks[done.task]
         self._deaths.note_done(task)
         if not self.order.rows or done.private_bytes not in (0, seat.handle.private_bytes):
-            self._workers_changed = True
+            self.roster.has_changed = True
         if done.private_bytes:
             seat.handle.private_bytes = done.private_bytes
         batch, outcome = task.batch, done.outcome

@@ -21,19 +21,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from penstock.arena.codec import decode, decode_inline
 from penstock.arena.pool import Arena
 from penstock.arena.segment import HAS_MEMFD
-from penstock.arena.template import layout_of
 from penstock.device.cuda import mark_everything, wait_for_everything
 from penstock.device.fence import Fence
 from penstock.device.slots import PageLocks
 from penstock.loader.batch import Batch
 from penstock.loader.crew import Crew, forget_segment
 from penstock.loader.deaths import DeathToll
-from penstock.loader.dispatch import Dispatcher, Order
+from penstock.loader.delivery import Delivery
+from penstock.loader.dispatch import Dispatcher
+from penstock.loader.lateness import who_is_late
+from penstock.loader.order import Order
 from penstock.loader.pace import Pace
 from penstock.loader.seat import Seat
 from penstock.loader.stats import Counters
@@ -51,8 +50,6 @@ _LOOK_AROUND_S = 1.0
 _LOOK_AT_DEVICE_S = 0.001
 """How often to ask whether the device is done with memory: it tells nobody."""
 _MOST_SLOTS = 256
-
-_NO_BYTES = np.empty(0, np.uint8)
 
 
 class TimedOut(Exception):
@@ -114,13 +111,14 @@ class Engine:
         self.arena = Arena(
             limit_bytes=memory_bytes,
             headroom_bytes=headroom_bytes,
-            closed=lambda segment: forget_segment(self.dispatcher.seats, segment),
+            closed=lambda segment: forget_segment(self.dispatcher.roster.seats, segment),
             woken=self._wake,
             keep_free=max_slots,
             use_memfd=HAS_MEMFD,
             locks=page_locks,
             fence=None if page_locks is None else Fence(mark_everything),
         )
+        self._delivery = Delivery(self.arena, page_locks)
         self.dispatcher = Dispatcher(
             arena=self.arena,
             pace=Pace(tuning),
@@ -137,7 +135,7 @@ class Engine:
     def start(self) -> None:
         """Start the workers, and the first of them on what has been offered while the last are still being started."""
         try:
-            for worker_id in itertools.islice(self.dispatcher.free_worker_ids(), self.dispatcher.workers):
+            for worker_id in itertools.islice(self.dispatcher.roster.free_ids(), self.dispatcher.roster.workers):
                 self._crew.start_first(self.dispatcher, worker_id, self._resume_at.get(worker_id))
                 self._pump(self._selector.select(0))
             # Only now: forking with a second thread about is what Python warns of.
@@ -151,7 +149,7 @@ class Engine:
         with self._lock:
             if self._closed:
                 return
-            self._crew.start_more(self.dispatcher, self.dispatcher.resize(workers))
+            self._crew.start_more(self.dispatcher, self.dispatcher.roster.resize(workers))
             self._start_thread()
             self._pump(())
 
@@ -223,7 +221,7 @@ class Engine:
             self._turn(_LOOK_AROUND_S)
         with self._lock:
             self.dispatcher.begin_epoch()
-            for seat in self.dispatcher.seats:
+            for seat in self.dispatcher.roster.seats:
                 seat.handle.post(Restart(shared_seed))
             self._progress()
 
@@ -237,7 +235,7 @@ class Engine:
 
     @property
     def private_bytes(self) -> int:
-        return sum(seat.handle.private_bytes for seat in self.dispatcher.seats)
+        return self.dispatcher.roster.private_bytes
 
     def close(self) -> None:
         """Stop the workers and let go of all memory but what the user holds. Any thread, any number of times."""
@@ -314,19 +312,19 @@ class Engine:
             if seat is None:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_read.recv(4096)
-            elif seat in dispatcher.seats:
+            elif seat in dispatcher.roster.seats:
                 self._listen(seat)
         dispatcher.keep_within_memory()
         self._progress()
 
     def _progress(self) -> None:
         self.dispatcher.progress()
-        for seat in self.dispatcher.take_leavers():
+        for seat in self.dispatcher.roster.take_leavers():
             self._crew.dismiss(seat)
-        for seat in self.dispatcher.take_dead():
+        for seat in self.dispatcher.roster.take_dead():
             self._crew.replace(self.dispatcher, seat)
             self._counters.restarts += 1
-        self._crew.flush(self.dispatcher.seats)
+        self._crew.flush(self.dispatcher.roster.seats)
 
     def _listen(self, seat: Seat) -> None:
         try:
@@ -366,7 +364,8 @@ class Engine:
                     look_s = _LOOK_AT_DEVICE_S if is_read or self.arena.is_returning else _LOOK_AROUND_S
                 wait_s = look_s if deadline is None else min(look_s, deadline - time.monotonic())
                 if wait_s <= 0:
-                    raise TimedOut(self._who_is_late())
+                    with self._lock:
+                        raise TimedOut(who_is_late(self.dispatcher, self._crew))
                 self._turn(wait_s)
         finally:
             self.dispatcher.admission.trainer_waits = False
@@ -409,40 +408,12 @@ class Engine:
             if not batch.ready:
                 return self._fetch_here(batch)
             with self._lock:
-                return self._decoded(batch) if self._page_locks is None else self._locked(batch, stays_on_host)
+                return self._delivery.data_of(batch, stays_on_host)
         finally:
             with self._lock:
                 if not self._closed:
                     self._progress()
             self._counters.deliver_s += time.perf_counter() - began
-
-    def _locked(self, batch: Batch, stays_on_host: Callable[[Any], bool] | None) -> Any:
-        """As ``_decoded``, with its memory page-locked for a device."""
-        assert self._page_locks is not None
-        segments = [segment for segment in batch.segments if self._page_locks.lock(segment)]
-        data = self._decoded(batch)
-        if stays_on_host is None or stays_on_host(data):
-            for segment in segments:
-                self.arena.fence(segment)
-        else:
-            for segment in batch.segments:
-                self.arena.pass_through(segment)
-        return data
-
-    def _decoded(self, batch: Batch) -> Any:
-        result = batch.result
-        if result is None:
-            assert batch.template is not None
-            layout = layout_of(batch.template, batch.rows)
-            if batch.rows_segment is None:
-                return layout.batch(_NO_BYTES, batch.texts(), batch.row_count())
-            token = self.arena.lend(batch.rows_segment, layout.total_bytes)
-            return layout.batch(token, batch.texts(), batch.row_count())
-        if result.kind == "inline":
-            assert result.pickled is not None
-            return decode_inline(result.pickled)
-        token = self.arena.lend(batch.extra[result.segment], result.used_bytes)
-        return decode(result.pickled, result.offsets, token)
 
     def _note_last(self) -> None:
         """What the loader's stats should still know when this engine is gone."""
@@ -452,28 +423,8 @@ class Engine:
         counters.depth, counters.shared_batches = self.dispatcher.depth, self.dispatcher.shared_batches
 
     def _start_thread(self) -> None:
-        if self.dispatcher.workers and self._thread.ident is None:
+        if self.dispatcher.roster.workers and self._thread.ident is None:
             self._thread.start()
-
-    def _who_is_late(self) -> str:
-        """The workers the due batch waits for: their samples, for how long, and where their code is."""
-        with self._lock:
-            due = self.dispatcher.admission.due
-            late = [(s, t) for s in self.dispatcher.seats for t in s.tasks.values() if t.batch is due]
-            starting = [s.handle.worker_id for s in self.dispatcher.seats if not s.handle.started]
-        lines = [f"workers {starting} have not started yet"] if starting else []
-        for seat, task in late:
-            number, row = self._crew.in_hand(seat)
-            row = row if number == task.number else -1
-            known = row >= 0 and isinstance(task.batch.indices, list)
-            what = f"index {task.batch.indices[row]}" if known else f"indices {task.indices}"
-            lines.append(
-                f"worker {seat.handle.worker_id} (pid {seat.handle.pid}) has had {what} of batch {task.batch.number} "
-                f"in hand for {time.monotonic() - task.handed_s:.1f} s"
-            )
-            stack = self._crew.stack_of(seat)
-            lines += [] if stack is None else ["  " + line for line in stack.splitlines()]
-        return "\n".join(lines)
 
     def _shut_down(self) -> None:
         self._crew.await_starters()
@@ -481,7 +432,7 @@ class Engine:
             if self._closed:
                 return
             self._closed = self._closing = True
-            self._crew.close(self.dispatcher.seats)
+            self._crew.close(self.dispatcher.roster.seats)
             self._note_last()
             if self._page_locks is not None and self._page_locks.locked_bytes:
                 # Whoever dropped the iterator in the middle may have left copies under way.

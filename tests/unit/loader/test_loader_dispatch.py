@@ -15,7 +15,8 @@ from penstock.arena.template import Template, layout_of, learn
 from penstock.errors import BudgetError, WorkerError
 from penstock.loader.batch import Batch
 from penstock.loader.deaths import DeathToll
-from penstock.loader.dispatch import Dispatcher, Order
+from penstock.loader.dispatch import Dispatcher
+from penstock.loader.order import Order
 from penstock.loader.pace import Pace
 from penstock.loader.seat import Seat
 from penstock.loader.tuning import Tuning
@@ -121,12 +122,12 @@ class Works:
             deaths=DeathToll(in_hand=self._in_hand, diagnosis=lambda: None),
         )
         self.dispatcher.depth_wanted = depth
-        self.dispatcher.seats = [Seat(PaperHandle(number)) for number in range(workers)]
+        self.dispatcher.roster.seats = [Seat(PaperHandle(number)) for number in range(workers)]
         self.batch_rows = batch_rows
         self._drawn = 0
 
     def _closed(self, segment: Segment) -> None:
-        for seat in self.dispatcher.seats:
+        for seat in self.dispatcher.roster.seats:
             seat.handle.detach(segment.number)
 
     def _in_hand(self, seat: Seat) -> tuple[int, int]:
@@ -136,9 +137,9 @@ class Works:
     def die(self, seat: Seat) -> None:
         """A worker's line has closed, and another takes its seat."""
         self.dispatcher.on_death(seat)
-        for dead in self.dispatcher.take_dead():
+        for dead in self.dispatcher.roster.take_dead():
             self.replaced.append(dead)
-            self.dispatcher.welcome(Seat(PaperHandle(dead.handle.worker_id)))
+            self.dispatcher.roster.welcome(Seat(PaperHandle(dead.handle.worker_id)))
 
     def offer(self, count: int) -> None:
         for _ in range(count):
@@ -149,7 +150,7 @@ class Works:
         self.dispatcher.progress()
 
     def seat(self, number: int) -> Seat:
-        return self.dispatcher.seats[number]
+        return self.dispatcher.roster.seats[number]
 
     def handle(self, number: int) -> PaperHandle:
         handle = self.seat(number).handle
@@ -162,7 +163,7 @@ class Works:
     def all_tasks(self) -> list[tuple[Seat, Any]]:
         """Tasks handed out and not answered, oldest first."""
         found = []
-        for seat in self.dispatcher.seats:
+        for seat in self.dispatcher.roster.seats:
             assert isinstance(seat.handle, PaperHandle)
             for message in seat.handle.posted:
                 if isinstance(message, (Fetch, Collate)) and message.task in seat.tasks:
@@ -432,7 +433,7 @@ def test_a_worker_told_to_drop_is_asked_nothing_more_about_that_task() -> None:
     # The due batch needs what batch 1 holds. Its need is answered in the same round as the one that waits.
     works.let_wait(seat_b, b.task, 5 * MIB)
     works.dispatcher.progress()
-    drops = [m for m in works.handle(works.dispatcher.seats.index(seat_d)).posted if isinstance(m, Room)]
+    drops = [m for m in works.handle(works.dispatcher.roster.seats.index(seat_d)).posted if isinstance(m, Room)]
     assert [m.segment for m in drops if m.task == d.task] == [DROP]
     works.done(seat_d, d.task, Outcome("dropped"))
     works.dispatcher.progress()
@@ -604,7 +605,7 @@ def test_a_bound_workers_successor_takes_up_its_batches() -> None:
     works.dispatcher.progress()
     assert works.dispatcher.failure is None
     assert works.replaced == [dead]
-    assert sorted(seat.handle.worker_id for seat in works.dispatcher.seats) == [0, 1]
+    assert sorted(seat.handle.worker_id for seat in works.dispatcher.roster.seats) == [0, 1]
     assert works.finish_everything(image(4)) == [0, 1, 2, 3]
 
 

@@ -1,16 +1,15 @@
-"""Iterators over a DataLoader: with workers, and as torch's own without.
+"""One pass over a DataLoader, after another: draws indices, takes batches out of the engine, knows where it is.
 
 In:  a DataLoader; its sampler's indices, drawn in the training thread only.
 Out: batches.
 Runs in: trainer.
 
-Both build on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. Neither
-holds on to its loader: dropping the loader must stop the workers at once.
+Builds on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. It does not
+hold on to its loader: dropping the loader must stop the workers at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import weakref
@@ -23,7 +22,6 @@ from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
     _sharding_worker_init_fn,
-    _SingleProcessDataLoaderIter,
 )
 
 from penstock.device import cuda
@@ -33,8 +31,8 @@ from penstock.errors import WorkerError
 from penstock.loader.ahead import AheadOnDevice
 from penstock.loader.batch import Batch
 from penstock.loader.diagnosis import OomWatch
-from penstock.loader.dispatch import Order
 from penstock.loader.engine import Engine, TimedOut
+from penstock.loader.order import Order
 from penstock.loader.state import Generators, Place, Position
 from penstock.meter import headroom_bytes, spare_files
 from penstock.workers.inline import InlineFetcher
@@ -334,52 +332,6 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._ahead.close()
         self._counters.device_ahead_bytes = 0
         self._finalizer()
-
-
-class PlainIterator(_SingleProcessDataLoaderIter):
-    """torch's own iterator without workers, counted: for iterable datasets, data pipes and seeding="worker"."""
-
-    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
-        kept = Generators(loader.generator)
-        if state is not None:
-            Generators(loader.generator, state["generators"]).restore()
-        before = Generators(loader.generator)
-        super().__init__(loader)
-        self._counters = loader._counters
-        self._device = loader._device
-        self.position = Position(base_seed=int(self._base_seed), epoch=0, generators=before, draws_seed=True)
-        self.position.places.append(Place(batches=0, turn=0, sampler=None, resume={}))
-        if state is not None:
-            self._go_past(state["batches"], has_own_state=state["dataset"] is not None)
-            kept.restore_global()
-        self._counters.begin_iteration()
-
-    def _go_past(self, batches: int, *, has_own_state: bool) -> None:
-        """Be after ``batches`` batches: a stream without a state of its own is read again up to there."""
-        for _ in range(batches):
-            if self._dataset_kind != _DatasetKind.Iterable:
-                next(self._sampler_iter, None)
-            elif not has_own_state:
-                with contextlib.suppress(StopIteration):
-                    super()._next_data()
-        self._num_yielded = batches
-        self._note(batches)
-
-    def _note(self, batches: int) -> None:
-        self.position.places.append(Place(batches=batches, turn=batches, sampler=None, resume={}))
-
-    def _next_data(self) -> Any:
-        began = self._counters.clock()
-        try:
-            data = super()._next_data()
-        except StopIteration:
-            self.position.finished = True
-            self._counters.end_iteration()
-            raise
-        self._counters.note_wait(self._counters.clock() - began)
-        self._counters.note_batch(1)
-        self._note(self._num_yielded + 1)
-        return data if self._device is None else move(data, self._device)
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:

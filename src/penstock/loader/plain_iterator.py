@@ -1,0 +1,65 @@
+"""torch's own iterator without workers, counted.
+
+In:  a DataLoader without workers over an iterable dataset or data pipe, or with seeding="worker".
+Out: batches, exactly torch's.
+Runs in: trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from penstock.device.lane import move
+from penstock.loader.state import Generators, Place, Position
+
+if TYPE_CHECKING:
+    from penstock.loader.dataloader import DataLoader
+
+
+class PlainIterator(_SingleProcessDataLoaderIter):
+    """torch's own iterator without workers, counted: for iterable datasets, data pipes and seeding="worker"."""
+
+    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
+        kept = Generators(loader.generator)
+        if state is not None:
+            Generators(loader.generator, state["generators"]).restore()
+        before = Generators(loader.generator)
+        super().__init__(loader)
+        self._counters = loader._counters
+        self._device = loader._device
+        self.position = Position(base_seed=int(self._base_seed), epoch=0, generators=before, draws_seed=True)
+        self.position.places.append(Place(batches=0, turn=0, sampler=None, resume={}))
+        if state is not None:
+            self._go_past(state["batches"], has_own_state=state["dataset"] is not None)
+            kept.restore_global()
+        self._counters.begin_iteration()
+
+    def _go_past(self, batches: int, *, has_own_state: bool) -> None:
+        """Be after ``batches`` batches: a stream without a state of its own is read again up to there."""
+        for _ in range(batches):
+            if self._dataset_kind != _DatasetKind.Iterable:
+                next(self._sampler_iter, None)
+            elif not has_own_state:
+                with contextlib.suppress(StopIteration):
+                    super()._next_data()
+        self._num_yielded = batches
+        self._note(batches)
+
+    def _note(self, batches: int) -> None:
+        self.position.places.append(Place(batches=batches, turn=batches, sampler=None, resume={}))
+
+    def _next_data(self) -> Any:
+        began = self._counters.clock()
+        try:
+            data = super()._next_data()
+        except StopIteration:
+            self.position.finished = True
+            self._counters.end_iteration()
+            raise
+        self._counters.note_wait(self._counters.clock() - began)
+        self._counters.note_batch(1)
+        self._note(self._num_yielded + 1)
+        return data if self._device is None else move(data, self._device)
