@@ -39,7 +39,7 @@ from penstock.workers.inline import InlineFetcher
 from penstock.workers.messages import Resume
 from penstock.workers.pool import ProcessPool, ThreadPool
 from penstock.workers.seeds import batch_seed
-from penstock.workers.worker import Setup, can_split
+from penstock.workers.setup import Setup, can_split
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader

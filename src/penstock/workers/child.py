@@ -29,7 +29,8 @@ from penstock.workers import trace
 from penstock.workers.channel import Channel, ChannelClosed, close_other_ends
 from penstock.workers.messages import Resume
 from penstock.workers.private import PrivateMemory
-from penstock.workers.worker import Setup, Worker, reseed_pipes
+from penstock.workers.setup import Setup, reseed_pipes
+from penstock.workers.worker import Worker
 
 _M_MMAP_THRESHOLD = -3
 

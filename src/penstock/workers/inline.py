@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.workers.seeds import KeptGenerators, seed_collate, seed_stretch, stretch_rows
-from penstock.workers.worker import Setup, can_split
+from penstock.workers.setup import Setup, can_split
 
 
 class InlineFetcher:

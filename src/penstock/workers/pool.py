@@ -27,7 +27,8 @@ from penstock.workers.channel import Channel, ChannelClosed, channel_pair
 from penstock.workers.child import Birth
 from penstock.workers.entry import Lifeline, begin
 from penstock.workers.messages import Attach, Detach, Resume, Stop
-from penstock.workers.worker import Setup, Worker
+from penstock.workers.setup import Setup
+from penstock.workers.worker import Worker
 
 _LEAVE_S = 5.0
 """How long a worker that was told to stop may take before it is killed: torch's own patience."""

@@ -9,104 +9,42 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterableDataset, Subset
-from torch.utils.data.graph_settings import apply_random_seed
 
-from penstock.arena.codec import Encoded, decode, encode, encode_inline
-from penstock.arena.segment import Segment, attach_segment, round_up
-from penstock.arena.template import Layout, RowWriter, Template, is_default_collate, layout_of
-from penstock.workers.board import BOARD_SEGMENT, BoardPlace
+from penstock.arena.codec import Encoded, encode, encode_inline
+from penstock.arena.segment import Segment, round_up
+from penstock.arena.template import Layout, RowWriter, Template, layout_of
+from penstock.workers.mailbox import Dropped, Line, Mailbox, Stopped
 from penstock.workers.messages import (
-    DROP,
     NO_SEGMENT,
-    Attach,
     Collate,
-    Detach,
     Done,
     Fetch,
     Learn,
     Need,
     Outcome,
-    Part,
     Restart,
     Resume,
     Room,
     Started,
-    Stop,
 )
 from penstock.workers.private import PrivateMemory
 from penstock.workers.rows import Rows
 from penstock.workers.seeds import get_generators, seed_collate, seed_stretch, set_generators, stretch_rows
+from penstock.workers.setup import Setup, can_split, reseed_pipes
+from penstock.workers.views import Views
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
-_HOLD_S = 0.0005
-"""Reports of tasks shorter than this travel together: every message wakes the trainer."""
 _STEP_BYTES = 256 << 10
 _LARGE_BYTES = 1 << 20
 """From this size on, holding a result is worth a look at one's memory."""
-
-
-_CANNOT_TRAVEL = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError)
-"""What pickle raises for objects it cannot take apart."""
-_NO_BYTES = np.empty(0, np.uint8)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """The user's side of fetching, the same for every worker of a pipeline."""
-
-    dataset: Any
-    collate_fn: Callable[[Any], Any]
-    auto_collation: bool
-    """False for batch_size=None: each index is one finished batch."""
-    drop_last: bool
-    batch_rows: int
-    """Samples per batch of an iterable dataset."""
-    keeps_generators: bool
-    """Whether generators run on from batch to batch (seeding="worker"), so that a successor must take them over."""
-
-    @property
-    def is_iterable(self) -> bool:
-        return isinstance(self.dataset, IterableDataset)
-
-    @property
-    def writes_rows(self) -> bool:
-        return self.auto_collation and is_default_collate(self.collate_fn)
-
-
-class Line(Protocol):
-    """A worker's end of its channel."""
-
-    def send(self, *messages: object) -> None: ...
-    def receive(self, *, wait: bool) -> tuple[Any, int | None] | None: ...
-
-
-def reseed_pipes(dataset: Any, shared_seed: int) -> None:
-    """torch's way of giving all copies of a data pipe the same randomness."""
-    generator = torch.Generator()
-    generator.manual_seed(shared_seed)
-    apply_random_seed(dataset, generator)
-
-
-def can_split(dataset: Any) -> bool:
-    """Whether rows of one batch may be fetched by several workers.
-
-    A dataset with ``__getitems__`` sees whole batches unless it says ``splittable = True``.
-    """
-    if type(dataset) is Subset:
-        return can_split(dataset.dataset)
-    return not getattr(dataset, "__getitems__", None) or bool(getattr(dataset, "splittable", False))
 
 
 class Worker:
@@ -124,28 +62,20 @@ class Worker:
         trace_fd: int,
     ) -> None:
         """``where`` names this worker in errors; ``segments`` is the trainer's own table for threads."""
-        self._line = line
         self._setup = setup
-        self._worker_id = worker_id
         self._where = where
         self._trace_fd = trace_fd
-        self._place: BoardPlace | None = None
-        self._segments: dict[int, Segment] = {} if segments is None else segments
+        self._views = Views(worker_id, segments)
+        self._mailbox = Mailbox(line, self._views, where=where)
         self._measure = measure
-        self._backlog: deque[Any] = deque()
         self.template: Template | None = None
-        self._writers: dict[int, tuple[Layout, RowWriter]] = {}
-        self._mapped: dict[int, set[tuple[int, int]]] = {}
-        """Per segment, the stretches of bytes whose pages are mapped here."""
         self._iterator: Iterator[Any] | None = None
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
-        self._unsaid: list[Done] = []
-        self._said_s = 0.0
 
     def run(self, init: Callable[[], None], resume: Resume | None) -> None:
         """Set up with the user's ``init``, then serve until told to stop. A dead line is the caller's to handle."""
-        with contextlib.suppress(_Stopped):
+        with contextlib.suppress(Stopped):
             self._serve(init, resume)
 
     def _serve(self, init: Callable[[], None], resume: Resume | None) -> None:
@@ -154,9 +84,9 @@ class Worker:
             self._begin_epoch(resume)
         except Exception:
             self._init_error = ExceptionWrapper(where=self._where)
-        self._line.send(Started(self._private_bytes(), self._trace_fd))
+        self._mailbox.send(Started(self._private_bytes(), self._trace_fd))
         while True:
-            message = self._next_message()
+            message = self._mailbox.next()
             if isinstance(message, Fetch):
                 self._work(message, self._fetch)
             elif isinstance(message, Collate):
@@ -166,55 +96,11 @@ class Worker:
             elif isinstance(message, Restart):
                 self._restart(message)
 
-    # -- messages -------------------------------------------------------------------
-
-    def _next_message(self) -> Any:
-        """The next message in order; but a Stop that has arrived goes before work that waits."""
-        if not self._backlog:
-            self._say_all(time.monotonic())
-        while (message := self._receive(wait=not self._backlog)) is not None:
-            self._backlog.append(message)
-        return self._backlog.popleft()
-
-    def _receive(self, *, wait: bool = True) -> Any:
-        """The next message that is not about mapping memory; None if there is none and nobody waits."""
-        while True:
-            received = self._line.receive(wait=wait)
-            if received is None:
-                return None
-            message, fd = received
-            if isinstance(message, Stop):
-                raise _Stopped
-            if isinstance(message, Attach):
-                segment = attach_segment(message.number, message.capacity_bytes, fd=fd, name=message.name)
-                self._segments[message.number] = segment
-                if message.number == BOARD_SEGMENT:
-                    self._place = BoardPlace(segment, self._worker_id)
-            elif isinstance(message, Detach):
-                self._writers.pop(message.number, None)
-                self._mapped.pop(message.number, None)
-                if (segment := self._segments.pop(message.number, None)) is not None:
-                    segment.close()
-            else:
-                return message
-
-    def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
-        """Wait for room, keeping tasks that arrive meanwhile for later."""
-        self.note_fullest()
-        self._say_all(time.monotonic())
-        self._line.send(Need(task, need_bytes, template, self._private_bytes()))
-        while True:
-            message = self._receive()
-            if isinstance(message, Room) and message.task == task:
-                if message.segment == DROP:
-                    raise _Dropped
-                return message
-            self._backlog.append(message)
-
     def _work(self, task: Any, job: Callable[[Any], Outcome]) -> None:
         began = time.perf_counter()
-        if self._place is not None:
-            self._place.begin(task.task)
+        place = self._views.place
+        if place is not None:
+            place.begin(task.task)
         self._collate_s = 0.0
         error: ExceptionWrapper | None = None
         if self._init_error is not None:
@@ -222,16 +108,16 @@ class Worker:
         else:
             try:
                 outcome = job(task)
-            except _Dropped:
+            except Dropped:
                 outcome = Outcome("dropped")
             except _Exhausted:
                 outcome = Outcome("exhausted")
             except Exception:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
         spent_s = time.perf_counter() - began
-        if self._place is not None:
-            self._place.end()
-        self._say(
+        if place is not None:
+            place.end()
+        self._mailbox.say(
             Done(
                 task=task.task,
                 outcome=outcome,
@@ -242,32 +128,6 @@ class Worker:
                 memo=self._memo(),
             )
         )
-
-    def _say(self, done: Done) -> None:
-        """Report a finished task: at once, or with the next few if those are short and already here."""
-        self._unsaid.append(done)
-        now = time.monotonic()
-        if not self._backlog or now - self._said_s > _HOLD_S:
-            self._say_all(now)
-
-    def _say_all(self, now: float) -> None:
-        unsaid, self._unsaid = self._unsaid, []
-        self._said_s = now
-        if not unsaid:
-            return
-        try:
-            self._line.send(*unsaid)
-        except _CANNOT_TRAVEL:
-            for done in unsaid:
-                self._say_somehow(done)
-
-    def _say_somehow(self, done: Done) -> None:
-        """Report a task whose result or exception only this process can rebuild: the text of it still arrives."""
-        try:
-            self._line.send(done)
-        except _CANNOT_TRAVEL as problem:
-            text = repr(problem) if done.error is None else done.error.exc_msg
-            self._line.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
 
     def _private_bytes(self) -> int:
         # In coarse steps: every change has the trainer think about everybody's memory.
@@ -389,8 +249,8 @@ class Worker:
                 at += count
 
     def _at_row(self, row: int) -> None:
-        if self._place is not None:
-            self._place.at_row(row)
+        if self._views.place is not None:
+            self._views.place.at_row(row)
 
     def _seed(self, task: Fetch, stretch: int) -> None:
         if task.seed is not None:
@@ -448,53 +308,29 @@ class Worker:
         """Copy encoded buffers into the room given with the task, or into room asked for now."""
         number = task.segment
         for_rows = isinstance(task, Fetch) and task.by_template
-        if for_rows or number == NO_SEGMENT or self._segments[number].capacity_bytes < encoded.total_bytes:
+        if for_rows or self._views.capacity_bytes(number) < encoded.total_bytes:
             number = self._ask(task.task, encoded.total_bytes, None).segment
-        self._map(number, 0, self._segments[number].capacity_bytes)
-        encoded.write(self.array(number))
+        encoded.write(self._views.all_of(number))
         return number
 
     def _collate(self, task: Collate) -> Outcome:
         # Parts may alias shared rows; the collate result is encoded anew, so nothing of them is handed out.
-        return self._finish(task, [sample for part in task.parts for sample in self._read_part(part)])
+        return self._finish(task, [sample for part in task.parts for sample in self._views.samples_of(part)])
 
-    def _read_part(self, part: Part) -> list[Any]:
-        samples: list[Any] = []
-        if part.rows:
-            assert part.template is not None
-            layout = layout_of(part.template, part.batch_rows)
-            for start, end in layout.spans(part.rows):
-                self._map(part.segment, start, end)
-            columns = layout.columns(self.array(part.segment))
-            samples = [layout.sample(columns, part.texts, row, row - part.rows.start) for row in part.rows]
-        if part.pickled is not None or part.offsets:
-            if part.extra_segment != NO_SEGMENT:
-                self._map(part.extra_segment, 0, self._segments[part.extra_segment].capacity_bytes)
-            samples += decode(part.pickled, part.offsets, self.array(part.extra_segment))
-        return samples
+    # -- what rows need (``RowKeeper``) -------------------------------------------------
 
     def array(self, number: int) -> np.ndarray:
-        return _NO_BYTES if number == NO_SEGMENT else self._segments[number].array()
+        return self._views.array(number)
 
     def writer(self, number: int, layout: Layout, rows: range) -> RowWriter:
-        """The row writer for a segment, kept while segment and layout stay the same; it is going to write ``rows``."""
-        # A new segment has no pages yet: everybody makes those of their own rows.
-        for start, end in layout.spans(rows):
-            self._map(number, start, end)
-        known = self._writers.get(number)
-        if known is None or known[0] is not layout:
-            known = self._writers[number] = (layout, RowWriter(layout, self.array(number)))
-        return known[1]
-
-    def _map(self, number: int, start: int, end: int) -> None:
-        """Map pages once, before they are touched one by one."""
-        mapped = self._mapped.setdefault(number, set())
-        if number != NO_SEGMENT and (start, end) not in mapped:
-            mapped.add((start, end))
-            self._segments[number].populate(start, end)
+        return self._views.writer(number, layout, rows)
 
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
         return self._ask(task, layout_of(template, batch_rows).total_bytes, template)
+
+    def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
+        self.note_fullest()
+        return self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
 
     def note_fullest(self, held_bytes: int = 0) -> None:
         """Now is when this worker is at its largest, with ``held_bytes`` it knows of."""
@@ -502,20 +338,5 @@ class Worker:
             self._measure.note_fullest(sure=held_bytes >= _LARGE_BYTES)
 
 
-class _Dropped(Exception):
-    """The trainer wants the samples forgotten: memory is short and another batch is due first."""
-
-
-class _Stopped(BaseException):
-    """Told to leave, wherever in its work the worker was."""
-
-
 class _Exhausted(Exception):
     """The iterable dataset has nothing more for this worker."""
-
-
-def _as_runtime_error(text: str, where: str) -> ExceptionWrapper:
-    try:
-        raise RuntimeError(text)
-    except RuntimeError:
-        return ExceptionWrapper(where=where)

@@ -1,0 +1,121 @@
+"""A worker's letters: tasks in, reports out, shared memory mapped on the way.
+
+In:  messages from the trainer; reports of finished tasks.
+Out: the next task; reports, a few short ones at a time.
+Runs in: worker.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from torch._utils import ExceptionWrapper
+
+from penstock.workers.messages import DROP, Attach, Detach, Done, Need, Outcome, Room, Stop
+from penstock.workers.views import Views
+
+_HOLD_S = 0.0005
+"""Reports of tasks shorter than this travel together: every message wakes the trainer."""
+_CANNOT_TRAVEL = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError)
+"""What pickle raises for objects it cannot take apart."""
+
+
+class Line(Protocol):
+    """A worker's end of its channel."""
+
+    def send(self, *messages: object) -> None: ...
+    def receive(self, *, wait: bool) -> tuple[Any, int | None] | None: ...
+
+
+class Mailbox:
+    def __init__(self, line: Line, views: Views, *, where: str) -> None:
+        """``where`` names this worker in errors."""
+        self._line = line
+        self._views = views
+        self._where = where
+        self._backlog: deque[Any] = deque()
+        self._unsaid: list[Done] = []
+        self._said_s = 0.0
+
+    def send(self, message: object) -> None:
+        self._line.send(message)
+
+    def next(self) -> Any:
+        """The next message in order; but a Stop that has arrived goes before work that waits."""
+        if not self._backlog:
+            self._say_all(time.monotonic())
+        while (message := self._receive(wait=not self._backlog)) is not None:
+            self._backlog.append(message)
+        return self._backlog.popleft()
+
+    def _receive(self, *, wait: bool = True) -> Any:
+        """The next message that is not about mapping memory; None if there is none and nobody waits."""
+        while True:
+            received = self._line.receive(wait=wait)
+            if received is None:
+                return None
+            message, fd = received
+            if isinstance(message, Stop):
+                raise Stopped
+            if isinstance(message, Attach):
+                self._views.attach(message, fd)
+            elif isinstance(message, Detach):
+                self._views.detach(message.number)
+            else:
+                return message
+
+    def ask(self, need: Need) -> Room:
+        """Wait for room, keeping tasks that arrive meanwhile for later."""
+        self._say_all(time.monotonic())
+        self._line.send(need)
+        while True:
+            message = self._receive()
+            if isinstance(message, Room) and message.task == need.task:
+                if message.segment == DROP:
+                    raise Dropped
+                return message
+            self._backlog.append(message)
+
+    def say(self, done: Done) -> None:
+        """Report a finished task: at once, or with the next few if those are short and already here."""
+        self._unsaid.append(done)
+        now = time.monotonic()
+        if not self._backlog or now - self._said_s > _HOLD_S:
+            self._say_all(now)
+
+    def _say_all(self, now: float) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        self._said_s = now
+        if not unsaid:
+            return
+        try:
+            self._line.send(*unsaid)
+        except _CANNOT_TRAVEL:
+            for done in unsaid:
+                self._say_somehow(done)
+
+    def _say_somehow(self, done: Done) -> None:
+        """Report a task whose result or exception only this process can rebuild: the text of it still arrives."""
+        try:
+            self._line.send(done)
+        except _CANNOT_TRAVEL as problem:
+            text = repr(problem) if done.error is None else done.error.exc_msg
+            self._line.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
+
+
+class Dropped(Exception):
+    """The trainer wants the samples forgotten: memory is short and another batch is due first."""
+
+
+class Stopped(BaseException):
+    """Told to leave, wherever in its work the worker was."""
+
+
+def _as_runtime_error(text: str, where: str) -> ExceptionWrapper:
+    try:
+        raise RuntimeError(text)
+    except RuntimeError:
+        return ExceptionWrapper(where=where)

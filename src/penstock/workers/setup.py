@@ -1,0 +1,58 @@
+"""The user's side of fetching: what every worker of a pipeline is given.
+
+In:  the loader's dataset, collate function and arguments.
+Out: ``Setup``.
+Runs in: trainer and worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, Subset
+from torch.utils.data.graph_settings import apply_random_seed
+
+from penstock.arena.template import is_default_collate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The user's side of fetching, the same for every worker of a pipeline."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    auto_collation: bool
+    """False for batch_size=None: each index is one finished batch."""
+    drop_last: bool
+    batch_rows: int
+    """Samples per batch of an iterable dataset."""
+    keeps_generators: bool
+    """Whether generators run on from batch to batch (seeding="worker"), so that a successor must take them over."""
+
+    @property
+    def is_iterable(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def writes_rows(self) -> bool:
+        return self.auto_collation and is_default_collate(self.collate_fn)
+
+
+def reseed_pipes(dataset: Any, shared_seed: int) -> None:
+    """torch's way of giving all copies of a data pipe the same randomness."""
+    generator = torch.Generator()
+    generator.manual_seed(shared_seed)
+    apply_random_seed(dataset, generator)
+
+
+def can_split(dataset: Any) -> bool:
+    """Whether rows of one batch may be fetched by several workers.
+
+    A dataset with ``__getitems__`` sees whole batches unless it says ``splittable = True``.
+    """
+    if type(dataset) is Subset:
+        return can_split(dataset.dataset)
+    return not getattr(dataset, "__getitems__", None) or bool(getattr(dataset, "splittable", False))
