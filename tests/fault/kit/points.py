@@ -24,7 +24,9 @@ import penstock.arena.codec as codec
 import penstock.arena.template as template
 import penstock.workers.channel as channel
 import penstock.workers.child as child
+import penstock.workers.mailbox as mailbox
 import penstock.workers.messages as messages
+import penstock.workers.views as views
 import penstock.workers.worker as worker
 
 from .triggers import Trigger
@@ -127,7 +129,7 @@ def _on_stop(fault: Fault) -> Patch:
     def serve(self: worker.Worker, *args: Any) -> None:
         try:
             real(self, *args)
-        except worker._Stopped:
+        except mailbox.Stopped:
             if fault.trigger.fires():
                 suffer(fault)
             raise
@@ -170,7 +172,7 @@ def _mid_object(fault: Fault) -> Patch:
 
 
 def _mapping(fault: Fault) -> Patch:
-    real = worker.attach_segment
+    real = views.attach_segment
 
     def attach(*args: Any, **more: Any) -> Any:
         segment = real(*args, **more)
@@ -178,7 +180,7 @@ def _mapping(fault: Fault) -> Patch:
             suffer(fault)
         return segment
 
-    return worker, "attach_segment", attach
+    return views, "attach_segment", attach
 
 
 def _collating(fault: Fault) -> Patch:
