@@ -52,3 +52,11 @@ def populate(buffer: Any, start: int, end: int) -> None:
     assert _libc is not None
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     _libc.madvise(ctypes.addressof(buffer) + first, end - first, _MADV_POPULATE_WRITE)
+
+
+def remove(buffer: Any, start: int, end: int) -> None:
+    """Give the pages of a part of a buffer back to the system, whoever else has them mapped. They read as zeros."""
+    assert _libc is not None
+    if _libc.madvise(ctypes.addressof(buffer) + start, end - start, mmap.MADV_REMOVE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}: giving back {end - start} bytes")

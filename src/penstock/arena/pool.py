@@ -67,6 +67,11 @@ class Lease:
         self.ended = ended
         self._ref = weakref.ref(token, self._token_gone)
 
+    def stop_passing(self) -> None:
+        """The device has its copy. Whoever holds the batch still is the user, who may have it copied again."""
+        if self.passing and self._ref() is not None:
+            self.fenced, self.passing = True, False
+
     def _token_gone(self, _: object) -> None:
         # A forked child inherits the token; its copy dying says nothing about the trainer's.
         if os.getpid() == self.pid:
@@ -211,10 +216,12 @@ class Arena:
         if (lease := self._leases.get(segment.number)) is not None:
             lease.fenced = True
 
-    def pass_through(self, segment: Segment) -> None:
+    def pass_through(self, segment: Segment) -> Lease | None:
         """The user gets a copy on a device: the segment comes back by itself, and is not for handing over."""
-        if (lease := self._leases.get(segment.number)) is not None:
+        lease = self._leases.get(segment.number)
+        if lease is not None:
             lease.passing = True
+        return lease
 
     def pass_fence(self) -> None:
         """Take back what the device is past. Training thread only: it marks the device's queues."""
@@ -263,8 +270,8 @@ class Arena:
 
     def close(self) -> None:
         """Let go of everything; batches the user still holds stay intact until dropped."""
-        self.collect_returned()
         self._is_closed = True
+        self.collect_returned()
         if self._fence is not None:
             for lease in self._fence.drain():
                 self._take_back_fenced(lease)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.device.fence import Mark
@@ -34,11 +35,12 @@ class Lane(Protocol):
 class Parcel:
     """One batch under way."""
 
-    def __init__(self, data: Any, host: Any, copied: Mark) -> None:
+    def __init__(self, data: Any, host: Any, copied: Mark, arrived: Callable[[], None]) -> None:
         self.data = data
         self.host = host
         """What it was copied from: kept until the copy is done, and with it the slot."""
         self.copied = copied
+        self.arrived = arrived
 
 
 class Courier:
@@ -52,12 +54,12 @@ class Courier:
         self._steps: deque[Mark] = deque()
         """Ends of what the user queued from one batch to the next."""
 
-    def send(self, host: Any) -> Parcel:
-        """Start copying a batch."""
+    def send(self, host: Any, arrived: Callable[[], None]) -> Parcel:
+        """Start copying a batch; ``arrived`` is called, by any thread, once it was copied and let go of."""
         while len(under_way := self.let_go()) >= _MOST_COPYING:
             under_way[0].copied.wait()
         data, copied = self._lane.copy(host)
-        parcel = Parcel(data, host, copied)
+        parcel = Parcel(data, host, copied, arrived)
         with self._lock:
             self._copying.append(parcel)
         return parcel
@@ -80,6 +82,7 @@ class Courier:
         # Not under the lock: the last reference to a batch may run anybody's code.
         for parcel in done:
             parcel.host = None
+            parcel.arrived()
         return under_way
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from penstock.device.tree import leaves, map_leaves
+from penstock.device.tree import is_ordinary, leaves, map_leaves
 
 
 class StreamMark:
@@ -87,7 +87,14 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 
 def is_plain(leaf: Any) -> bool:
     """Whether a leaf is nothing but a dense tensor: its memory is all there is to it."""
-    return type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested
+    # The copy of a tensor that wants gradients would hold on to the tensor it was made from.
+    return (
+        type(leaf) is torch.Tensor
+        and leaf.layout is torch.strided
+        and not leaf.is_nested
+        and not leaf.requires_grad
+        and not leaf.__dict__
+    )
 
 
 def plain_bytes(data: Any) -> int:
@@ -96,7 +103,7 @@ def plain_bytes(data: Any) -> int:
 
 def stays_on_host(data: Any) -> bool:
     """Whether something in the batch that is not a plain tensor could hold on to memory of the arena."""
-    return not all(is_plain(leaf) or isinstance(leaf, _VALUES) for leaf in leaves(data))
+    return not is_ordinary(data) or not all(is_plain(leaf) or isinstance(leaf, _VALUES) for leaf in leaves(data))
 
 
 _VALUES = (str, bytes, int, float, bool, type(None))

@@ -13,8 +13,8 @@ from typing import Any
 
 
 def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
-    """``data`` with every leaf replaced; texts and bytes are leaves."""
-    if isinstance(data, (str, bytes)):
+    """``data`` with every leaf replaced; texts and bytes are leaves, and containers that know how to move."""
+    if _is_leaf(data):
         return function(data)
     if isinstance(data, Mapping):
         return _like_mapping(data, {key: map_leaves(function, value) for key, value in data.items()})
@@ -26,14 +26,33 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    if isinstance(data, Mapping):
+    if _is_leaf(data):
+        yield data
+    elif isinstance(data, Mapping):
         for value in data.values():
             yield from leaves(value)
-    elif isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+    elif isinstance(data, Sequence):
         for value in data:
             yield from leaves(value)
     else:
         yield data
+
+
+def is_ordinary(data: Any) -> bool:
+    """Whether a batch's containers hold nothing but their items."""
+    if _is_leaf(data):
+        return True
+    if type(data) is dict:
+        return all(is_ordinary(value) for value in data.values())
+    if type(data) in (list, tuple) or (isinstance(data, tuple) and hasattr(data, "_fields")):
+        return not getattr(data, "__dict__", None) and all(is_ordinary(value) for value in data)
+    return not isinstance(data, (Mapping, Sequence))
+
+
+def _is_leaf(data: Any) -> bool:
+    if type(data) in (dict, list, tuple):
+        return False
+    return isinstance(data, (str, bytes)) or callable(getattr(data, "to", None))
 
 
 def _like_mapping(data: Mapping[Any, Any], values: dict[Any, Any]) -> Any:

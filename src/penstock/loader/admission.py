@@ -133,7 +133,18 @@ class Admission:
             # Answering one may have meant telling another to drop its samples.
             if task.need is not None:
                 self._answer(seat, task, task.need)
+        self._clear_the_way()
         self._waiting = [(seat, task) for seat, task in self._waiting if task.need is not None]
+
+    def _clear_the_way(self) -> None:
+        """Workers that wait for room for a later batch, with the due one queued behind, let go: it would wait for them
+        and they for it."""
+        due = self.due
+        if due is None or not self._refetches:
+            return
+        for seat, task in self._waiting:
+            if task.batch is not due and task.need is not None and any(t.batch is due for t in seat.tasks.values()):
+                seat.drop(task)
 
     def room_ahead(self, task: Task, seat: Seat) -> int:
         """Room for what a task will encode, if its size can be guessed and fits: saves the worker asking."""

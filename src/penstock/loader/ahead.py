@@ -8,6 +8,7 @@ Runs in: trainer, in the training thread.
 from __future__ import annotations
 
 import functools
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +23,17 @@ from penstock.loader.batch import Batch
 from penstock.loader.engine import Engine
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sent:
     """A batch that was taken out of the engine."""
 
     batch: Batch
-    parcel: Parcel | None
-    error: Exception | None
-    device_bytes: int
+    device_bytes: int = 0
+    parcel: Parcel | None = None
+    host: Any = None
+    """The batch as it came, if it could not be sent ahead: it is tried again in its turn."""
+    error: Exception | None = None
+    """What its sampler, dataset or collate function raised."""
 
 
 class AheadOnDevice:
@@ -52,28 +56,58 @@ class AheadOnDevice:
     def next(self, wait: Callable[[], Batch]) -> Sent:
         """The next batch, to be handed out; ``wait`` gives one when none is ahead."""
         if not self._sent:
-            self._sent.append(self._send(wait()))
+            self._sent.append(self._send_ahead(wait()))
         first = self._sent.popleft()
         while len(self._sent) < MOST_AHEAD and (found := self._engine.try_next()) is not None:
-            self._sent.append(self._send(found))
+            self._sent.append(self._send_ahead(found))
+        self._engine.wake()
         return first
 
     def hand_out(self, sent: Sent) -> Any:
+        """The batch on the device. Raises what went wrong with it; the next is not affected."""
         if sent.error is not None:
-            raise sent.error
-        assert sent.parcel is not None
-        return self._courier.hand_out(sent.parcel)
+            error, sent.error = sent.error, None
+            try:
+                raise error
+            finally:
+                # Its traceback has this frame, and so itself: a circle only the garbage collector would open.
+                del error
+        return self._courier.hand_out(sent.parcel or self._send_now(sent))
+
+    def restart(self) -> None:
+        """Forget what was sent ahead: another epoch begins."""
+        for sent in self._sent:
+            if sent.parcel is None:
+                sent.batch.stop_passing()
+        self._sent.clear()
 
     def close(self) -> None:
         self._courier.close()
-        self._sent.clear()
+        self.restart()
 
-    def _send(self, found: Batch) -> Sent:
+    def _send_ahead(self, found: Batch) -> Sent:
         try:
             host = self._engine.deliver(found, stays_on_host=stays_on_host)
-            return Sent(found, self._courier.send(host), None, plain_bytes(host))
         except Exception as error:
-            return Sent(found, None, error, 0)
+            return Sent(found, error=error)
+        try:
+            return Sent(found, plain_bytes(host), self._send(found, host))
+        except Exception as full:
+            # Usually a device that is full now; frames of the traceback hold what they were given.
+            traceback.clear_frames(full.__traceback__)
+            return Sent(found, host=host)
+
+    def _send_now(self, sent: Sent) -> Parcel:
+        host, sent.host = sent.host, None
+        try:
+            return self._send(sent.batch, host)
+        except Exception:
+            # Some of it may be on its way all the same.
+            sent.batch.stop_passing()
+            raise
+
+    def _send(self, found: Batch, host: Any) -> Parcel:
+        return self._courier.send(host, found.stop_passing)
 
 
 def _poll(courier: Courier) -> bool:

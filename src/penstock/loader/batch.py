@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.arena.pool import Lease
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.workers.messages import NO_SEGMENT, Outcome, Part
@@ -53,6 +54,8 @@ class Batch:
     """Whether a worker has died over it: its samples are then fetched one by one."""
     wants_collate: bool = False
     ready: bool = False
+    leases: list[Lease] = field(default_factory=list)
+    """What was lent of the arena to have it copied to a device."""
     evicted: bool = False
     """Its memory is wanted by a batch that is due sooner; it starts over once its tasks have come to rest."""
 
@@ -134,6 +137,12 @@ class Batch:
         else:
             del self.extra[segment.number]
         return segment
+
+    def stop_passing(self) -> None:
+        """Its copy is on the device, or will not be: what is still lent of it is lent to the user."""
+        for lease in self.leases:
+            lease.stop_passing()
+        self.leases.clear()
 
     @property
     def has_work(self) -> bool:

@@ -36,8 +36,8 @@ class Delivery:
             for segment in locked:
                 self._arena.fence(segment)
         else:
-            for segment in batch.segments:
-                self._arena.pass_through(segment)
+            leases = [self._arena.pass_through(segment) for segment in batch.segments]
+            batch.leases = [lease for lease in leases if lease is not None]
         return data
 
     def _decoded(self, batch: Batch) -> Any:

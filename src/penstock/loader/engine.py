@@ -268,15 +268,22 @@ class Engine:
             if self._askers:
                 self._park()
                 continue
-            self._turn(_LOOK_AT_DEVICE_S if self.poll() else _LOOK_AROUND_S)
+            self._turn(_LOOK_AROUND_S)
             if self._crew.has_departing:
                 with self._lock:
                     self._crew.bury_departed()
-            if time.monotonic() - self._last_asked_s > self._patience_s and not self.dispatcher.paused:
+            if self._is_forgotten():
                 with self._lock:
-                    self.dispatcher.release_idle()
+                    # Somebody may have asked while this thread waited for the lock.
+                    if self._is_forgotten():
+                        self.dispatcher.release_idle()
         if self._closed_here:
             self._shut_down()
+
+    def _is_forgotten(self) -> bool:
+        """Whether nobody has asked for so long that the memory is better used elsewhere."""
+        is_late = time.monotonic() - self._last_asked_s > self._patience_s
+        return is_late and not self._askers and not self.dispatcher.paused
 
     def _park(self) -> None:
         """Wait until the training thread has its batch."""
@@ -295,6 +302,9 @@ class Engine:
             if self.arena.has_returned:
                 with self._lock:
                     self._pump(())
+            # After this thread counts as sleeping: who sends something to the device from now on wakes it.
+            if wait_s and self.poll():
+                wait_s = min(wait_s, _LOOK_AT_DEVICE_S)
             events = self._selector.select(wait_s)
         finally:
             self._sleepers -= 1
@@ -339,6 +349,10 @@ class Engine:
                 self._counters.collate_s += message.collate_s
             self.dispatcher.on_message(seat, message)
 
+    def wake(self) -> None:
+        """There is something to look at, such as a copy under way."""
+        self._wake()
+
     def _wake(self, always: bool = False) -> None:
         if self._sleepers or always:
             with contextlib.suppress(OSError):
@@ -355,13 +369,12 @@ class Engine:
                 self.dispatcher.admission.trainer_waits = True
                 self._pump(())
             while True:
-                is_read = self.poll()
                 with self._lock:
                     batch = self._take() or self.dispatcher.take_for_trainer()
                     if batch is not None or self.dispatcher.is_over:
                         return batch
                     self.arena.pass_fence()
-                    look_s = _LOOK_AT_DEVICE_S if is_read or self.arena.is_returning else _LOOK_AROUND_S
+                    look_s = _LOOK_AT_DEVICE_S if self.arena.is_returning else _LOOK_AROUND_S
                 wait_s = look_s if deadline is None else min(look_s, deadline - time.monotonic())
                 if wait_s <= 0:
                     with self._lock:
@@ -387,6 +400,7 @@ class Engine:
         with self._lock:
             self._last_asked_s = self._left_s = time.monotonic()
             self._away_s = 0.0
+            self.dispatcher.paused = False
             batch = self.dispatcher.take_ready()
         if batch is None:
             self._turn(0.0)

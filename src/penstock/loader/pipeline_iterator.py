@@ -34,6 +34,7 @@ from penstock.loader.diagnosis import OomWatch
 from penstock.loader.engine import Engine, TimedOut
 from penstock.loader.order import Order
 from penstock.loader.state import Generators, Place, Position
+from penstock.loader.stats import Counters
 from penstock.meter import headroom_bytes, spare_files
 from penstock.workers.inline import InlineFetcher
 from penstock.workers.messages import Resume
@@ -84,7 +85,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
         self._engine = self._build_engine(loader, setup, resume)
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._finalizer = weakref.finalize(self, _end, self._engine, self._counters)
         self._begin_epoch(before, state, resume)
         if state is not None:
             kept.restore_global()
@@ -136,6 +137,8 @@ class PipelineIterator(_BaseDataLoaderIter):
         super()._reset(loader, first_iter)
         self._epoch += 1
         self._draws_seed = False
+        if self._ahead is not None:
+            self._ahead.restart()
         self._engine.restart(_as_int(self._shared_seed))
         self._begin_epoch(before, None, {})
 
@@ -313,7 +316,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     def resize(self, workers: int, depth: int | None, ceiling: int | None) -> None:
         """Take over the loader's settings now; workers that own batches change at the epoch's edge instead."""
         self._engine.set_depth(depth, ceiling)
-        if self._bound or self._exhausted or workers == self._num_workers:
+        if self._bound or self._engine.is_closed or workers == self._num_workers:
             return
         self._num_workers = workers
         self._engine.resize(workers)
@@ -330,8 +333,12 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._exhausted = True
         if self._ahead is not None:
             self._ahead.close()
-        self._counters.device_ahead_bytes = 0
         self._finalizer()
+
+
+def _end(engine: Engine, counters: Counters) -> None:
+    engine.close()
+    counters.device_ahead_bytes = 0
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:

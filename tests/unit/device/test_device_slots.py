@@ -159,3 +159,34 @@ def test_a_slot_on_its_way_to_a_device_is_waited_for_and_not_handed_over() -> No
     del token
     world.arena.collect_returned()
     assert not world.arena.is_returning and world.arena.in_use_bytes == 0
+
+
+def test_a_slot_the_user_holds_although_the_device_has_its_copy_is_the_users_and_comes_back_fenced() -> None:
+    world = World()
+    segment = world.arena.take(SIZE)
+    assert segment is not None
+    token = world.arena.lend(segment, SIZE)
+    lease = world.arena.pass_through(segment)
+    assert lease is not None
+    lease.stop_passing()
+    assert world.arena.lent_count == 1 and not world.arena.is_returning
+    del token
+    world.arena.collect_returned()
+    assert world.arena.is_returning and world.arena.in_use_bytes == SIZE
+    world.device_is_done = True
+    world.arena.pass_fence()
+    world.arena.pass_fence()
+    assert world.arena.in_use_bytes == 0
+
+
+def test_a_slot_nobody_holds_once_its_copy_is_done_needs_no_fence() -> None:
+    world = World()
+    segment = world.arena.take(SIZE)
+    assert segment is not None
+    token = world.arena.lend(segment, SIZE)
+    lease = world.arena.pass_through(segment)
+    assert lease is not None
+    del token
+    lease.stop_passing()
+    world.arena.collect_returned()
+    assert world.arena.in_use_bytes == 0 and not world.arena.is_returning

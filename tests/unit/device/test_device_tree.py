@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.device.lane import is_plain, stays_on_host
+from penstock.device.lane import is_plain, move, stays_on_host
 from penstock.device.tree import leaves, map_leaves
 
 Pair = namedtuple("Pair", ["a", "b"])
@@ -55,3 +55,22 @@ def test_what_could_hold_on_to_a_slot_is_told_from_what_cannot() -> None:
     assert not stays_on_host({"x": plain, "text": ["a"], "n": 3, "none": None})
     assert stays_on_host([plain, object()])
     assert stays_on_host([plain.to_sparse()])
+
+
+class Named(dict):  # type: ignore[type-arg]
+    """A dictionary that can hold more than its items."""
+
+
+def test_a_container_that_holds_more_than_its_items_stays_on_the_host() -> None:
+    plain = torch.ones(3)
+    assert not stays_on_host((plain, [plain, {"x": plain}]))
+    assert stays_on_host(Named(x=plain))
+    assert stays_on_host([Named(x=plain)])
+    assert stays_on_host([plain.clone().requires_grad_()])
+
+
+def test_containers_that_know_how_to_move_are_not_taken_apart() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    assert list(leaves([packed])) == [packed]
+    moved = move({"p": packed, "x": torch.ones(2)}, torch.device("meta"))
+    assert moved["p"].data.device.type == "meta" and moved["p"].batch_sizes.device.type == "cpu"

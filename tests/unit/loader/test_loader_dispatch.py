@@ -442,6 +442,20 @@ def test_a_worker_told_to_drop_is_asked_nothing_more_about_that_task() -> None:
     assert 1 not in works.dispatcher.admission.open or not works.dispatcher.admission.open[1].evicted
 
 
+def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_is_queued_behind() -> None:
+    works = Works(workers=1, rows=False, splittable=False, limit_bytes=4 * MIB, row_s=0.0001, depth=2)
+    works.dispatcher.admission.shapes.note_size(1 * MIB)
+    works.offer(2)
+    (seat, due), (_, later) = works.all_tasks()
+    works.let_wait(seat, later.task, 6 * MIB)
+    works.dispatcher.progress()
+    answer = works.room_of(seat, later.task)
+    assert answer is not None and answer.segment == DROP
+    assert works.room_of(seat, due.task) is None
+    works.done(seat, later.task, Outcome("dropped"))
+    assert works.finish_everything(None) == [0, 1]
+
+
 def test_evicting_a_batch_while_needs_are_answered_loses_nobody() -> None:
     """Of several needs that wait, one is due and makes a later batch let go: each of the others is still answered."""
     works = Works(workers=4, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=3)

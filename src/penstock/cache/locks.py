@@ -1,0 +1,91 @@
+"""Locks between processes that die with their holder.
+
+In:  a file all processes of a cache can open.
+Out: exclusive byte ranges of it.
+Runs in: trainer and worker.
+
+The kernel keeps these locks per process, not per thread, and lets go of all of them when the process closes any
+descriptor of the file: a process opens it once per cache (``region``), and threads take turns on a lock of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+_FIRST_NAP_S = 0.00005
+_LONGEST_NAP_S = 0.001
+_BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+
+
+class TooLong(Exception):
+    """The lock was not to be had in the time given: its holder lives and does not let go."""
+
+
+class RangeLock:
+    """One byte of the file."""
+
+    def __init__(self, fd: int, at: int) -> None:
+        self._fd = fd
+        self._at = at
+        self._threads = threading.Lock()
+        _all.add(self)
+
+    @contextlib.contextmanager
+    def held(self, within_s: float) -> Iterator[None]:
+        if not self._threads.acquire(timeout=within_s):
+            raise TooLong
+        try:
+            wait_for(self._fd, self._at, within_s)
+            try:
+                yield
+            finally:
+                release(self._fd, self._at)
+        finally:
+            self._threads.release()
+
+
+def wait_for(fd: int, at: int, within_s: float) -> None:
+    """Lock one byte. Raises TooLong."""
+    if try_lock(fd, at):
+        return
+    deadline_s, nap_s = time.monotonic() + within_s, _FIRST_NAP_S
+    while True:
+        time.sleep(nap_s)
+        if try_lock(fd, at):
+            return
+        if time.monotonic() > deadline_s:
+            raise TooLong
+        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+
+
+def try_lock(fd: int, at: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+    except OSError as refused:
+        if refused.errno in _BUSY:
+            return False
+        raise
+    return True
+
+
+def release(fd: int, at: int) -> None:
+    fcntl.lockf(fd, fcntl.LOCK_UN, 1, at)
+
+
+_all: weakref.WeakSet[RangeLock] = weakref.WeakSet()
+
+
+def _forget_threads() -> None:
+    """In a forked child: the threads that held locks do not exist here."""
+    for lock in list(_all):
+        lock._threads = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_threads)

@@ -1,0 +1,151 @@
+"""The shared memory of one cache: what lies where, the same in every process that has it open.
+
+In:  two memfds and a lock file, made here or by another process of the same user.
+Out: the header's words, the rows of processes, the table of entries and the bytes of values.
+Runs in: trainer and worker.
+
+*meta* holds the header, a row per thread that uses the cache, and the table; *data* the values. Both are far larger
+than what they hold: pages exist where something was written, and go when it is removed. Whoever changes the header or
+the table holds the writer's lock and marks the header as being changed; a mark found by the next holder means that
+the last one died at it (``repair``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from penstock.arena import mapping
+from penstock.cache.locks import RangeLock
+from penstock.errors import CacheError
+
+PAGE_BYTES = mmap.PAGESIZE
+MAGIC = 0x314B4354534E4550
+"""The layout below; another layout, another number."""
+
+_META_BYTES = 1 << 34
+_HEADER_WORDS = 512
+ROWS = 1024
+ROW_WORDS = 8
+ENTRY_WORDS = 8
+ENTRY_BYTES = 8 * ENTRY_WORDS
+FIRST_SLOTS_LOG2 = 10
+_ROWS_AT = 8 * _HEADER_WORDS
+_TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
+
+# Words of the header.
+H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_END = range(8)
+H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_TABLES_END, H_VIRTUAL = range(8, 15)
+
+# Words of a thread's row.
+R_READING, R_HITS, R_MISSES, R_PASSED, R_WRITING = range(5)
+
+# Bytes of the lock file.
+L_WRITER, L_ROWS, L_KEYS = 0, 1 << 20, 1 << 32
+
+_WRITER_WITHIN_S = 5.0
+
+
+class Region:
+    """One process's view of a cache's shared memory."""
+
+    def __init__(self, meta_fd: int, data_fd: int, lock_fd: int) -> None:
+        """Takes over the descriptors of memory that exists; see ``create``."""
+        self.meta_fd, self.data_fd, self.lock_fd = meta_fd, data_fd, lock_fd
+        self._meta_buffer = mapping.map_shared(meta_fd, _META_BYTES)
+        self.meta = memoryview(self._meta_buffer).cast("B")
+        words = np.frombuffer(self.meta, np.uint64, _TABLES_AT // 8)
+        self.header = words[:_HEADER_WORDS]
+        if int(self.header[H_MAGIC]) != MAGIC:
+            raise CacheError(
+                "this cache was made by another version of penstock; end its processes, or use another name"
+            )
+        self.rows = words[_HEADER_WORDS:].reshape(ROWS, ROW_WORDS)
+        self._data = mapping.map_shared(data_fd, int(self.header[H_VIRTUAL]))
+        self.values = np.frombuffer(self._data, np.uint8)
+        self.repair: Callable[[], None] = lambda: None
+        """Makes the table and the header agree again after a process died while changing them."""
+        self._writer = RangeLock(lock_fd, L_WRITER)
+        self._table: tuple[int, np.ndarray] = (0, words[:0])
+
+    @staticmethod
+    def create(lock_fd: int, *, limit_bytes: int, virtual_bytes: int) -> Region:
+        """Memory for a new cache, empty."""
+        meta_fd = os.memfd_create("penstock-cache-index", os.MFD_CLOEXEC)
+        data_fd = -1
+        try:
+            data_fd = os.memfd_create("penstock-cache", os.MFD_CLOEXEC)
+            os.ftruncate(meta_fd, _META_BYTES)
+            os.ftruncate(data_fd, virtual_bytes)
+            header = np.zeros(_HEADER_WORDS, np.uint64)
+            header[H_MAGIC], header[H_LIMIT], header[H_VIRTUAL] = MAGIC, limit_bytes, virtual_bytes
+            header[H_TABLE] = _TABLES_AT | FIRST_SLOTS_LOG2
+            header[H_TABLES_END] = _TABLES_AT + (ENTRY_BYTES << FIRST_SLOTS_LOG2)
+            os.pwrite(meta_fd, header.tobytes(), 0)
+            return Region(meta_fd, data_fd, lock_fd)
+        except BaseException:
+            for fd in (meta_fd, data_fd):
+                if fd >= 0:
+                    with contextlib.suppress(OSError):
+                        os.close(fd)
+            raise
+
+    first_table_at = _TABLES_AT
+
+    # -- the table --------------------------------------------------------------------------
+
+    def table(self) -> np.ndarray:
+        """The entries, as rows of words. Another array once the table has grown."""
+        where = int(self.header[H_TABLE])
+        if self._table[0] != where:
+            self._table = where, self.table_at(where)
+        return self._table[1]
+
+    def table_at(self, where: int) -> np.ndarray:
+        slots = 1 << (where & 63)
+        return np.frombuffer(self.meta, np.uint64, ENTRY_WORDS * slots, where & ~63).reshape(slots, ENTRY_WORDS)
+
+    @property
+    def index_bytes(self) -> int:
+        """What header, rows and table take."""
+        return _TABLES_AT + (ENTRY_BYTES << (int(self.header[H_TABLE]) & 63))
+
+    # -- changing -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[np.ndarray]:
+        """Hold the writer's lock; gives the header. Raises TooLong if a living process does not let go."""
+        with self._writer.held(_WRITER_WITHIN_S):
+            header = self.header
+            if header[H_CHANGING]:
+                self.repair()
+            header[H_CHANGING] = 1
+            yield header
+            # Not after an exception: what it left half done is for the next holder to repair.
+            header[H_CHANGING] = 0
+
+    def populate(self, offset: int, extent_bytes: int) -> None:
+        """Make the pages of an extent now, in one call, instead of one by one on first touch."""
+        if extent_bytes >= 16 * PAGE_BYTES:
+            mapping.populate(self._data, offset, offset + extent_bytes)
+
+    def drop_values(self, start: int, end: int) -> None:
+        """Give pages back to the system at once, whoever has them mapped."""
+        if end > start:
+            mapping.remove(self._data, start, end)
+
+    def drop_table(self, where: int) -> None:
+        """Give back the pages of a table nobody is directed to any more."""
+        start = -(-(where & ~63) // PAGE_BYTES) * PAGE_BYTES
+        end = ((where & ~63) + (ENTRY_BYTES << (where & 63))) // PAGE_BYTES * PAGE_BYTES
+        if end > start:
+            mapping.remove(self._meta_buffer, start, end)
+
+    def close(self) -> None:
+        """Let go of this process's view. Values read from it are copies and stay."""
+        for fd in (self.meta_fd, self.data_fd, self.lock_fd):
+            os.close(fd)

@@ -1,0 +1,194 @@
+"""The cache's table: from a key's digest to where its value lies.
+
+In:  digests; entries to add and to take out, under the writer's lock.
+Out: entries, readable without a lock.
+Runs in: trainer and worker.
+
+Open addressing with linear probing over a power of two of slots. An entry's last word, its *tag*, is written last and
+changes whenever the entry does: a reader who finds the same tag before and after knows that nothing moved between.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.cache.region import (
+    ENTRY_BYTES,
+    ENTRY_WORDS,
+    H_ITEMS,
+    H_TABLE,
+    H_TABLES_END,
+    H_USED_SLOTS,
+    H_VALUE_BYTES,
+    Region,
+)
+
+EMPTY, GONE, COMING, HERE = range(4)
+"""Lowest two bits of a tag: never used, removed, being written, readable."""
+
+E_HIGH, E_LOW, E_OFFSET, E_EXTENT, E_USED, E_STAMP, E_OWNER, E_TAG = range(ENTRY_WORDS)
+
+_ENTRY = struct.Struct("<8Q")
+_TAG = struct.Struct("<Q")
+_DIGEST = struct.Struct("<QQ")
+_FULLEST = 0.6
+"""Share of slots in use, removed ones included, from which on the table is made anew."""
+
+
+class Entry(NamedTuple):
+    """One entry as it was read."""
+
+    high: int
+    low: int
+    offset: int
+    """Where its extent begins in the data."""
+    extent_bytes: int
+    used_bytes: int
+    """How much of the extent is the value."""
+    stamp: int
+    """When it was last used."""
+    owner: int
+    """Row of the thread that is writing it."""
+    tag: int
+
+
+class Table:
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    # -- reading, without a lock --------------------------------------------------------------
+
+    def find(self, digest: bytes) -> tuple[int, Entry] | None:
+        """Where in the index the key's entry is, and the entry; None if there is none."""
+        region = self._region
+        where = int(region.header[H_TABLE])
+        start, mask = where & ~63, (1 << (where & 63)) - 1
+        high, low = _DIGEST.unpack(digest)
+        slot = low & mask
+        meta = region.meta
+        for _ in range(mask + 1):
+            at = start + slot * ENTRY_BYTES
+            words = _ENTRY.unpack_from(meta, at)
+            state = words[E_TAG] & 3
+            if state == EMPTY:
+                return None
+            if state != GONE and words[E_LOW] == low and words[E_HIGH] == high:
+                return at, Entry._make(words)
+            slot = (slot + 1) & mask
+        return None
+
+    def is_still(self, at: int, tag: int) -> bool:
+        """Whether an entry is what it was when it was read."""
+        return _TAG.unpack_from(self._region.meta, at + 8 * E_TAG)[0] == tag
+
+    def touch(self, at: int, stamp: int) -> None:
+        """Note that an entry was used."""
+        _TAG.pack_into(self._region.meta, at + 8 * E_STAMP, stamp)
+
+    # -- changing, under the writer's lock ----------------------------------------------------
+
+    def add(self, digest: bytes, *, offset: int, extent_bytes: int, used_bytes: int, stamp: int, owner: int) -> int:
+        """An entry that is coming; the key must have none. Gives where it is."""
+        self._make_room()
+        region = self._region
+        where = int(region.header[H_TABLE])
+        start, mask = where & ~63, (1 << (where & 63)) - 1
+        high, low = _DIGEST.unpack(digest)
+        slot = low & mask
+        while True:
+            at = start + slot * ENTRY_BYTES
+            tag = _TAG.unpack_from(region.meta, at + 8 * E_TAG)[0]
+            if tag & 3 in (EMPTY, GONE):
+                break
+            slot = (slot + 1) & mask
+        header = region.header
+        if tag & 3 == EMPTY:
+            header[H_USED_SLOTS] += np.uint64(1)
+        _ENTRY.pack_into(region.meta, at, high, low, offset, extent_bytes, used_bytes, stamp, owner, tag)
+        self._retag(at, tag, COMING)
+        header[H_ITEMS] += np.uint64(1)
+        header[H_VALUE_BYTES] += np.uint64(extent_bytes)
+        return at
+
+    def arrive(self, at: int, entry_tag: int) -> None:
+        """The value of a coming entry is written."""
+        self._retag(at, entry_tag, HERE)
+
+    def remove(self, at: int, entry: Entry) -> None:
+        self._retag(at, entry.tag, GONE)
+        header = self._region.header
+        header[H_ITEMS] -= np.uint64(1)
+        header[H_VALUE_BYTES] -= np.uint64(entry.extent_bytes)
+
+    def read(self, at: int) -> Entry:
+        return Entry._make(_ENTRY.unpack_from(self._region.meta, at))
+
+    def at_slot(self, slot: int) -> int:
+        return (int(self._region.header[H_TABLE]) & ~63) + slot * ENTRY_BYTES
+
+    def _retag(self, at: int, tag: int, state: int) -> None:
+        _TAG.pack_into(self._region.meta, at + 8 * E_TAG, ((tag >> 2) + 1) << 2 | state)
+
+    def live(self) -> np.ndarray:
+        """Slots with an entry, coming ones included."""
+        tags = self._region.table()[:, E_TAG] & np.uint64(3)
+        return np.flatnonzero(tags >= COMING)
+
+    # -- growing --------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        header = self._region.header
+        slots_log2 = int(header[H_TABLE]) & 63
+        if int(header[H_USED_SLOTS]) + 1 <= _FULLEST * (1 << slots_log2):
+            return
+        items = int(header[H_ITEMS]) + 1
+        while items > _FULLEST / 2 * (1 << slots_log2):
+            slots_log2 += 1
+        self._rebuild(slots_log2)
+
+    def grown_bytes(self) -> int:
+        """What the table would take more if one entry were added."""
+        header = self._region.header
+        slots_log2 = int(header[H_TABLE]) & 63
+        if int(header[H_USED_SLOTS]) + 1 <= _FULLEST * (1 << slots_log2):
+            return 0
+        return ENTRY_BYTES << slots_log2
+
+    def _rebuild(self, slots_log2: int) -> None:
+        """All entries in a new table, without the removed ones; readers are directed there in one step."""
+        region, header = self._region, self._region.header
+        old, before = int(header[H_TABLE]), region.table()
+        # The first table's place is free again once it was left, and so on: two places take turns.
+        place = self._place_for(slots_log2)
+        where = place | slots_log2
+        entries = before[self.live()].copy()
+        slots = 1 << slots_log2
+        home = (entries[:, E_LOW] & np.uint64(slots - 1)).astype(np.int64)
+        order = np.argsort(home, kind="stable")
+        entries, home = entries[order], home[order]
+        count = np.arange(len(home))
+        put = count + np.maximum.accumulate(home - count) if len(home) else home
+        after = region.table_at(where)
+        after[:] = 0
+        fits = put < slots
+        after[put[fits]] = entries[fits]
+        # The few that ran over the end go on from the beginning.
+        if not fits.all():
+            empty = np.flatnonzero(after[: len(entries) + 1, E_TAG] == 0)[: np.count_nonzero(~fits)]
+            after[empty] = entries[~fits]
+        header[H_TABLE] = where
+        header[H_USED_SLOTS] = len(entries)
+        header[H_TABLES_END] = max(int(header[H_TABLES_END]), place + (ENTRY_BYTES << slots_log2))
+        region.drop_table(old)
+
+    def _place_for(self, slots_log2: int) -> int:
+        """Room in the index for a table beside the present one."""
+        header = self._region.header
+        present = int(header[H_TABLE])
+        first = self._region.first_table_at
+        if first + (ENTRY_BYTES << slots_log2) <= present & ~63:
+            return first
+        return (present & ~63) + (ENTRY_BYTES << (present & 63))
