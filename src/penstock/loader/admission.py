@@ -51,8 +51,16 @@ class Admission:
 
     @property
     def due(self) -> Batch | None:
-        """The batch to be delivered next, if it is open."""
-        return next(iter(self.open.values()), None)
+        """The batch to be delivered next, if it is open: one that was evicted may not be, while later ones are."""
+        first = next(iter(self.open.values()), None)
+        if first is not None and self.upcoming and self.upcoming[0].number < first.number:
+            return None
+        return first
+
+    @property
+    def is_next_due(self) -> bool:
+        """Whether the first of those not opened yet is the one to be delivered next."""
+        return bool(self.upcoming) and self.due is None
 
     def most_open(self, rows: int) -> int:
         """How many batches of ``rows`` rows the budget has room for, besides what the user holds."""
@@ -72,8 +80,7 @@ class Admission:
         """
         if not self.upcoming:
             return None
-        batch = self.upcoming[0]
-        is_due = self.due is None or batch.number < self.due.number
+        batch, is_due = self.upcoming[0], self.is_next_due
         if not is_due and len(self.open) + self.arena.lent_count >= slots:
             return None
         expected = self.shapes.expected_bytes(batch.rows)
@@ -161,8 +168,8 @@ class Admission:
         """Whether there is room for what the batch becomes, and for ``private_bytes`` its collator takes besides."""
         return self._fits_now(batch, private_bytes + (self.shapes.expected_bytes(batch.rows) or 0))
 
-    def let_go_later(self, due: Batch) -> None:
-        """Every worker is busy or waiting and the due batch has work: one that waits for a later batch lets go."""
+    def let_go_later(self, due: Batch | None) -> None:
+        """Have one worker that waits for a batch other than ``due`` let go: the latest."""
         later = [(s, t) for s, t in self._waiting if t.need is not None and t.batch is not due]
         if later:
             seat, task = max(later, key=lambda pair: pair[1].batch.number)

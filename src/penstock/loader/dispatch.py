@@ -135,22 +135,18 @@ class Dispatcher:
 
     def take_for_trainer(self) -> Batch | None:
         """The next batch, for the training thread to fetch itself, when there are no workers to do it."""
-        due, upcoming = self.admission.due, self.admission.upcoming
-        if self.roster.workers or not upcoming or (due is not None and due.number < upcoming[0].number):
+        if self.roster.workers or not self.admission.is_next_due:
             return None
-        return upcoming.popleft()
+        return self.admission.upcoming.popleft()
 
     def take_ready(self) -> Batch | None:
         """The batch to hand to the user now, if there is one. Exhausted turns are skipped."""
-        batches, upcoming = self.admission.open, self.admission.upcoming
+        batches = self.admission.open
         while batches:
             batch = self.admission.due
-            assert batch is not None
-            if upcoming and upcoming[0].number < batch.number and self.order.in_order:
-                return None
-            if not batch.ready and not self.order.in_order:
-                batch = next((b for b in batches.values() if b.ready), batch)
-            if not batch.ready:
+            if not self.order.in_order and (batch is None or not batch.ready):
+                batch = next((b for b in batches.values() if b.ready), None)
+            if batch is None or not batch.ready:
                 return None
             del batches[batch.number]
             if batch.result is None or batch.result.kind != "exhausted":
@@ -253,7 +249,9 @@ class Dispatcher:
         """Whether handing out is worth the look: many short tasks go out together when a worker has half of its queue
         left, instead of one by one."""
         due, half = self.admission.due, self._most_in_hand // 2
-        return due is None or due.has_work or any(len(s.tasks) <= half for s in self.roster.seats)
+        if due is None or due.has_work:
+            return True
+        return any(len(seat.tasks) <= half for seat in self.roster.seats)
 
     def _assign_free(self) -> None:
         begun = deque(b for b in self.admission.open.values() if b.todo or b.wants_collate)
@@ -276,8 +274,9 @@ class Dispatcher:
                     begun.popleft()
             else:
                 self._hand_out(seat, begun[0])
+        # Nobody is free. Who waits for room for a later batch lets go, if the next one has work and nobody at it.
         due = self.admission.due
-        if due is not None and due.has_work:
+        if due is None or due.has_work:
             self.admission.let_go_later(due)
 
     def _assign_bound(self) -> None:
@@ -297,7 +296,8 @@ class Dispatcher:
                     self._hand_out(seat, batch)
 
     def _open_next(self) -> Batch | None:
-        if len(self.admission.open) >= self.depth or not self.admission.upcoming:
+        # One that was evicted may be due while later ones are ready.
+        if not self.admission.upcoming or (len(self.admission.open) >= self.depth and not self.admission.is_next_due):
             return None
         rows = self.admission.upcoming[0].rows
         private_bytes = self._private_bytes_for(self.admission.upcoming[0])

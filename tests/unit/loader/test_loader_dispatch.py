@@ -456,6 +456,39 @@ def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_is_queued_
     assert works.finish_everything(None) == [0, 1]
 
 
+def test_a_batch_that_was_evicted_is_opened_although_later_ones_fill_the_depth() -> None:
+    works = Works(workers=1, depth=3, row_s=0.0001)
+    works.offer(3)
+    admission = works.dispatcher.admission
+    first = admission.open[0]
+    while tasks := works.all_tasks():
+        works.done(tasks[0][0], tasks[0][1].task, Outcome("inline", pickled=b""))
+    assert [batch.ready for batch in admission.open.values()] == [True] * 3
+    admission.evict(first)
+    works.dispatcher.depth_wanted = 2
+    assert list(admission.open) == [1, 2] and works.dispatcher.take_ready() is None
+    works.dispatcher.progress()
+    assert list(admission.open) == [0, 1, 2]
+
+
+def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_was_evicted_and_nobody_is_free() -> None:
+    works = Works(workers=1, rows=False, splittable=False, limit_bytes=4 * MIB, row_s=0.01, depth=4)
+    works.dispatcher.admission.shapes.note_size(1 * MIB)
+    works.offer(4)
+    admission = works.dispatcher.admission
+    (seat, first), *_ = works.all_tasks()
+    works.done(seat, first.task, Outcome("inline", pickled=b""))
+    (seat, later), *_ = works.all_tasks()
+    works.let_wait(seat, later.task, 6 * MIB)
+    admission.evict(admission.open[0])
+    assert admission.is_next_due and works.room_of(seat, later.task) is None
+    works.dispatcher.progress()
+    answer = works.room_of(seat, later.task)
+    assert answer is not None and answer.segment == DROP
+    works.done(seat, later.task, Outcome("dropped"))
+    assert works.finish_everything(None) == [0, 1, 2, 3]
+
+
 def test_evicting_a_batch_while_needs_are_answered_loses_nobody() -> None:
     """Of several needs that wait, one is due and makes a later batch let go: each of the others is still answered."""
     works = Works(workers=4, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=3)
