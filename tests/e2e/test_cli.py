@@ -317,10 +317,11 @@ def test_the_bench_runs_the_users_dataset_through_both_loaders(own_data: str, ar
         (["own_data.py"], 2, "names no attribute"),
         (["own_data.py:Slow", "--memory", "plenty"], 2, "plenty"),
         (["own_data.py:Slow", "--device", "cuda:77"], 1, "nothing can be delivered on 'cuda:77'"),
-        (["own_data.py:empty"], 1, "gave no batch"),
-        (["own_data.py:Failing"], 1, "sample 0 is bad"),
+        (["own_data.py:empty"], 1, "has 0 samples and a batch 32"),
+        (["own_data.py:Failing"], 1, "failed while it was read"),
+        (["own_data.py:Failing", "--workers", "0"], 1, "sample 0 is bad"),
     ],
-    ids=["no attribute", "memory", "device", "empty", "failing"],
+    ids=["no attribute", "memory", "device", "empty", "failing", "failing here"],
 )
 def test_what_the_bench_cannot_do_it_says(own_data: str, arguments: list[str], status: int, said: str) -> None:
     target, *more = arguments

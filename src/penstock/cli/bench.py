@@ -16,7 +16,7 @@ import click
 from penstock._version import __version__
 from penstock.cli.facts import as_json, gather
 from penstock.cli.interrupt import ctrl_c_on_request
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.meter import Roots
 from penstock.units import parse_size
 
@@ -52,7 +52,7 @@ def command(roots: Roots, target: str, memory: str, collate: str | None, json_wa
     """
     from penstock.cli.bench_page import show_bench
     from penstock.cli.page import make_console, make_progress
-    from penstock.cli.target import load_function, load_target
+    from penstock.cli.target import failed, load_function, load_target
 
     facts = gather(roots)
     if given["workers"] is None:
@@ -72,7 +72,12 @@ def command(roots: Roots, target: str, memory: str, collate: str | None, json_wa
         on_progress(f"loading {target}", 0.0)
         dataset = load_target(target)
         collate_fn = None if collate is None else load_function(collate)
-        measured = bench(dataset, collate_fn, settings, on_progress=on_progress)
+        try:
+            measured = bench(dataset, collate_fn, settings, on_progress=on_progress)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise failed(f"{target} failed while it was read", error) from error
 
     if json_wanted:
         answer: dict[str, Any] = {

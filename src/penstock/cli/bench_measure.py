@@ -95,7 +95,7 @@ def bench(
 ) -> Measured:  # fmt: skip
     """Run both loaders in turns; ``on_progress`` hears who runs and how much is done."""
     device = None if settings.device is None else torch.device(settings.device)
-    on_device = device is not None and device.type == "cuda"
+    cuda = device if device is not None and device.type == "cuda" else None
     given: dict[str, Any] = {
         "batch_size": settings.batch_size,
         "num_workers": settings.workers,
@@ -104,9 +104,15 @@ def bench(
     }
     if not isinstance(dataset, IterableDataset):
         given["shuffle"] = settings.shuffle
+        # Every batch has as many samples then, whatever the collate function makes of them.
+        given["drop_last"] = True
+        if len(dataset) < settings.batch_size:
+            raise DataError(
+                f"{settings.target} has {len(dataset)} samples and a batch {settings.batch_size}; lower --batch-size"
+            )
 
     def torchs() -> Iterable[Any]:
-        return _Moved(TorchDataLoader(dataset, pin_memory=on_device, **given), device)
+        return _Moved(TorchDataLoader(dataset, pin_memory=cuda is not None, **given), device)
 
     def ours() -> Iterable[Any]:
         return penstock.DataLoader(dataset, memory=settings.memory, device=settings.device, **given)
@@ -114,8 +120,7 @@ def bench(
     def use(batch: Any, tally: Tally) -> Tally:
         if settings.step_time:
             time.sleep(settings.step_time)
-        samples, size_bytes = weigh(batch, settings.batch_size)
-        return Tally(tally.samples + samples, tally.delivered_bytes + size_bytes)
+        return Tally(tally.samples + settings.batch_size, tally.delivered_bytes + weigh(batch))
 
     work = Work(
         make={"torch": torchs, "penstock": ours},
@@ -123,7 +128,7 @@ def bench(
         rounds=settings.rounds,
         round_s=settings.seconds,
         warm_up_s=max(_LEAST_WARM_UP_S, _WARM_UP_SHARE * settings.seconds),
-        settle=torch.cuda.synchronize if on_device else lambda: None,
+        settle=(lambda: torch.cuda.synchronize(cuda)) if cuda else (lambda: None),
     )
     comparison = take_turns(work, on_progress=lambda name, done: on_progress(f"{name}'s DataLoader", done))
     if not all(each.samples for result in (comparison.torch, comparison.penstock) for each in result.rounds):
@@ -132,7 +137,7 @@ def bench(
             "whether the dataset is empty"
         )
     # Last: workers forked earlier must not inherit a CUDA context.
-    return Measured(comparison=comparison, link_bytes_per_s=_link_bytes_per_s() if on_device else None)
+    return Measured(comparison=comparison, link_bytes_per_s=_link_bytes_per_s(cuda) if cuda else None)
 
 
 class _Moved:
@@ -149,22 +154,33 @@ class _Moved:
         return (move(batch, device) for batch in self._loader)
 
 
-def weigh(batch: Any, batch_size: int) -> tuple[int, int]:
-    """Samples in a batch, as far as its first tensor tells, and bytes of its tensors and arrays."""
-    arrays = [leaf for leaf in leaves(batch) if isinstance(leaf, (torch.Tensor, np.ndarray))]
-    samples = next((len(array) for array in arrays if array.ndim), batch_size)
-    return min(samples, batch_size), sum(array.nbytes for array in arrays)
+def weigh(batch: Any) -> int:
+    """Bytes of a batch's tensors and arrays."""
+    return sum(_bytes_of(leaf) for leaf in leaves(batch))
 
 
-def _link_bytes_per_s() -> float:
+def _bytes_of(leaf: Any) -> int:
+    if isinstance(leaf, np.ndarray):
+        return leaf.nbytes
+    if not isinstance(leaf, torch.Tensor):
+        return 0
+    if leaf.layout is torch.sparse_coo:
+        return leaf._values().nbytes + leaf._indices().nbytes
+    try:
+        return leaf.nbytes if leaf.layout is torch.strided and not leaf.is_nested else leaf.values().nbytes
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _link_bytes_per_s(device: torch.device) -> float:
     host = torch.empty(_LINK_BYTES, dtype=torch.uint8).pin_memory()
-    there = torch.empty_like(host, device="cuda")
+    there = torch.empty_like(host, device=device)
     rates = []
     for _ in range(4):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         began_s = time.perf_counter()
         for _ in range(4):
             there.copy_(host, non_blocking=True)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         rates.append(4 * host.nbytes / (time.perf_counter() - began_s))
     return max(rates)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_HINT = b"\nstopping at the next batch; press Ctrl-C again to stop now\n"
+
 
 @contextmanager
 def ctrl_c_on_request() -> Iterator[Callable[[], None]]:
@@ -31,6 +33,7 @@ def ctrl_c_on_request() -> Iterator[Callable[[], None]]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
+        os.write(2, _HINT)
 
     def raise_if_pressed() -> None:
         if pressed:
@@ -40,5 +43,9 @@ def ctrl_c_on_request() -> Iterator[Callable[[], None]]:
     try:
         yield raise_if_pressed
         raise_if_pressed()
+    except Exception:
+        # Workers that were starting got the signal too, and their death is what is reported.
+        raise_if_pressed()
+        raise
     finally:
         signal.signal(signal.SIGINT, before)

@@ -35,9 +35,10 @@ def load_target(target: str) -> Any:
         try:
             value = value()
         except Exception as error:
-            raise _failed(f"{target}() failed", error) from error
-    if not _is_dataset(value):
-        raise _wrong(f"{target} is {_a(value)}, which is no dataset: it has neither __getitem__ nor __iter__")
+            raise failed(f"{target}() failed", error) from error
+    problem = _problem_with(value)
+    if problem is not None:
+        raise _wrong(f"{target} is {_a(value)}, which is no dataset: {problem}")
     return value
 
 
@@ -54,11 +55,12 @@ def _attribute(target: str) -> Any:
     if not found or not where or not attribute:
         raise _wrong(f"{target!r} names no attribute. {_FORM}")
     value: Any = _module(where)
+    path = where
     for name in attribute.split("."):
         if not hasattr(value, name):
             known = ", ".join(n for n in getattr(value, "__dict__", {}) if not n.startswith("_"))
-            raise _wrong(f"{where} has no {name!r}; it has {known or 'nothing'}")
-        value = getattr(value, name)
+            raise _wrong(f"{path} has no {name!r}" + (f"; it has {known}" if known else ""))
+        value, path = getattr(value, name), f"{path}.{name}"
     return value
 
 
@@ -75,6 +77,18 @@ def _is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__getitem__") or hasattr(type(value), "__iter__")
 
 
+def _problem_with(value: Any) -> str | None:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(value, IterableDataset):
+        return None
+    if hasattr(type(value), "__getitem__"):
+        return None if hasattr(type(value), "__len__") else "it has no __len__, so nobody knows which indices there are"
+    if hasattr(type(value), "__iter__"):
+        return "it can only be iterated; make it a torch.utils.data.IterableDataset"
+    return "it has neither __getitem__ nor __iter__"
+
+
 def _module(where: str) -> ModuleType:
     is_file = where.endswith(".py")
     if is_file and not Path(where).is_file():
@@ -89,9 +103,9 @@ def _module(where: str) -> ModuleType:
     except ModuleNotFoundError as missing:
         if missing.name is not None and name.split(".")[: missing.name.count(".") + 1] == missing.name.split("."):
             raise _wrong(f"there is no module {name}. {_FORM}") from None
-        raise _failed(f"importing {where} failed", missing) from missing
+        raise failed(f"importing {where} failed", missing) from missing
     except Exception as error:
-        raise _failed(f"importing {where} failed", error) from error
+        raise failed(f"importing {where} failed", error) from error
 
 
 def _from_file(name: str, path: Path) -> ModuleType:
@@ -110,7 +124,7 @@ def _from_file(name: str, path: Path) -> ModuleType:
     return module
 
 
-def _failed(what: str, error: BaseException) -> TargetError:
+def failed(what: str, error: BaseException) -> TargetError:
     """The user's own frames, without ours or the import system's."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]

@@ -34,6 +34,11 @@ class Shelf:
     made = Squares(5)
 def make():
     return Squares(6)
+def generate():
+    yield 1
+class Endless:
+    def __getitem__(self, index):
+        return index
 def fails():
     return {}["missing"]
 def collate(samples):
@@ -91,6 +96,9 @@ def test_a_function_is_left_as_it_is() -> None:
         ("own_data.inner:made", "there is no module own_data.inner"),
         ("own_data:maid", "own_data has no 'maid'; it has"),
         ("own_data:number", "is an int, which is no dataset"),
+        ("own_data:Shelf.maid", "own_data.Shelf has no 'maid'; it has made"),
+        ("own_data:generate", "can only be iterated"),
+        ("own_data:Endless", "has no __len__"),
     ],
 )
 def test_a_wrong_name_is_wrong_usage(target: str, said: str) -> None:
