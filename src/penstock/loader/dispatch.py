@@ -255,6 +255,8 @@ class Dispatcher:
 
     def _assign_free(self) -> None:
         begun = deque(b for b in self.admission.open.values() if b.todo or b.wants_collate)
+        if self.admission.is_next_due and begun and (due := self._open_next()) is not None:
+            begun.appendleft(due)
         while (seat := self.roster.idlest(self._most_in_hand)) is not None:
             while begun and not begun[0].has_work:
                 begun.popleft()

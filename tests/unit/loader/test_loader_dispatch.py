@@ -489,6 +489,20 @@ def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_was_evicte
     assert works.finish_everything(None) == [0, 1, 2, 3]
 
 
+def test_a_batch_that_was_evicted_is_worked_at_before_what_is_left_of_later_ones() -> None:
+    works = Works(workers=1, splittable=False, row_s=0.02, depth=2)
+    works.offer(2)
+    admission = works.dispatcher.admission
+    (seat, fetch), *_ = works.all_tasks()
+    works.done(seat, fetch.task, Outcome("inline", pickled=b""))
+    (seat, fetch), *_ = works.all_tasks()
+    assert admission.open[0].ready and seat.tasks[fetch.task].batch.number == 1
+    admission.evict(admission.open[0])
+    works.done(seat, fetch.task, Outcome("dropped"))
+    (seat, fetch), *_ = works.all_tasks()
+    assert seat.tasks[fetch.task].batch.number == 0
+
+
 def test_evicting_a_batch_while_needs_are_answered_loses_nobody() -> None:
     """Of several needs that wait, one is due and makes a later batch let go: each of the others is still answered."""
     works = Works(workers=4, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=3)
