@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,6 @@ from penstock.cache.space import Space, extent_for
 from penstock.cache.table import COMING, E_EXTENT, E_OWNER, E_STAMP, E_TAG, EMPTY, HERE, Entry, Table
 from penstock.cache.values import Packed
 
-MISSING: Any = object()
 _COPY_UNDER_LOCK_BYTES = 64 << 10
 """Values up to this size are copied while the lock is held: taking it twice costs more."""
 _LOOKS = 8
@@ -67,7 +65,7 @@ class RamTier:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def get(self, digest: bytes) -> np.ndarray | None:
+    def get(self, digest: bytes, *, counts: bool = True) -> np.ndarray | None:
         """A private copy of a value's bytes, or None."""
         row = self._readers.row()
         table, values = self._table, self._region.values
@@ -83,10 +81,10 @@ class RamTier:
                 row[R_READING] = 0
                 if table.is_still(at, entry.tag):
                     table.touch(at, time.monotonic_ns())
-                    row[R_HITS] += 1
+                    row[R_HITS] += counts
                     return copy
             row[R_READING] = 0
-        row[R_MISSES] += 1
+        row[R_MISSES] += counts
         return None
 
     def has(self, digest: bytes) -> bool:

@@ -1,0 +1,21 @@
+"""A region of shared memory for every test that asks for one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cache.region import Region
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Iterator[Region]:
+    fd = os.open(tmp_path / "locks", os.O_RDWR | os.O_CREAT, 0o600)
+    made = Region.create(fd, limit_bytes=4 * MIB, virtual_bytes=64 * MIB)
+    yield made
+    made.close()

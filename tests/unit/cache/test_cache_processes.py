@@ -1,0 +1,200 @@
+"""One cache, many processes: they join by name, share what they load, and may be killed at any moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.cache import registry
+from penstock.cache.cache import Cache
+from penstock.errors import CacheError, ConfigError
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
+
+MIB = 1 << 20
+
+
+def plenty() -> int:
+    return 1 << 50
+
+
+def make(name: str | None = None, limit_bytes: int = 8 * MIB, policy: str = "lru") -> Cache:
+    return Cache(limit_bytes, policy=policy, name=name, headroom_bytes=plenty, host_bytes=64 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield tmp_path
+    assert not list((tmp_path / "penstock").glob("*")), "a cache's file was left behind"
+
+
+def value_of(number: int) -> torch.Tensor:
+    return torch.full((10_000 + number % 50,), number)
+
+
+OTHER = """
+import sys, torch
+from penstock.cache.cache import Cache
+def plenty(): return 1 << 50
+cache = Cache(1 << 20, policy="lru", name="shared", headroom_bytes=plenty, host_bytes=1 << 26)
+print(int(cache.get("here")[0]), cache.stats().limit_bytes, flush=True)
+cache.put("there", torch.full((5,), 8))
+{rest}
+"""
+
+
+def test_an_unrelated_process_joins_by_name_and_leaves_what_it_put() -> None:
+    with make("shared") as cache:
+        cache.put("here", torch.full((5,), 7))
+        done = subprocess.run(
+            [sys.executable, "-c", OTHER.format(rest="cache.close()")], capture_output=True, text=True
+        )
+        assert done.stdout.split() == ["7", str(8 * MIB)], done.stderr
+        assert cache.get("there").tolist() == [8] * 5
+
+
+def test_a_cache_lives_as_long_as_any_process_that_has_it() -> None:
+    cache = make("shared")
+    cache.put("here", torch.full((5,), 7))
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER.format(rest="sys.stdin.read()")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None and other.stdout.readline().startswith(b"7")
+    cache.close()
+    with make("shared") as again:
+        deadline = time.monotonic() + 10
+        while (found := again.get("there")) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found is not None and again.get("here").tolist() == [7] * 5
+        other.kill()
+        other.wait()
+
+
+def test_a_name_whose_processes_are_all_dead_begins_anew() -> None:
+    code = OTHER.format(rest="").replace("print(", "cache.put('here', torch.ones(1)); print(")
+    other = subprocess.run([sys.executable, "-c", code + "\nimport os; os._exit(1)"], capture_output=True, text=True)
+    assert other.returncode == 1, other.stderr
+    assert registry.listed() == {"shared": []}
+    assert registry.remove_stale() == ["shared"] and registry.listed() == {}
+    with make("shared") as cache:
+        assert cache.get("here") is None
+        assert [member.pid for member in registry.listed()["shared"]] == [os.getpid()]
+
+
+def test_a_pickled_cache_is_the_same_cache() -> None:
+    with make() as cache:
+        cache.put("here", 1)
+        other = pickle.loads(pickle.dumps(cache))
+        assert other.get("here") == 1
+        other.close()
+        assert cache.get("here") == 1
+
+
+def test_names_and_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(CacheError, match="cannot be a cache's name"):
+        make("../up")
+    with pytest.raises(ConfigError, match="too small"):
+        make(limit_bytes=1000)
+    with pytest.raises(ConfigError, match="none of static, lru"):
+        make(policy="best")
+    (registry.folder()).chmod(0o755)
+    with pytest.raises(CacheError, match="nobody else can read"):
+        make()
+    (Path(os.environ["XDG_RUNTIME_DIR"]) / "penstock").chmod(0o700)
+
+
+def test_a_miss_and_a_hit_leave_the_same_randomness_and_load_is_seeded_by_its_key() -> None:
+    with make() as cache:
+        drawn = []
+        for _ in range(2):
+            random.seed(1)
+            torch.manual_seed(1)
+            drawn.append(
+                (cache.get_or_load("key", lambda: (torch.rand(2), random.random())), torch.rand(1), random.random())
+            )
+        (first, one, one_too), (second, other, other_too) = drawn
+        assert torch.equal(first[0], second[0]) and first[1] == second[1]
+        assert torch.equal(one, other) and one_too == other_too
+        cache.clear()
+        assert torch.equal(cache.get_or_load("key", lambda: torch.rand(2)), first[0])
+
+
+def load_slowly(cache: Cache, loaded: Any) -> None:
+    def load() -> int:
+        with loaded.get_lock():
+            loaded.value += 1
+        time.sleep(0.3)
+        return 5
+
+    assert cache.get_or_load("key", load) == 5
+
+
+def test_processes_that_miss_the_same_key_load_it_once() -> None:
+    context = multiprocessing.get_context("fork")
+    with make() as cache:
+        loaded = context.Value("i", 0)
+        children = [context.Process(target=load_slowly, args=(cache, loaded)) for _ in range(4)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(20)
+            assert child.exitcode == 0
+        assert loaded.value == 1
+
+
+def hammer(cache: Cache, seed: int) -> None:
+    chance = random.Random(seed)
+    while True:
+        number = chance.randrange(300)
+        if chance.random() < 0.02:
+            cache.resize(chance.choice([4 * MIB, 8 * MIB]))
+        began_s = time.monotonic()
+        found = cache.get_or_load(number, lambda number=number: value_of(number))
+        if not torch.equal(found, value_of(number)):
+            os.write(2, b"WRONG\n")
+            os._exit(3)
+        if time.monotonic() - began_s > 1.0:
+            os.write(2, b"SLOW\n")
+            os._exit(4)
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.soak)])
+def test_processes_killed_while_they_hammer_leave_no_wrong_value_and_nobody_waiting(seconds: float) -> None:
+    context, chance = multiprocessing.get_context("fork"), random.Random(7)
+    with make() as cache:
+        children: list[Any] = []
+        kills, end_s = 0, time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            while len(children) < 6:
+                child = context.Process(target=hammer, args=(cache, chance.randrange(1 << 30)), daemon=True)
+                child.start()
+                children.append(child)
+            time.sleep(chance.uniform(0.0, 0.03))
+            victim = children.pop(chance.randrange(len(children)))
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.join()
+            assert victim.exitcode == -signal.SIGKILL, f"a child ended by itself: {victim.exitcode}"
+            kills += 1
+        for child in children:
+            child.kill()
+            child.join()
+        print(f"{kills} kills, {cache.stats()}")
+        assert kills > 20 * seconds / 4
+        for number in range(300):
+            found = cache.get(number)
+            assert found is None or torch.equal(found, value_of(number))
+        assert cache.put("after", 1)
+        assert cache.stats().bytes <= 8 * MIB

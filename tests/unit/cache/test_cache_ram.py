@@ -1,0 +1,210 @@
+"""The cache's memory: values come back as they were, never more bytes than the limit, the right ones go."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.cache.keys import digest
+from penstock.cache.policies import Lru, NextUse, Policy, Static
+from penstock.cache.ram import RamTier
+from penstock.cache.region import H_CHANGING, H_ITEMS, H_LIMIT, H_VALUE_BYTES, R_READING, Region
+from penstock.cache.values import Packed, unpack
+
+MIB = 1 << 20
+
+
+def tier(region: Region, policy: Policy | None = None) -> RamTier:
+    return RamTier(region, policy or Lru(), headroom_bytes=lambda: 1 << 50)
+
+
+def value_of(number: int, values: int = 40_000) -> torch.Tensor:
+    return torch.full((values,), number, dtype=torch.int32)
+
+
+def put(ram: RamTier, number: int, values: int = 40_000) -> bool:
+    return ram.put(digest(number), Packed(value_of(number, values)))
+
+
+def got(ram: RamTier, number: int) -> Any:
+    found = ram.get(digest(number))
+    return None if found is None else unpack(found)
+
+
+def resident_bytes(region: Region) -> int:
+    return os.fstat(region.data_fd).st_blocks * 512 + os.fstat(region.meta_fd).st_blocks * 512
+
+
+VALUES: list[Any] = [
+    None, 3, "text", b"bytes" * 1000, torch.arange(10), torch.zeros(0), np.arange(6.0).reshape(2, 3),
+    {"x": torch.rand(3, 4).t(), "y": [1, (2, "z")]}, torch.rand(1 << 18), "long " * 20_000,
+    torch.eye(3).to_sparse(), torch.ones(4, dtype=torch.bfloat16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_come_back_as_they_were_and_as_the_callers_own(region: Region, value: Any) -> None:
+    ram = tier(region)
+    assert ram.put(digest("key"), Packed(value))
+    for _ in range(2):
+        back = ram.get(digest("key"))
+        assert back is not None
+        found = unpack(back)
+        same(found, value)
+        if isinstance(found, torch.Tensor) and found.layout is torch.strided and found.numel():
+            found += 1
+        if isinstance(found, np.ndarray):
+            found += 1
+
+
+def same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one.to_dense(), other.to_dense())
+    elif isinstance(one, np.ndarray):
+        assert np.array_equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        for a, b in zip(one, other, strict=True):
+            same(a, b)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("policy", [Static(), Lru()], ids=["static", "lru"])
+def test_the_limit_holds_whatever_the_sizes_index_included(region: Region, policy: Policy) -> None:
+    ram, chance = tier(region, policy), random.Random(1)
+    for number in range(400):
+        put(ram, number, chance.choice([10, 1000, 20_000, 200_000, 2_000_000]))
+        counts = ram.counts()
+        assert counts["bytes"] <= counts["limit_bytes"]
+        assert resident_bytes(region) <= counts["limit_bytes"] + (64 << 10)
+    assert ram.counts()["items"] > 0
+    assert ram.counts()["passed"] > 0
+
+
+def test_static_keeps_the_first_and_lru_the_latest(region: Region) -> None:
+    ram = tier(region, Static())
+    kept = [number for number in range(40) if put(ram, number)]
+    assert kept == list(range(len(kept))) and ram.counts()["evictions"] == 0
+    ram = tier(region, Lru())
+    for number in range(40, 80):
+        assert put(ram, number)
+    here = [number for number in range(80) if got(ram, number) is not None]
+    assert here == list(range(80 - len(here), 80))
+
+
+def test_what_was_read_last_stays(region: Region) -> None:
+    ram = tier(region)
+    for number in range(10):
+        put(ram, number)
+    for number in range(10, 60):
+        assert got(ram, 3) is not None
+        put(ram, number)
+    assert torch.equal(got(ram, 3), value_of(3))
+
+
+class Plan:
+    """Key n is needed n batches from now."""
+
+    def __init__(self, numbers: range) -> None:
+        self._uses = {digest(number): number for number in numbers}
+
+    def next_uses(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+        keys = np.stack([high, low], axis=1)
+        return np.array([self._uses[key.tobytes()] for key in keys], dtype=np.int64)
+
+
+def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(region: Region) -> None:
+    numbers = list(range(60))
+    random.Random(2).shuffle(numbers)
+    ram = tier(region, NextUse(Plan(range(60))))
+    for number in numbers:
+        put(ram, number)
+    here = [number for number in range(60) if ram.has(digest(number))]
+    assert here == list(range(len(here))) and 10 < len(here) < 60
+
+
+def test_a_value_put_again_replaces_the_first(region: Region) -> None:
+    ram = tier(region)
+    for number in range(50):
+        assert ram.put(digest("key"), Packed(value_of(number)))
+    assert ram.counts()["items"] == 1
+    assert torch.equal(unpack(ram.get(digest("key"))), value_of(49))  # type: ignore[arg-type]
+
+
+def test_a_value_larger_than_the_limit_is_passed_through_and_costs_nobody(region: Region) -> None:
+    ram = tier(region)
+    put(ram, 0)
+    assert not put(ram, 1, 2_000_000)
+    assert got(ram, 0) is not None and ram.counts()["passed"] == 1
+
+
+def test_shrinking_gives_memory_back_at_once_and_growing_takes_more(region: Region) -> None:
+    ram = tier(region)
+    for number in range(20):
+        put(ram, number)
+    ram.resize(1 * MIB)
+    assert resident_bytes(region) <= 1 * MIB + (64 << 10)
+    assert ram.counts()["items"] >= 1
+    ram.resize(8 * MIB)
+    for number in range(100):
+        put(ram, number)
+    assert 7 * MIB < ram.counts()["bytes"] <= 8 * MIB
+
+
+def test_clear_forgets_everything_and_gives_it_back(region: Region) -> None:
+    ram = tier(region)
+    for number in range(20):
+        put(ram, number)
+    ram.clear()
+    assert ram.counts()["items"] == 0 and os.fstat(region.data_fd).st_blocks == 0
+    assert got(ram, 3) is None and put(ram, 3) and got(ram, 3) is not None
+
+
+def test_a_machine_without_memory_stops_growth_and_nothing_else(region: Region) -> None:
+    ram = RamTier(region, Lru(), headroom_bytes=lambda: 400_000 - int(region.header[H_VALUE_BYTES]))
+    for number in range(20):
+        assert put(ram, number) or number < 2
+    assert ram.is_short
+    assert 1 <= ram.counts()["items"] <= 3
+
+
+def test_a_value_somebody_reads_is_not_given_away(region: Region) -> None:
+    ram = tier(region)
+    put(ram, 0)
+    found = ram._table.find(digest(0))
+    assert found is not None
+    row = ram._readers.row()
+    row[R_READING] = found[1].offset + 1
+    for number in range(1, 60):
+        put(ram, number)
+    assert ram.has(digest(0))
+    row[R_READING] = 0
+    for number in range(60, 120):
+        put(ram, number)
+    assert not ram.has(digest(0))
+
+
+def test_what_a_dead_process_left_half_done_is_put_right(region: Region) -> None:
+    ram = tier(region)
+    for number in range(10):
+        put(ram, number)
+    before = ram.counts()
+    region.header[H_CHANGING] = 1
+    region.header[H_ITEMS], region.header[H_VALUE_BYTES] = 99, 1 << 40
+    # Pages of an entry that was removed and not given back.
+    region.values[60 * MIB : 61 * MIB] = 1
+    assert put(ram, 10)
+    assert ram.counts()["items"] == before["items"] + 1
+    assert resident_bytes(region) <= int(region.header[H_LIMIT])
+    for number in range(11):
+        assert torch.equal(got(ram, number), value_of(number))

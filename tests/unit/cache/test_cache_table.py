@@ -1,0 +1,77 @@
+"""The cache's table against a dictionary, through growth, removal and probing over the end."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from penstock.cache.keys import digest
+from penstock.cache.region import H_ITEMS, H_TABLE, H_VALUE_BYTES, Region
+from penstock.cache.table import COMING, GONE, HERE, Table
+
+
+def add(table: Table, known: bytes, *, offset: int = 0, extent: int = 4096) -> int:
+    return table.add(known, offset=offset, extent_bytes=extent, used_bytes=extent, stamp=1, owner=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_agrees_with_a_dictionary(region: Region, seed: int) -> None:
+    table, chance = Table(region), random.Random(seed)
+    model: dict[bytes, int] = {}
+    for step in range(6000):
+        known = digest(chance.randrange(3000))
+        if known in model and chance.random() < 0.5:
+            found = table.find(known)
+            assert found is not None
+            table.remove(*found)
+            del model[known]
+        elif known not in model:
+            add(table, known, offset=4096 * step)
+            model[known] = 4096 * step
+    assert int(region.header[H_ITEMS]) == len(model)
+    assert int(region.header[H_VALUE_BYTES]) == 4096 * len(model)
+    assert len(table.live()) == len(model)
+    for number in range(3000):
+        found = table.find(digest(number))
+        assert (None if found is None else found[1].offset) == model.get(digest(number))
+
+
+def test_entries_that_begin_at_the_last_slot_go_on_at_the_first(region: Region) -> None:
+    table = Table(region)
+    slots = 1 << (int(region.header[H_TABLE]) & 63)
+    crowded = [struct.pack("<QQ", number, slots - 1) for number in range(1, 20)]
+    for number, known in enumerate(crowded):
+        add(table, known, offset=number)
+    table._rebuild(int(region.header[H_TABLE]) & 63)
+    for number, known in enumerate(crowded):
+        found = table.find(known)
+        assert found is not None and found[1].offset == number
+
+
+def test_a_tag_changes_whenever_its_entry_does(region: Region) -> None:
+    table, known = Table(region), digest("key")
+    at = add(table, known)
+    tags = [table.read(at).tag]
+    table.arrive(at, tags[-1])
+    tags.append(table.read(at).tag)
+    table.remove(at, table.read(at))
+    tags.append(table.read(at).tag)
+    assert add(table, known) == at
+    tags.append(table.read(at).tag)
+    assert [tag & 3 for tag in tags] == [COMING, HERE, GONE, COMING] and len(set(tags)) == 4
+    assert not table.is_still(at, tags[1]) and table.is_still(at, tags[3])
+
+
+def test_a_reader_of_the_table_that_was_left_finds_nothing_and_nothing_wrong(region: Region) -> None:
+    table = Table(region)
+    before = int(region.header[H_TABLE])
+    at = add(table, digest(0))
+    tag = table.read(at).tag
+    for number in range(1, 3000):
+        add(table, digest(number))
+    assert int(region.header[H_TABLE]) != before
+    assert not table.is_still(at, tag)
+    assert np.count_nonzero(region.table_at(before)) == 0
