@@ -272,7 +272,7 @@ if {kills}:
         time.sleep(0.1)
         living = workers()
         if living:
-            os.kill(chance.choice(living), signal.SIGKILL)
+            kill(chance.choice(living))
 for thread in threads: thread.join()
 print(set(results.values()), len(workers()))
 """

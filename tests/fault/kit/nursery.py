@@ -31,7 +31,7 @@ import gc, json, os, random, signal, threading, time, traceback, warnings
 import psutil, torch
 import penstock
 from kit.datasets import *
-from kit.people import workers
+from kit.people import kill, workers
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 code = None

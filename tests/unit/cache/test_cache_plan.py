@@ -1,0 +1,40 @@
+"""A plan knows when every key is needed next."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from penstock.cache.keys import digest
+from penstock.cache.plan import NEVER, Plan
+
+
+def lows(keys: list[int]) -> np.ndarray:
+    return np.array([int.from_bytes(digest(key)[8:], "little") for key in keys], np.uint64)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_agrees_with_looking_through_the_epoch(seed: int) -> None:
+    chance = random.Random(seed)
+    batches = [[chance.randrange(60) for _ in range(chance.randrange(6))] for _ in range(50)]
+    plan = Plan.of_keys(batches)
+    asked = list(range(70))
+    for now in (0, 1, 17, 49, 50):
+        expected = [
+            next((number - now for number, keys in enumerate(batches) if number >= now and key in keys), NEVER)
+            for key in asked
+        ]
+        assert plan.distances(lows(asked), now).tolist() == expected
+
+
+def test_an_empty_epoch_needs_nothing() -> None:
+    assert Plan.of_keys([]).distances(lows([1, 2]), 0).tolist() == [NEVER, NEVER]
+    assert Plan.of_keys([[], []]).distances(lows([1]), 1).tolist() == [NEVER]
+
+
+def test_keys_used_once_do_not_repeat_and_windows_do() -> None:
+    assert not Plan.of_keys([[1, 2], [3, 4]]).repeats
+    assert not Plan.of_keys([[1, 1], [3, 4]]).repeats, "twice in one batch is one use"
+    assert Plan.of_keys([[1, 2], [2, 3]]).repeats
