@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.cache.table import E_HIGH, E_LOW, E_STAMP, E_TAG, HERE
+from penstock.cache.table import E_HIGH, E_LOW, E_STAMP, E_TAG, HERE, evictable
 
 _BATCH = 256
 """Candidates looked for at a time: a look at the whole table costs as much for one as for many."""
@@ -53,7 +53,7 @@ class Lru:
             if looked:
                 return
             looked = True
-            here = np.flatnonzero(table[:, E_TAG] & np.uint64(3) == HERE)
+            here = evictable(table)
             stamps = table[here, E_STAMP]
             if len(here) > _BATCH:
                 oldest = np.argpartition(stamps, _BATCH)[:_BATCH]
@@ -79,7 +79,7 @@ class NextUse:
         self._oracle = oracle
 
     def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]:
-        here = np.flatnonzero(table[:, E_TAG] & np.uint64(3) == HERE)
+        here = evictable(table)
         own = np.frombuffer(newcomer, np.uint64)
         uses = self._oracle.next_uses(
             np.append(table[here, E_HIGH], own[0]), np.append(table[here, E_LOW], own[1])

@@ -38,7 +38,7 @@ from penstock.cache.region import (
     Region,
 )
 from penstock.cache.space import Space, extent_for
-from penstock.cache.table import COMING, E_EXTENT, E_OWNER, E_STAMP, E_TAG, EMPTY, HERE, Entry, Table
+from penstock.cache.table import COMING, E_EXTENT, E_OWNER, E_STAMP, E_TAG, EMPTY, HERE, Entry, Table, evictable
 from penstock.cache.values import Packed
 
 _COPY_UNDER_LOCK_BYTES = 64 << 10
@@ -87,14 +87,22 @@ class RamTier:
         row[R_MISSES] += counts
         return None
 
+    def view(self, digest: bytes) -> tuple[int, np.ndarray] | None:
+        """A pinned value's bytes where they lie, and a number that changes when they do; None if there is none."""
+        found = self._table.find(digest)
+        if found is None or found[1].tag & 3 != HERE:
+            return None
+        entry = found[1]
+        return entry.tag, self._region.values[entry.offset : entry.offset + entry.used_bytes]
+
     def has(self, digest: bytes) -> bool:
         found = self._table.find(digest)
         return found is not None and found[1].tag & 3 == HERE
 
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, digest: bytes, packed: Packed) -> bool:
-        """Keep a value, if the policy and the memory allow."""
+    def put(self, digest: bytes, packed: Packed, *, pinned: bool = False) -> bool:
+        """Keep a value, if the policy and the memory allow; a pinned one stays until it is replaced."""
         row_number, row = self._readers.number(), self._readers.row()
         extent_bytes = extent_for(packed.total_bytes)
         with self._region.changing():
@@ -115,7 +123,7 @@ class RamTier:
             )  # fmt: skip
             if packed.total_bytes <= _COPY_UNDER_LOCK_BYTES:
                 packed.write(self._region.values[offset : offset + extent_bytes])
-                self._table.arrive(at, self._table.read(at).tag)
+                self._table.arrive(at, self._table.read(at).tag, pinned=pinned)
                 return True
             tag = self._table.read(at).tag
         self._region.populate(offset, extent_bytes)
@@ -127,7 +135,7 @@ class RamTier:
             if found is None or found[1].tag != tag or found[1].offset != offset:
                 self._region.drop_values(offset, offset + extent_bytes)
                 return False
-            self._table.arrive(found[0], tag)
+            self._table.arrive(found[0], tag, pinned=pinned)
         return True
 
     def remove(self, digest: bytes) -> None:
@@ -205,7 +213,7 @@ class RamTier:
     def _evict_to_limit(self) -> None:
         """Whatever the policy: what was not used for longest goes until the rest fits."""
         header, table = self._region.header, self._region.table()
-        live = self._table.live()
+        live = evictable(table)
         for slot in live[np.argsort(table[live, E_STAMP], kind="stable")]:
             if self._region.index_bytes + int(header[H_VALUE_BYTES]) <= int(header[H_LIMIT]):
                 return

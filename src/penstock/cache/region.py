@@ -41,6 +41,10 @@ _TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
 H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_END = range(8)
 H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_TABLES_END, H_VIRTUAL = range(8, 15)
 
+H_PLACES = 64
+"""From here on, one word per rank: how far it is in its plan, plus one."""
+MOST_RANKS = 256
+
 # Words of a thread's row.
 R_READING, R_HITS, R_MISSES, R_PASSED, R_WRITING = range(5)
 

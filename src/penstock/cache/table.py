@@ -29,10 +29,13 @@ from penstock.cache.region import (
 EMPTY, GONE, COMING, HERE = range(4)
 """Lowest two bits of a tag: never used, removed, being written, readable."""
 
+PINNED = 1 << 63
+"""Owner of an entry that stays until it is replaced or removed."""
+
 E_HIGH, E_LOW, E_OFFSET, E_EXTENT, E_USED, E_STAMP, E_OWNER, E_TAG = range(ENTRY_WORDS)
 
 _ENTRY = struct.Struct("<8Q")
-_TAG = struct.Struct("<Q")
+_WORD = struct.Struct("<Q")
 _DIGEST = struct.Struct("<QQ")
 _FULLEST = 0.6
 """Share of slots in use, removed ones included, from which on the table is made anew."""
@@ -51,7 +54,7 @@ class Entry(NamedTuple):
     stamp: int
     """When it was last used."""
     owner: int
-    """Row of the thread that is writing it."""
+    """Row of the thread that is writing it; once it is here, ``PINNED`` or 0."""
     tag: int
 
 
@@ -82,11 +85,11 @@ class Table:
 
     def is_still(self, at: int, tag: int) -> bool:
         """Whether an entry is what it was when it was read."""
-        return _TAG.unpack_from(self._region.meta, at + 8 * E_TAG)[0] == tag
+        return _WORD.unpack_from(self._region.meta, at + 8 * E_TAG)[0] == tag
 
     def touch(self, at: int, stamp: int) -> None:
         """Note that an entry was used."""
-        _TAG.pack_into(self._region.meta, at + 8 * E_STAMP, stamp)
+        _WORD.pack_into(self._region.meta, at + 8 * E_STAMP, stamp)
 
     # -- changing, under the writer's lock ----------------------------------------------------
 
@@ -100,7 +103,7 @@ class Table:
         slot = low & mask
         while True:
             at = start + slot * ENTRY_BYTES
-            tag = _TAG.unpack_from(region.meta, at + 8 * E_TAG)[0]
+            tag = _WORD.unpack_from(region.meta, at + 8 * E_TAG)[0]
             if tag & 3 in (EMPTY, GONE):
                 break
             slot = (slot + 1) & mask
@@ -113,8 +116,9 @@ class Table:
         header[H_VALUE_BYTES] += np.uint64(extent_bytes)
         return at
 
-    def arrive(self, at: int, entry_tag: int) -> None:
-        """The value of a coming entry is written."""
+    def arrive(self, at: int, entry_tag: int, *, pinned: bool = False) -> None:
+        """The value of a coming entry is written; a pinned one is no policy's to give up."""
+        _WORD.pack_into(self._region.meta, at + 8 * E_OWNER, PINNED if pinned else 0)
         self._retag(at, entry_tag, HERE)
 
     def remove(self, at: int, entry: Entry) -> None:
@@ -130,7 +134,7 @@ class Table:
         return (int(self._region.header[H_TABLE]) & ~63) + slot * ENTRY_BYTES
 
     def _retag(self, at: int, tag: int, state: int) -> None:
-        _TAG.pack_into(self._region.meta, at + 8 * E_TAG, ((tag >> 2) + 1) << 2 | state)
+        _WORD.pack_into(self._region.meta, at + 8 * E_TAG, ((tag >> 2) + 1) << 2 | state)
 
     def live(self) -> np.ndarray:
         """Slots with an entry, coming ones included."""
@@ -192,3 +196,9 @@ class Table:
         if first + (ENTRY_BYTES << slots_log2) <= present & ~63:
             return first
         return (present & ~63) + (ENTRY_BYTES << (present & 63))
+
+
+def evictable(table: np.ndarray) -> np.ndarray:
+    """Slots whose values a policy may give up."""
+    is_here = table[:, E_TAG] & np.uint64(3) == HERE
+    return np.flatnonzero(is_here & (table[:, E_OWNER] != np.uint64(PINNED)))
