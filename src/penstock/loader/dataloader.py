@@ -240,15 +240,16 @@ class DataLoader(TorchDataLoader[_T_co]):
         engines = [i._engine for i in self._live if not i._engine.is_closed]
         peak = max([counters.peak_bytes, *(e.arena.peak_bytes for e in engines)])
         newest = engines[-1] if engines else None
+        held = [engine.held() for engine in engines]
         elapsed_s = counters.iteration_s
         return LoaderStats(
             workers=self.num_workers,
             depth=newest.dispatcher.depth if newest else counters.depth,
-            in_flight_bytes=sum(e.arena.in_use_bytes + e.arena.free_bytes for e in engines),
+            in_flight_bytes=sum(each.in_flight_bytes for each in held),
             peak_in_flight_bytes=peak,
-            lent_bytes=sum(e.arena.lent_bytes for e in engines),
+            lent_bytes=sum(each.lent_bytes for each in held),
             copied_bytes=counters.handed_over_bytes + sum(e.arena.handed_over_bytes for e in engines),
-            workers_private_bytes=sum(e.private_bytes for e in engines),
+            workers_private_bytes=sum(each.private_bytes for each in held),
             memory_bytes=newest.memory_bytes if newest else self.memory_bytes,
             batches=counters.batches,
             samples=counters.samples,

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.arena.pool import Arena
 from penstock.arena.segment import HAS_MEMFD
@@ -50,6 +50,15 @@ _LOOK_AROUND_S = 1.0
 _LOOK_AT_DEVICE_S = 0.001
 """How often to ask whether the device is done with memory: it tells nobody."""
 _MOST_SLOTS = 256
+_GAUGE_WITHIN_S = 0.1
+
+
+class Held(NamedTuple):
+    """Memory of one engine."""
+
+    in_flight_bytes: int
+    lent_bytes: int
+    private_bytes: int
 
 
 class TimedOut(Exception):
@@ -233,9 +242,16 @@ class Engine:
     def is_closed(self) -> bool:
         return self._closed
 
-    @property
-    def private_bytes(self) -> int:
-        return self.dispatcher.roster.private_bytes
+    def held(self) -> Held:
+        """The memory there is at one moment: between two looks a worker may have grown and the arena made room."""
+        # Whoever asks from inside a warning of this engine's holds the lock already.
+        is_locked = self._lock.acquire(timeout=_GAUGE_WITHIN_S)
+        try:
+            arena = self.arena
+            return Held(arena.in_use_bytes + arena.free_bytes, arena.lent_bytes, self.dispatcher.roster.private_bytes)
+        finally:
+            if is_locked:
+                self._lock.release()
 
     def close(self) -> None:
         """Stop the workers and let go of all memory but what the user holds. Any thread, any number of times."""
