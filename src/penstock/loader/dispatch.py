@@ -441,7 +441,9 @@ class Dispatcher:
                 batch.wants_collate = True
                 return
             if batch.template is not None:
+                was_known = shapes.template is not None
                 shapes.note_match(batch.template, batch.rows)
+                self.roster.has_changed |= not was_known
         batch.ready = True
         self.admission.settled(batch)
 

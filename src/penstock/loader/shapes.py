@@ -48,8 +48,9 @@ class Shapes:
 
     @property
     def sample_bytes(self) -> int:
-        """What a worker holds while it makes one sample, as far as known."""
-        return max(self._sample_sizes)
+        """What a worker holds while it makes one sample, as far as known. Where sizes vary the next may be larger."""
+        largest = max(self._sample_sizes)
+        return largest if self.template is not None else largest * 5 // 4
 
     def expected_bytes(self, rows: int) -> int | None:
         """What a batch of ``rows`` samples will weigh; None before anything is known."""
