@@ -39,7 +39,7 @@ _TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
 
 # Words of the header.
 H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_END = range(8)
-H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_TABLES_END, H_VIRTUAL = range(8, 15)
+H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL = range(8, 14)
 
 H_PLACES = 64
 """From here on, one word per rank: how far it is in its plan, plus one."""
@@ -88,7 +88,6 @@ class Region:
             header = np.zeros(_HEADER_WORDS, np.uint64)
             header[H_MAGIC], header[H_LIMIT], header[H_VIRTUAL] = MAGIC, limit_bytes, virtual_bytes
             header[H_TABLE] = _TABLES_AT | FIRST_SLOTS_LOG2
-            header[H_TABLES_END] = _TABLES_AT + (ENTRY_BYTES << FIRST_SLOTS_LOG2)
             os.pwrite(meta_fd, header.tobytes(), 0)
             return Region(meta_fd, data_fd, lock_fd)
         except BaseException:

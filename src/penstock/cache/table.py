@@ -20,7 +20,6 @@ from penstock.cache.region import (
     ENTRY_WORDS,
     H_ITEMS,
     H_TABLE,
-    H_TABLES_END,
     H_USED_SLOTS,
     H_VALUE_BYTES,
     Region,
@@ -144,10 +143,10 @@ class Table:
     # -- growing --------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
+        if not self.grown_bytes():
+            return
         header = self._region.header
         slots_log2 = int(header[H_TABLE]) & 63
-        if int(header[H_USED_SLOTS]) + 1 <= _FULLEST * (1 << slots_log2):
-            return
         items = int(header[H_ITEMS]) + 1
         while items > _FULLEST / 2 * (1 << slots_log2):
             slots_log2 += 1
@@ -185,7 +184,6 @@ class Table:
             after[empty] = entries[~fits]
         header[H_TABLE] = where
         header[H_USED_SLOTS] = len(entries)
-        header[H_TABLES_END] = max(int(header[H_TABLES_END]), place + (ENTRY_BYTES << slots_log2))
         region.drop_table(old)
 
     def _place_for(self, slots_log2: int) -> int:
