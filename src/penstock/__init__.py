@@ -13,29 +13,40 @@ from penstock._version import __version__
 from penstock.errors import BudgetError, CacheError, ConfigError, DataError, PenstockError, WorkerError
 
 if TYPE_CHECKING:
+    from penstock.cache.cache import CacheStats
     from penstock.loader import DataLoader, LoaderStats
+    from penstock.loader.caching import Cache, LRUCache
+    from penstock.loader.precompute import precompute
     from penstock.meter import limits, memory
 
 _LAZY = {
+    "Cache": "penstock.loader.caching",
+    "CacheStats": "penstock.cache.cache",
     "DataLoader": "penstock.loader",
+    "LRUCache": "penstock.loader.caching",
     "LoaderStats": "penstock.loader",
     "limits": "penstock.meter",
     "memory": "penstock.meter",
+    "precompute": "penstock.loader.precompute",
 }
 """Public name -> the room that defines it."""
 
 __all__ = [
     "BudgetError",
+    "Cache",
     "CacheError",
+    "CacheStats",
     "ConfigError",
     "DataError",
     "DataLoader",
+    "LRUCache",
     "LoaderStats",
     "PenstockError",
     "WorkerError",
     "__version__",
     "limits",
     "memory",
+    "precompute",
 ]
 
 # Without a handler of its own, a library's warnings reach stderr before the user has configured logging.

@@ -1,4 +1,4 @@
-"""The front of the cache: one per node and name, bounded in bytes.
+"""The front of the cache: one per node and name, bounded in bytes, over a disk tier if there is one.
 
 In:  keys, values, functions that load what is missing.
 Out: values, the caller's own; figures of the whole node.
@@ -7,33 +7,46 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
-import os
-import threading
 import uuid
 import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from penstock.cache import registry
+from penstock.cache import opened, registry
+from penstock.cache.cached_dataset import CachedDataset
+from penstock.cache.disk import Disk
+from penstock.cache.disk_files import free_bytes, open_files, taken_bytes
+from penstock.cache.figures import counts as counts_of
+from penstock.cache.fingerprint import fingerprint_of
 from penstock.cache.keys import digest
-from penstock.cache.locks import TooLong, release, wait_for
-from penstock.cache.policies import Lru, Policy, Static
-from penstock.cache.ram import RamTier
-from penstock.cache.region import L_KEYS, Region
+from penstock.cache.locks import KeyLocks, TooLong
+from penstock.cache.memory import Memory
+from penstock.cache.plans import Plans
+from penstock.cache.policies import LEFTOVERS, LRU, NEXT_USE, STATIC, Leftovers, Lru, NextUse, Static
+from penstock.cache.portable import Portable, read_portable
+from penstock.cache.region import H_BEGAN, H_POLICY, L_KEYS, PAGE_BYTES
+from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
-from penstock.errors import ConfigError
-from penstock.units import format_bytes
+from penstock.errors import CacheError, ConfigError
+from penstock.units import format_bytes, parse_size
 from penstock.workers.seeds import KeptGenerators, mix, seed_stretch
 
 LEAST_BYTES = 1 << 20
+DEFAULT_SHARE = 0.25
+"""Of the machine's or container's memory, where no limit is given: 16 GB of 64, 32 of 128, 64 of 256."""
+DEFAULT_DISK_SHARE = 0.5
+"""Of the room the disk has, where no limit is given."""
 _LOADING_WITHIN_S = 60.0
 """How long to wait for another process that loads the same value."""
 _KEY_LOCKS = 1 << 30
+_MOST_VIRTUAL_BYTES = 1 << 44
+"""Of the 128 TiB a process can address."""
 
-_POLICIES: dict[str, Callable[[], Policy]] = {"static": Static, "lru": Lru}
+_POLICIES = {"auto": LRU, "static": STATIC, "lru": LRU, "next-use": NEXT_USE}
+"""What each begins with; ``auto`` changes once it is known how keys are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,54 +58,126 @@ class CacheStats:
     """Memory of values and index."""
     limit_bytes: int
     hits: int
+    """Lookups that needed no load, whichever tier had the value."""
     misses: int
     hit_rate: float
     """Share of lookups that were hits; 0 before the first."""
     evictions: int
     passed: int
     """Values that were not kept: no room, or larger than the limit."""
+    disk_items: int = 0
+    disk_bytes: int = 0
+    disk_limit_bytes: int = 0
+    disk_hits: int = 0
+    """Hits that came from disk."""
+    disk_corrupt: int = 0
+    """Values found damaged on disk, and removed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a cache needs to know about where it runs. Travels to workers, so both are functions of a module."""
+
+    memory_bytes: Callable[[], int]
+    """What the machine or container has in all."""
+    headroom_bytes: Callable[[], int]
+    """What it can still give."""
 
 
 class Cache:
     """Values by key, shared by every process of this node that opens the same name."""
 
     def __init__(
-        self, limit_bytes: int, *, policy: str, name: str | None, headroom_bytes: Callable[[], int], host_bytes: int
+        self,
+        limit: object = "auto",
+        policy: str = "auto",
+        name: str | None = None,
+        disk: str | Path | None = None,
+        *,
+        disk_limit: object = "auto",
+        fingerprint: str = "",
+        machine: Machine,
     ) -> None:
-        """``headroom_bytes`` says what the machine or container can still give, ``host_bytes`` what it has in all."""
         if policy not in _POLICIES:
             raise ConfigError(f"policy={policy!r} is none of {', '.join(_POLICIES)}")
-        if limit_bytes < LEAST_BYTES:
-            raise ConfigError(
-                f"a cache of {format_bytes(limit_bytes)} is too small; the least is {format_bytes(LEAST_BYTES)}"
-            )
         self.name = name or f"unnamed-{uuid.uuid4().hex[:12]}"
         self.policy = policy
-        self._headroom_bytes = headroom_bytes
-        self._host_bytes = host_bytes
-        self._limit_bytes = limit_bytes
+        self.disk = None if disk is None else Path(disk).expanduser().absolute()
+        self.fingerprint = fingerprint
+        self._machine = machine
+        self._limit_bytes = self._bytes_of(limit)
+        self._disk_limit = parse_size(disk_limit, name="disk_limit")
         self._open()
 
-    def _open(self) -> None:
-        self._shared = _share(self.name, self._make)
-        self._ram = RamTier(self._shared.region, _POLICIES[self.policy](), headroom_bytes=self._headroom_bytes)
-        self._closer = weakref.finalize(self, _let_go, self.name)
-        self._warned = False
+    def _bytes_of(self, limit: object) -> int:
+        size = parse_size("auto" if limit is None else limit, name="limit")
+        count = size.resolve(self._machine.memory_bytes(), auto_fraction=DEFAULT_SHARE)
+        if count < LEAST_BYTES:
+            raise ConfigError(
+                f"a cache of {format_bytes(count)} is too small; the least is {format_bytes(LEAST_BYTES)}"
+            )
+        return count
 
-    def _make(self, lock_fd: int) -> Region:
-        virtual_bytes = 4 * max(self._host_bytes, self._limit_bytes)
-        return Region.create(lock_fd, limit_bytes=self._limit_bytes, virtual_bytes=virtual_bytes // 4096 * 4096)
+    # -- opening ------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._memory = opened.take(self.name, self._open_memory)
+        self._closer = weakref.finalize(self, opened.let_go, self.name)
+        self._on_disk: Tier | None = None
+        if self.disk is not None:
+            try:
+                self._on_disk = opened.take(str(self.disk), self._open_disk)
+            except BaseException:
+                self._closer()
+                raise
+            self._disk_closer = weakref.finalize(self, opened.let_go, str(self.disk))
+        region = self._memory.region
+        self._loading = KeyLocks(region.lock_fd, L_KEYS, _KEY_LOCKS)
+        self._warned: set[str] = set()
+        self._seed = digest(self.fingerprint) if self.fingerprint else b""
+
+    def _open_memory(self) -> tuple[Tier, Callable[[], None]]:
+        region, path = registry.open_region(self.name, self._make_memory, Memory)
+        policies: dict[int, Any] = {STATIC: Static(), LRU: Lru()}
+        tier = Tier(region, policies, headroom_bytes=self._machine.headroom_bytes)
+        policies[NEXT_USE] = NextUse(Plans(region, tier))
+        return tier, lambda: registry.leave(path, region.lock_fd)
+
+    def _make_memory(self, lock_fd: int) -> Memory:
+        virtual_bytes = min(4 * max(self._machine.memory_bytes(), self._limit_bytes), _MOST_VIRTUAL_BYTES)
+        virtual_bytes = virtual_bytes // PAGE_BYTES * PAGE_BYTES
+        return Memory.create(
+            lock_fd, limit_bytes=self._limit_bytes, virtual_bytes=virtual_bytes, policy=_POLICIES[self.policy]
+        )
+
+    def _open_disk(self) -> tuple[Tier, Callable[[], None]]:
+        folder = self.disk
+        assert folder is not None
+        try:
+            room_bytes = max(LEAST_BYTES, free_bytes(folder) + taken_bytes(folder))
+            limit_bytes = max(LEAST_BYTES, self._disk_limit.resolve(room_bytes, auto_fraction=DEFAULT_DISK_SHARE))
+            fds, is_first = open_files(folder, limit_bytes=limit_bytes, policy=LEFTOVERS)
+            region = Disk(*fds)
+        except OSError as problem:
+            raise CacheError(f"disk={str(folder)!r} cannot be used: {problem}; give another folder") from problem
+        policies: dict[int, Any] = {}
+        tier = Tier(region, policies, headroom_bytes=lambda: free_bytes(folder))
+        if is_first:
+            tier.begin()
+            region.join()
+        policies[LEFTOVERS] = Leftovers(int(region.header[H_BEGAN]))
+        return tier, lambda: None
 
     # -- use ----------------------------------------------------------------------------------
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value, as the caller's own, or ``default``."""
-        found = self._ram.get(digest(key))
-        return default if found is None else unpack(found)
+        found = self._find(self._digest(key))
+        return default if found is None else found[0]
 
     def put(self, key: Any, value: Any) -> bool:
         """Keep a value; False if there is no room for it, or it cannot be kept."""
-        return self._put(digest(key), value)
+        return self._keep(self._digest(key), value)
 
     def get_or_load(self, key: Any, load: Callable[[], Any]) -> Any:
         """The value, loaded and kept if it is not there.
@@ -100,71 +185,131 @@ class Cache:
         ``load`` runs under a seed derived from the key, and the global generators are put back afterwards: a hit and a
         miss leave the same randomness to what comes after.
         """
-        known = digest(key)
-        found = self._ram.get(known)
+        known = self._digest(key)
+        found = self._memory.get(known)
         if found is not None:
             return unpack(found)
-        at = L_KEYS + int.from_bytes(known[:8], "little") % _KEY_LOCKS
         try:
-            wait_for(self._shared.region.lock_fd, at, _LOADING_WITHIN_S)
+            with self._loading.held(int.from_bytes(known[:8], "little"), _LOADING_WITHIN_S):
+                # Whoever held the lock was loading the same value.
+                again = self._find(known, counts=False)
+                return self._load(known, load) if again is None else again[0]
         except TooLong:
             return self._load(known, load)
+
+    def is_on_disk(self, key: Any) -> bool:
+        return self._on_disk is not None and self._on_disk.has(self._digest(key))
+
+    def wrap(self, dataset: Any, *, fingerprint: str | None = None) -> CachedDataset:
+        """The dataset with its samples in this cache, by index.
+
+        What tells its samples from those of other datasets is derived from the dataset (its class and code, and what
+        it was made with), or given as ``fingerprint``.
+        """
+        if self.policy == "auto":
+            # Whole samples are used once an epoch: no policy has more hits.
+            self._memory.region.header[H_POLICY] = STATIC
+        return CachedDataset(dataset, self, fingerprint_of(dataset) if fingerprint is None else fingerprint)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _digest(self, key: Any) -> bytes:
+        return digest(key) if not self._seed else digest((self._seed, key))
+
+    def _find(self, known: bytes, *, counts: bool = True) -> tuple[Any] | None:
+        """The value from the nearest tier that has it."""
+        found = self._memory.get(known, counts=counts)
+        if found is not None:
+            return (unpack(found),)
+        if self._on_disk is None:
+            return None
+        found = self._on_disk.get(known)
+        if found is None:
+            return None
         try:
-            # Whoever held the lock was loading the same value.
-            found = self._ram.get(known, counts=False)
-            return self._load(known, load) if found is None else unpack(found)
-        finally:
-            release(self._shared.region.lock_fd, at)
+            value = read_portable(found)
+        except ValueError:
+            self._on_disk.remove_corrupt(known)
+            return None
+        self._keep_in_memory(known, value)
+        return (value,)
 
     def _load(self, known: bytes, load: Callable[[], Any]) -> Any:
         with KeptGenerators():
             seed_stretch(mix(int.from_bytes(known[:8], "little")), 0)
             value = load()
-        self._put(known, value)
+        self._keep(known, value)
         return value
 
-    def _put(self, known: bytes, value: Any) -> bool:
+    def _keep(self, known: bytes, value: Any) -> bool:
+        in_memory = self._keep_in_memory(known, value)
+        return self._keep_on_disk(known, value) or in_memory
+
+    def _keep_in_memory(self, known: bytes, value: Any) -> bool:
         try:
             packed = Packed(value)
         except Exception as problem:
-            self._warn(f"a value cannot be cached, and so is loaded every time: {problem}")
+            self._warn("value", f"a value cannot be cached, and so is loaded every time: {problem}")
             return False
-        try:
-            kept = self._ram.put(known, packed)
-        except (TooLong, OSError) as problem:
-            self._warn(f"the cache cannot be written to ({problem}); values are loaded instead")
-            return False
-        if self._ram.is_short:
+        kept = self._put(self._memory, known, packed)
+        if self._memory.is_short:
+            stats = self.stats()
             self._warn(
-                f"the machine has no memory left for the cache, which holds {format_bytes(self.stats().bytes)} of "
-                f"{format_bytes(self.stats().limit_bytes)}; it grows no further. Lower its limit, or batch_size or "
-                "num_workers"
+                "room",
+                f"the machine has no memory left for the cache, which holds {format_bytes(stats.bytes)} of "
+                f"{format_bytes(stats.limit_bytes)}; it grows no further. Lower its limit, or batch_size or "
+                "num_workers",
             )
         return kept
 
-    def _warn(self, message: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+    def _keep_on_disk(self, known: bytes, value: Any) -> bool:
+        if self._on_disk is None:
+            return False
+        try:
+            packed = Portable(value)
+        except CacheError as problem:
+            self._warn("value", str(problem))
+            return False
+        kept = self._put(self._on_disk, known, packed)
+        if self._on_disk.is_short:
+            self._warn("disk", f"the disk of {self.disk} is nearly full; the cache there grows no further")
+        return kept
+
+    def _put(self, tier: Tier, known: bytes, packed: Any) -> bool:
+        try:
+            return tier.put(known, packed)
+        except (TooLong, OSError) as problem:
+            self._warn("write", f"the cache cannot be written to ({problem}); values are loaded instead")
+            return False
+
+    def _warn(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
 
     # -- valves and gauges ----------------------------------------------------------------------
 
-    def resize(self, limit_bytes: int) -> None:
+    def resize(self, limit: object) -> None:
         """Change the limit now, for every process; what is over it goes back to the system at once."""
-        if limit_bytes < LEAST_BYTES:
-            raise ConfigError(
-                f"a cache of {format_bytes(limit_bytes)} is too small; the least is {format_bytes(LEAST_BYTES)}"
-            )
-        self._ram.resize(limit_bytes)
+        self._memory.resize(self._bytes_of(limit))
 
     def clear(self) -> None:
-        """Forget every value."""
-        self._ram.clear()
+        """Forget every value, on disk too."""
+        for tier in self._tiers():
+            tier.clear()
 
     def stats(self) -> CacheStats:
-        counts = self._ram.counts()
+        """Figures of the whole node."""
+        counts = counts_of(self._memory.region)
+        del counts["corrupt"]
+        disk = {}
+        if self._on_disk is not None:
+            there = counts_of(self._on_disk.region)
+            disk = {f"disk_{word}": there[word] for word in ("items", "bytes", "limit_bytes", "hits", "corrupt")}
+            counts["hits"] += there["hits"]
+            counts["misses"] = max(0, counts["misses"] - there["hits"])
         asked = counts["hits"] + counts["misses"]
-        return CacheStats(**counts, hit_rate=counts["hits"] / asked if asked else 0.0)
+        return CacheStats(**counts, **disk, hit_rate=counts["hits"] / asked if asked else 0.0)
 
     def print_stats(self, name: str = "Cache") -> None:
         stats = self.stats()
@@ -174,8 +319,15 @@ class Cache:
         print(f"  - Hit Rate: {100 * stats.hit_rate:.2f}% ({stats.hits} hits / {stats.misses} misses)", flush=True)
 
     def close(self) -> None:
-        """Let go of it. The memory goes when the last process has."""
+        """Let go of it. The memory goes when the last process has; what is on disk stays."""
         self._closer()
+        if self._on_disk is not None:
+            self._disk_closer()
+            self._on_disk = cast(Tier, _Closed())
+        self._memory = cast(Tier, _Closed())
+
+    def _tiers(self) -> list[Tier]:
+        return [tier for tier in (self._memory, self._on_disk) if tier is not None]
 
     def __enter__(self) -> Cache:
         return self
@@ -184,7 +336,7 @@ class Cache:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("name", "policy", "_headroom_bytes", "_host_bytes", "_limit_bytes")
+        kept = ("name", "policy", "disk", "fingerprint", "_machine", "_limit_bytes", "_disk_limit")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -192,56 +344,8 @@ class Cache:
         self._open()
 
 
-def _check_limit(limit_bytes: int) -> None:
-    if limit_bytes < LEAST_BYTES:
-        least = format_bytes(LEAST_BYTES)
-        raise ConfigError(f"a cache of {format_bytes(limit_bytes)} is too small; the least is {least}")
+class _Closed:
+    """Stands where a tier was."""
 
-
-# -- one view per process and name ------------------------------------------------------------------
-
-
-@dataclass
-class _Shared:
-    region: Region
-    path: Path
-    pid: int
-    users: int = 1
-
-
-_open_here: dict[str, _Shared] = {}
-_lock = threading.Lock()
-
-
-def _share(name: str, make: Callable[[int], Region]) -> _Shared:
-    with _lock:
-        shared = _open_here.get(name)
-        if shared is None:
-            shared = _open_here[name] = _Shared(*registry.open_region(name, make), os.getpid())
-        else:
-            shared.users += 1
-        return shared
-
-
-def _let_go(name: str) -> None:
-    with _lock:
-        shared = _open_here.get(name)
-        if shared is None:
-            return
-        shared.users -= 1
-        if shared.users:
-            return
-        del _open_here[name]
-        if shared.pid == os.getpid():
-            # A forked child is not listed, and its parent is not done.
-            registry.leave(shared.path, shared.region.lock_fd)
-        shared.region.close()
-
-
-def _forget_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
+    def __getattr__(self, name: str) -> Any:
+        raise CacheError("this cache is closed")

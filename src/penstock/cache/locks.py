@@ -50,24 +50,72 @@ class RangeLock:
         finally:
             self._threads.release()
 
+    def forget_threads(self) -> None:
+        self._threads = threading.Lock()
 
-def wait_for(fd: int, at: int, within_s: float) -> None:
-    """Lock one byte. Raises TooLong."""
-    if try_lock(fd, at):
+
+class KeyLocks:
+    """Any number of bytes of the file, one per key, each held by one thread of one process at a time."""
+
+    def __init__(self, fd: int, at: int, count: int) -> None:
+        self._fd, self._at, self._count = fd, at, count
+        self._threads = threading.Lock()
+        self._here: dict[int, _Turn] = {}
+        _all.add(self)
+
+    @contextlib.contextmanager
+    def held(self, key: int, within_s: float) -> Iterator[None]:
+        """Raises TooLong."""
+        at = self._at + key % self._count
+        with self._threads:
+            turn = self._here.setdefault(at, _Turn())
+            turn.takers += 1
+        try:
+            if not turn.lock.acquire(timeout=within_s):
+                raise TooLong
+            try:
+                wait_for(self._fd, at, within_s)
+                try:
+                    yield
+                finally:
+                    release(self._fd, at)
+            finally:
+                turn.lock.release()
+        finally:
+            with self._threads:
+                turn.takers -= 1
+                if not turn.takers:
+                    self._here.pop(at, None)
+
+    def forget_threads(self) -> None:
+        self._threads, self._here = threading.Lock(), {}
+
+
+class _Turn:
+    """Threads of this process at one byte. One that holds it may take it again: its load may ask for the same key."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.takers = 0
+
+
+def wait_for(fd: int, at: int, within_s: float, *, shared: bool = False) -> None:
+    """Lock one byte, alone or with others who share it. Raises TooLong."""
+    if try_lock(fd, at, shared=shared):
         return
     deadline_s, nap_s = time.monotonic() + within_s, _FIRST_NAP_S
     while True:
         time.sleep(nap_s)
-        if try_lock(fd, at):
+        if try_lock(fd, at, shared=shared):
             return
         if time.monotonic() > deadline_s:
             raise TooLong
         nap_s = min(2 * nap_s, _LONGEST_NAP_S)
 
 
-def try_lock(fd: int, at: int) -> bool:
+def try_lock(fd: int, at: int, *, shared: bool = False) -> bool:
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+        fcntl.lockf(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, 1, at)
     except OSError as refused:
         if refused.errno in _BUSY:
             return False
@@ -79,13 +127,13 @@ def release(fd: int, at: int) -> None:
     fcntl.lockf(fd, fcntl.LOCK_UN, 1, at)
 
 
-_all: weakref.WeakSet[RangeLock] = weakref.WeakSet()
+_all: weakref.WeakSet[RangeLock | KeyLocks] = weakref.WeakSet()
 
 
 def _forget_threads() -> None:
     """In a forked child: the threads that held locks do not exist here."""
     for lock in list(_all):
-        lock._threads = threading.Lock()
+        lock.forget_threads()
 
 
 os.register_at_fork(after_in_child=_forget_threads)

@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.cache.keys import digest
 from penstock.cache.plan import NEVER, Plan
-from penstock.cache.ram import RamTier
 from penstock.cache.region import H_PLACES, MOST_RANKS, Region
+from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 from penstock.errors import CacheError
 
@@ -20,7 +20,7 @@ from penstock.errors import CacheError
 class Plans:
     """What ``NextUse`` asks."""
 
-    def __init__(self, region: Region, ram: RamTier) -> None:
+    def __init__(self, region: Region, ram: Tier) -> None:
         self._places = region.header[H_PLACES : H_PLACES + MOST_RANKS]
         self._ram = ram
         self._known: dict[int, tuple[int, Plan]] = {}

@@ -14,20 +14,19 @@ import numpy as np
 
 from penstock.cache.table import E_HIGH, E_LOW, E_STAMP, E_TAG, HERE, evictable
 
+STATIC, LRU, NEXT_USE, LEFTOVERS = range(4)
+"""What a tier's header calls the policy in force."""
+
 _BATCH = 256
 """Candidates looked for at a time: a look at the whole table costs as much for one as for many."""
 
 
 class Policy(Protocol):
-    name: str
-
     def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]: ...
 
 
 class Static:
     """Fill, and never evict: where every key is used once per epoch no policy has more hits."""
-
-    name = "static"
 
     def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]:
         return iter(())
@@ -36,30 +35,58 @@ class Static:
 class Lru:
     """What was not used for longest goes first."""
 
-    name = "lru"
-
     def __init__(self) -> None:
         self._candidates: list[tuple[int, int]] = []
         """Slots and stamps of what was oldest at the last look, oldest last."""
 
     def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]:
-        looked = False
+        looks = 1 + len(table) // _BATCH
         while True:
             while self._candidates:
                 slot, stamp = self._candidates.pop()
                 # Used since, or gone: it is not the oldest any more.
                 if slot < len(table) and int(table[slot, E_STAMP]) == stamp and int(table[slot, E_TAG]) & 3 == HERE:
                     yield slot
-            if looked:
+            if not looks:
                 return
-            looked = True
-            here = evictable(table)
-            stamps = table[here, E_STAMP]
-            if len(here) > _BATCH:
+            looks -= 1
+            slots, stamps = self._allowed(table)
+            if not len(slots):
+                return
+            if len(slots) > _BATCH:
                 oldest = np.argpartition(stamps, _BATCH)[:_BATCH]
-                here, stamps = here[oldest], stamps[oldest]
+                slots, stamps = slots[oldest], stamps[oldest]
             order = np.argsort(stamps)[::-1]
-            self._candidates = list(zip(here[order].tolist(), stamps[order].tolist(), strict=True))
+            self._candidates = list(zip(slots[order].tolist(), stamps[order].tolist(), strict=True))
+
+    def _allowed(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Slots whose values may go, and when they were last used."""
+        slots = evictable(table)
+        return slots, table[slots, E_STAMP]
+
+
+class Leftovers(Lru):
+    """What nobody has used since the tier was opened goes, oldest first; the rest stays.
+
+    On disk, what earlier runs left under fingerprints that no longer are makes room for what is used now.
+    """
+
+    def __init__(self, began_ns: int) -> None:
+        super().__init__()
+        self._began_ns = np.uint64(began_ns)
+        self._are_none = False
+
+    def _allowed(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self._are_none:
+            return _NONE, _NONE
+        slots, stamps = super()._allowed(table)
+        old = stamps < self._began_ns
+        # What is used now was not, once: after the last leftover there are no more.
+        self._are_none = not old.any()
+        return slots[old], stamps[old]
+
+
+_NONE = np.empty(0, np.int64)
 
 
 class Oracle(Protocol):
@@ -72,8 +99,6 @@ class Oracle(Protocol):
 
 class NextUse:
     """What is needed latest goes first, unless the newcomer is needed later still."""
-
-    name = "next-use"
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle

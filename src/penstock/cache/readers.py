@@ -15,10 +15,12 @@ import numpy as np
 
 from penstock.cache.locks import release, try_lock
 from penstock.cache.region import (
+    H_CORRUPT,
     H_HITS,
     H_MISSES,
     H_PASSED,
     L_ROWS,
+    R_CORRUPT,
     R_HITS,
     R_MISSES,
     R_PASSED,
@@ -73,6 +75,7 @@ class Readers:
         if self._pid != os.getpid():
             # Forked: the rows are the parent's.
             self._pid, self._own, self._spare = os.getpid(), set(), []
+            self._region.join()
         number = self._spare.pop() if self._spare else self._take_row()
         here = self._here
         here.pid, here.number, here.row = self._pid, number, self._region.rows[number]
@@ -95,7 +98,7 @@ class Readers:
     def _inherit(self, number: int) -> None:
         """Count what a row's last owner counted; the row begins anew."""
         row, header = self._region.rows[number], self._region.header
-        for word, total in ((R_HITS, H_HITS), (R_MISSES, H_MISSES), (R_PASSED, H_PASSED)):
+        for word, total in ((R_HITS, H_HITS), (R_MISSES, H_MISSES), (R_PASSED, H_PASSED), (R_CORRUPT, H_CORRUPT)):
             header[total] += row[word]
         row[:] = 0
 

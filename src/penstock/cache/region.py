@@ -1,7 +1,7 @@
-"""The shared memory of one cache: what lies where, the same in every process that has it open.
+"""What one tier of a cache shares: what lies where, the same in every process that has it open.
 
-In:  two memfds and a lock file, made here or by another process of the same user.
-Out: the header's words, the rows of processes, the table of entries and the bytes of values.
+In:  two files, in memory or on disk, and a lock file.
+Out: the header's words, the rows of threads, the table of entries and the bytes of values.
 Runs in: trainer and worker.
 
 *meta* holds the header, a row per thread that uses the cache, and the table; *data* the values. Both are far larger
@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -27,26 +29,27 @@ PAGE_BYTES = mmap.PAGESIZE
 MAGIC = 0x314B4354534E4550
 """The layout below; another layout, another number."""
 
-_META_BYTES = 1 << 34
-_HEADER_WORDS = 512
+META_BYTES = 1 << 34
+HEADER_BYTES = 4096
+_HEADER_WORDS = HEADER_BYTES // 8
 ROWS = 1024
 ROW_WORDS = 8
 ENTRY_WORDS = 8
 ENTRY_BYTES = 8 * ENTRY_WORDS
 FIRST_SLOTS_LOG2 = 10
-_ROWS_AT = 8 * _HEADER_WORDS
-_TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
+_ROWS_AT = HEADER_BYTES
+TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
 
 # Words of the header.
 H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_END = range(8)
-H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL = range(8, 14)
+H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL, H_CORRUPT, H_POLICY, H_BEGAN, H_TAGS = range(8, 18)
 
 H_PLACES = 64
 """From here on, one word per rank: how far it is in its plan, plus one."""
 MOST_RANKS = 256
 
 # Words of a thread's row.
-R_READING, R_HITS, R_MISSES, R_PASSED, R_WRITING = range(5)
+R_READING, R_HITS, R_MISSES, R_PASSED, R_WRITING, R_CORRUPT = range(6)
 
 # Bytes of the lock file.
 L_WRITER, L_ROWS, L_KEYS = 0, 1 << 20, 1 << 32
@@ -54,15 +57,26 @@ L_WRITER, L_ROWS, L_KEYS = 0, 1 << 20, 1 << 32
 _WRITER_WITHIN_S = 5.0
 
 
+class Packed(Protocol):
+    """A value ready to be written."""
+
+    total_bytes: int
+
+    def write(self, target: np.ndarray) -> None: ...
+
+
 class Region:
-    """One process's view of a cache's shared memory."""
+    """One process's view of what a tier shares; see ``Memory`` and ``Disk``."""
+
+    record_bytes = 0
+    """What lies before a value in its extent."""
 
     def __init__(self, meta_fd: int, data_fd: int, lock_fd: int) -> None:
-        """Takes over the descriptors of memory that exists; see ``create``."""
+        """Takes over the descriptors of files that ``write_header`` was called on."""
         self.meta_fd, self.data_fd, self.lock_fd = meta_fd, data_fd, lock_fd
-        self._meta_buffer = mapping.map_shared(meta_fd, _META_BYTES)
+        self._meta_buffer = mapping.map_shared(meta_fd, META_BYTES)
         self.meta = memoryview(self._meta_buffer).cast("B")
-        words = np.frombuffer(self.meta, np.uint64, _TABLES_AT // 8)
+        words = np.frombuffer(self.meta, np.uint64, TABLES_AT // 8)
         self.header = words[:_HEADER_WORDS]
         if int(self.header[H_MAGIC]) != MAGIC:
             raise CacheError(
@@ -76,28 +90,26 @@ class Region:
         self._writer = RangeLock(lock_fd, L_WRITER)
         self._table: tuple[int, np.ndarray] = (0, words[:0])
 
-    @staticmethod
-    def create(lock_fd: int, *, limit_bytes: int, virtual_bytes: int) -> Region:
-        """Memory for a new cache, empty."""
-        meta_fd = os.memfd_create("penstock-cache-index", os.MFD_CLOEXEC)
-        data_fd = -1
-        try:
-            data_fd = os.memfd_create("penstock-cache", os.MFD_CLOEXEC)
-            os.ftruncate(meta_fd, _META_BYTES)
-            os.ftruncate(data_fd, virtual_bytes)
-            header = np.zeros(_HEADER_WORDS, np.uint64)
-            header[H_MAGIC], header[H_LIMIT], header[H_VIRTUAL] = MAGIC, limit_bytes, virtual_bytes
-            header[H_TABLE] = _TABLES_AT | FIRST_SLOTS_LOG2
-            os.pwrite(meta_fd, header.tobytes(), 0)
-            return Region(meta_fd, data_fd, lock_fd)
-        except BaseException:
-            for fd in (meta_fd, data_fd):
-                if fd >= 0:
-                    with contextlib.suppress(OSError):
-                        os.close(fd)
-            raise
+    def join(self) -> None:
+        """A process that has it open by having been forked uses it for the first time."""
 
-    first_table_at = _TABLES_AT
+    # -- values -------------------------------------------------------------------------------
+
+    def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
+        """A private copy of a value; None if what lies there is not that key's."""
+        raise NotImplementedError
+
+    def write(self, digest: bytes, offset: int, packed: Packed) -> None:
+        """Put a value into its extent. Raises OSError."""
+        raise NotImplementedError
+
+    def reserve_table(self, where: int) -> None:
+        """Make sure a table can be written at that place. Raises OSError."""
+
+    def drop_values(self, start: int, end: int) -> None:
+        """Give pages back to the system at once, whoever has them mapped."""
+        if end > start:
+            mapping.remove(self._data, start, end)
 
     # -- the table --------------------------------------------------------------------------
 
@@ -115,7 +127,7 @@ class Region:
     @property
     def index_bytes(self) -> int:
         """What header, rows and table take."""
-        return _TABLES_AT + (ENTRY_BYTES << (int(self.header[H_TABLE]) & 63))
+        return TABLES_AT + (ENTRY_BYTES << (int(self.header[H_TABLE]) & 63))
 
     # -- changing -----------------------------------------------------------------------------
 
@@ -131,16 +143,6 @@ class Region:
             # Not after an exception: what it left half done is for the next holder to repair.
             header[H_CHANGING] = 0
 
-    def populate(self, offset: int, extent_bytes: int) -> None:
-        """Make the pages of an extent now, in one call, instead of one by one on first touch."""
-        if extent_bytes >= 16 * PAGE_BYTES:
-            mapping.populate(self._data, offset, offset + extent_bytes)
-
-    def drop_values(self, start: int, end: int) -> None:
-        """Give pages back to the system at once, whoever has them mapped."""
-        if end > start:
-            mapping.remove(self._data, start, end)
-
     def drop_table(self, where: int) -> None:
         """Give back the pages of a table nobody is directed to any more."""
         start = -(-(where & ~63) // PAGE_BYTES) * PAGE_BYTES
@@ -151,4 +153,12 @@ class Region:
     def close(self) -> None:
         """Let go of this process's view. Values read from it are copies and stay."""
         for fd in (self.meta_fd, self.data_fd, self.lock_fd):
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
+
+
+def write_header(meta_fd: int, *, limit_bytes: int, virtual_bytes: int, policy: int) -> None:
+    header = np.zeros(_HEADER_WORDS, np.uint64)
+    header[H_MAGIC], header[H_LIMIT], header[H_VIRTUAL] = MAGIC, limit_bytes, virtual_bytes
+    header[H_TABLE], header[H_POLICY], header[H_BEGAN] = TABLES_AT | FIRST_SLOTS_LOG2, policy, time.time_ns()
+    os.pwrite(meta_fd, header.tobytes(), 0)

@@ -6,7 +6,8 @@ Runs in: trainer, worker, command line.
 
 A cache's memory has no name of its own. Whoever has it open is listed in a file only the user can read, and whoever
 comes next opens the memory through the kernel's own list of that process's descriptors. Memory goes with the last
-process; a file that lists only dead ones is removed by whoever finds it. The same file carries the locks.
+process; a list of dead ones is removed by whoever finds it. The locks are in a file beside the list: a process that
+closes it lets go of all of them, and so opens it once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from penstock.errors import CacheError
 _L_REGISTRY = 1 << 40
 _WITHIN_S = 5.0
 _SUFFIX = ".cache"
+_LOCKS = ".locks"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -67,31 +69,50 @@ def folder() -> Path:
     return path
 
 
-def open_region(name: str, make: Callable[[int], Region]) -> tuple[Region, Path]:
+def open_region(
+    name: str, make: Callable[[int], Region], join: Callable[[int, int, int], Region]
+) -> tuple[Region, Path]:
     """Join the cache of that name, or make it with ``make``, which gets the descriptor for locks."""
     if not _NAME.fullmatch(name):
         raise CacheError(f"{name!r} cannot be a cache's name: letters, digits, '_', '.' and '-', at most 100")
     path = folder() / f"{name}{_SUFFIX}"
     with _locked(path) as fd:
-        members = [member for member in _read(fd) if member.is_alive]
-        region = next((joined for member in members if (joined := _join(member, fd)) is not None), None)
+        members = [member for member in _read(path) if member.is_alive]
+        region = next((joined for member in members if (joined := _join(member, fd, join)) is not None), None)
         if region is None:
             region, members = make(fd), []
         started = started_at(os.getpid())
         assert started is not None
         own = Member(pid=os.getpid(), started=started, meta_fd=region.meta_fd, data_fd=region.data_fd)
-        _write(fd, [*members, own])
+        _write(path, [*members, own])
     return region, path
+
+
+def visit(name: str, *, locks: bool) -> Region | None:
+    """A view of a living cache, for one who does not use it; None if there is none of that name. To be closed.
+
+    Without ``locks``, to look only; with them, not by a process that has the cache open.
+    """
+    path = folder() / f"{name}{_SUFFIX}"
+    for member in _read(path):
+        if member.is_alive:
+            lock_fd = os.open(path.with_suffix(_LOCKS), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) if locks else -1
+            joined = _join(member, lock_fd, Region)
+            if joined is not None:
+                return joined
+            if locks:
+                os.close(lock_fd)
+    return None
 
 
 def leave(path: Path, fd: int) -> None:
     """This process has the cache open no more. The last one removes the file."""
     wait_for(fd, _L_REGISTRY, _WITHIN_S)
-    others = [member for member in _read(fd) if member.pid != os.getpid() and member.is_alive]
-    _write(fd, others)
-    if not others:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    others = [member for member in _read(path) if member.pid != os.getpid() and member.is_alive]
+    if others:
+        _write(path, others)
+    else:
+        _unlink(path)
     release(fd, _L_REGISTRY)
 
 
@@ -99,9 +120,7 @@ def listed() -> dict[str, list[Member]]:
     """Every cache of this user on this node, with its living processes; none for a stale one."""
     found = {}
     for path in sorted(folder().glob(f"*{_SUFFIX}")):
-        with contextlib.suppress(OSError, CacheError):
-            text = path.read_text()
-            found[path.name.removesuffix(_SUFFIX)] = [member for member in _parse(text) if member.is_alive]
+        found[path.name.removesuffix(_SUFFIX)] = [member for member in _read(path) if member.is_alive]
     return found
 
 
@@ -111,18 +130,22 @@ def remove_stale() -> list[str]:
     for name in gone:
         path = folder() / f"{name}{_SUFFIX}"
         with contextlib.suppress(OSError, CacheError), _locked(path) as fd:
-            if not any(member.is_alive for member in _read(fd)):
-                path.unlink()
-            else:
+            if any(member.is_alive for member in _read(path)):
                 continue
-        with contextlib.suppress(OSError):
+            _unlink(path)
             os.close(fd)
     return gone
 
 
+def _unlink(path: Path) -> None:
+    for each in (path, path.with_suffix(_LOCKS)):
+        each.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file, open for good, and locked inside. Closing it again would let go of every lock on it."""
+    """The file of locks, open for good, with the list's own lock held inside."""
+    members_path, path = path, path.with_suffix(_LOCKS)
     deadline_s = time.monotonic() + _WITHIN_S
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -143,12 +166,14 @@ def _locked(path: Path) -> Iterator[int]:
     try:
         yield fd
     except BaseException:
+        if not members_path.exists():
+            path.unlink(missing_ok=True)
         os.close(fd)
         raise
     release(fd, _L_REGISTRY)
 
 
-def _join(member: Member, lock_fd: int) -> Region | None:
+def _join(member: Member, lock_fd: int, join: Callable[[int, int, int], Region]) -> Region | None:
     """The memory a living process has open; None if it cannot be had."""
     fds: list[int] = []
     try:
@@ -157,7 +182,7 @@ def _join(member: Member, lock_fd: int) -> Region | None:
             if not str(link.readlink()).startswith("/memfd:penstock-cache"):
                 return None
             fds.append(os.open(link, os.O_RDWR | os.O_CLOEXEC))
-        region = Region(fds[0], fds[1], lock_fd)
+        region = join(fds[0], fds[1], lock_fd)
         fds.clear()
         return region
     except OSError:
@@ -167,20 +192,17 @@ def _join(member: Member, lock_fd: int) -> Region | None:
             os.close(fd)
 
 
-def _read(fd: int) -> list[Member]:
-    return _parse(os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace"))
-
-
-def _parse(text: str) -> list[Member]:
-    # A process that died while writing leaves a line that is none.
+def _read(path: Path) -> list[Member]:
     members = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, TypeError):
-            members.append(Member(**json.loads(line)))
+    with contextlib.suppress(OSError):
+        for line in path.read_text(errors="replace").splitlines():
+            # A process that died while writing leaves a line that is none.
+            with contextlib.suppress(ValueError, TypeError):
+                members.append(Member(**json.loads(line)))
     return members
 
 
-def _write(fd: int, members: list[Member]) -> None:
-    text = "".join(json.dumps(asdict(member)) + "\n" for member in members).encode()
-    os.pwrite(fd, text, 0)
-    os.ftruncate(fd, len(text))
+def _write(path: Path, members: list[Member]) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text("".join(json.dumps(asdict(member)) + "\n" for member in members))
+    fresh.replace(path)

@@ -6,6 +6,7 @@ Runs in: trainer and worker.
 
 Open addressing with linear probing over a power of two of slots. An entry's last word, its *tag*, is written last and
 changes whenever the entry does: a reader who finds the same tag before and after knows that nothing moved between.
+No tag comes back: they are numbered through, over all entries and all places the table ever has.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from penstock.cache.region import (
     ENTRY_WORDS,
     H_ITEMS,
     H_TABLE,
+    H_TAGS,
     H_USED_SLOTS,
     H_VALUE_BYTES,
+    H_VIRTUAL,
+    PAGE_BYTES,
+    TABLES_AT,
     Region,
 )
 
@@ -73,8 +78,13 @@ class Table:
         meta = region.meta
         for _ in range(mask + 1):
             at = start + slot * ENTRY_BYTES
+            tag = -1
             words = _ENTRY.unpack_from(meta, at)
-            state = words[E_TAG] & 3
+            while words[E_TAG] != tag:
+                # Words read while the entry changed may belong to two entries.
+                tag = words[E_TAG]
+                words = _ENTRY.unpack_from(meta, at)
+            state = tag & 3
             if state == EMPTY:
                 return None
             if state != GONE and words[E_LOW] == low and words[E_HIGH] == high:
@@ -110,18 +120,18 @@ class Table:
         if tag & 3 == EMPTY:
             header[H_USED_SLOTS] += np.uint64(1)
         _ENTRY.pack_into(region.meta, at, high, low, offset, extent_bytes, used_bytes, stamp, owner, tag)
-        self._retag(at, tag, COMING)
+        self._retag(at, COMING)
         header[H_ITEMS] += np.uint64(1)
         header[H_VALUE_BYTES] += np.uint64(extent_bytes)
         return at
 
-    def arrive(self, at: int, entry_tag: int, *, pinned: bool = False) -> None:
+    def arrive(self, at: int, *, pinned: bool = False) -> None:
         """The value of a coming entry is written; a pinned one is no policy's to give up."""
         _WORD.pack_into(self._region.meta, at + 8 * E_OWNER, PINNED if pinned else 0)
-        self._retag(at, entry_tag, HERE)
+        self._retag(at, HERE)
 
     def remove(self, at: int, entry: Entry) -> None:
-        self._retag(at, entry.tag, GONE)
+        self._retag(at, GONE)
         header = self._region.header
         header[H_ITEMS] -= np.uint64(1)
         header[H_VALUE_BYTES] -= np.uint64(entry.extent_bytes)
@@ -132,13 +142,28 @@ class Table:
     def at_slot(self, slot: int) -> int:
         return (int(self._region.header[H_TABLE]) & ~63) + slot * ENTRY_BYTES
 
-    def _retag(self, at: int, tag: int, state: int) -> None:
-        _WORD.pack_into(self._region.meta, at + 8 * E_TAG, ((tag >> 2) + 1) << 2 | state)
+    def _retag(self, at: int, state: int) -> None:
+        header = self._region.header
+        header[H_TAGS] += np.uint64(1)
+        _WORD.pack_into(self._region.meta, at + 8 * E_TAG, int(header[H_TAGS]) << 2 | state)
 
     def live(self) -> np.ndarray:
         """Slots with an entry, coming ones included."""
         tags = self._region.table()[:, E_TAG] & np.uint64(3)
         return np.flatnonzero(tags >= COMING)
+
+    def impossible(self) -> np.ndarray:
+        """Slots whose entries lie where no value can, or where another one does: leftovers of a crash."""
+        live = self.live()
+        entries = self._region.table()[live]
+        offset, extent, used = (entries[:, word] for word in (E_OFFSET, E_EXTENT, E_USED))
+        virtual_bytes, page_bytes = self._region.header[H_VIRTUAL], np.uint64(PAGE_BYTES)
+        wrong = (extent == 0) | (extent > virtual_bytes) | (used > extent) | (offset > virtual_bytes)
+        wrong |= (offset % page_bytes != 0) | (extent % page_bytes != 0) | (offset + extent > virtual_bytes)
+        order = np.flatnonzero(~wrong)[np.argsort(offset[~wrong], kind="stable")]
+        ends = np.maximum.accumulate((offset + extent)[order])
+        overlaps = offset[order][1:] < ends[:-1]
+        return np.concatenate((live[wrong], live[order[1:][overlaps]]))
 
     # -- growing --------------------------------------------------------------------------------
 
@@ -174,6 +199,7 @@ class Table:
         entries, home = entries[order], home[order]
         count = np.arange(len(home))
         put = count + np.maximum.accumulate(home - count) if len(home) else home
+        region.reserve_table(where)
         after = region.table_at(where)
         after[:] = 0
         fits = put < slots
@@ -190,7 +216,7 @@ class Table:
         """Room in the index for a table beside the present one."""
         header = self._region.header
         present = int(header[H_TABLE])
-        first = self._region.first_table_at
+        first = TABLES_AT
         if first + (ENTRY_BYTES << slots_log2) <= present & ~63:
             return first
         return (present & ~63) + (ENTRY_BYTES << (present & 63))

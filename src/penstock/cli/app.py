@@ -22,6 +22,7 @@ from penstock.meter import Roots
 
 COMMANDS = {
     "bench": "Compare torch's DataLoader and penstock's on your own dataset.",
+    "cache": "Show and clear the caches of this node.",
     "demo": "Compare torch's DataLoader and penstock's on this machine, on a built-in dataset.",
     "doctor": "Show what this machine or container allows, and what in it will hurt.",
 }

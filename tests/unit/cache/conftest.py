@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache.region import Region
+from penstock.cache.memory import Memory
+from penstock.cache.policies import LRU
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def region(tmp_path: Path) -> Iterator[Region]:
+def region(tmp_path: Path) -> Iterator[Memory]:
     fd = os.open(tmp_path / "locks", os.O_RDWR | os.O_CREAT, 0o600)
-    made = Region.create(fd, limit_bytes=4 * MIB, virtual_bytes=64 * MIB)
+    made = Memory.create(fd, limit_bytes=4 * MIB, virtual_bytes=64 * MIB, policy=LRU)
     yield made
     made.close()

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from penstock.cache import registry
-from penstock.cache.cache import Cache
+from penstock.cache.cache import Cache, Machine
 from penstock.errors import CacheError, ConfigError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
@@ -30,8 +30,15 @@ def plenty() -> int:
     return 1 << 50
 
 
+def little() -> int:
+    return 64 * MIB
+
+
+MACHINE = Machine(memory_bytes=little, headroom_bytes=plenty)
+
+
 def make(name: str | None = None, limit_bytes: int = 8 * MIB, policy: str = "lru") -> Cache:
-    return Cache(limit_bytes, policy=policy, name=name, headroom_bytes=plenty, host_bytes=64 * MIB)
+    return Cache(limit_bytes, policy, name, machine=MACHINE)
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +54,9 @@ def value_of(number: int) -> torch.Tensor:
 
 OTHER = """
 import sys, torch
-from penstock.cache.cache import Cache
+from penstock.cache.cache import Cache, Machine
 def plenty(): return 1 << 50
-cache = Cache(1 << 20, policy="lru", name="shared", headroom_bytes=plenty, host_bytes=1 << 26)
+cache = Cache(1 << 20, "lru", "shared", machine=Machine(memory_bytes=plenty, headroom_bytes=plenty))
 print(int(cache.get("here")[0]), cache.stats().limit_bytes, flush=True)
 cache.put("there", torch.full((5,), 8))
 {rest}
@@ -108,7 +115,7 @@ def test_names_and_sizes_that_cannot_be_are_refused() -> None:
         make("../up")
     with pytest.raises(ConfigError, match="too small"):
         make(limit_bytes=1000)
-    with pytest.raises(ConfigError, match="none of static, lru"):
+    with pytest.raises(ConfigError, match="none of auto, static, lru, next-use"):
         make(policy="best")
     (registry.folder()).chmod(0o755)
     with pytest.raises(CacheError, match="nobody else can read"):

@@ -8,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 
+from penstock.cache import table as table_module
 from penstock.cache.keys import digest
 from penstock.cache.region import H_ITEMS, H_TABLE, H_VALUE_BYTES, Region
 from penstock.cache.table import COMING, GONE, HERE, Table
@@ -55,7 +56,7 @@ def test_a_tag_changes_whenever_its_entry_does(region: Region) -> None:
     table, known = Table(region), digest("key")
     at = add(table, known)
     tags = [table.read(at).tag]
-    table.arrive(at, tags[-1])
+    table.arrive(at)
     tags.append(table.read(at).tag)
     table.remove(at, table.read(at))
     tags.append(table.read(at).tag)
@@ -75,3 +76,32 @@ def test_a_reader_of_the_table_that_was_left_finds_nothing_and_nothing_wrong(reg
     assert int(region.header[H_TABLE]) != before
     assert not table.is_still(at, tag)
     assert np.count_nonzero(region.table_at(before)) == 0
+
+
+def test_words_read_while_the_entry_changes_are_read_again(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, known = Table(region), digest("key")
+    at = add(table, known, offset=0)
+    table.arrive(at)
+    entry = table_module._ENTRY
+
+    class InTwoHalves:
+        """Reads a first half, is held up while the entry changes, and reads the second."""
+
+        def __init__(self) -> None:
+            self.held_up = 0
+
+        def unpack_from(self, buffer: memoryview, at: int) -> tuple[int, ...]:
+            first = entry.unpack_from(buffer, at)
+            if not self.held_up:
+                self.held_up += 1
+                monkeypatch.setattr(table_module, "_ENTRY", entry)
+                table.remove(at, table.read(at))
+                table.arrive(add(table, known, offset=8192))
+                monkeypatch.setattr(table_module, "_ENTRY", self)
+            return first[:5] + entry.unpack_from(buffer, at)[5:]
+
+    halves = InTwoHalves()
+    monkeypatch.setattr(table_module, "_ENTRY", halves)
+    found = table.find(known)
+    assert halves.held_up == 1
+    assert found is not None and found[1].offset == 8192 and table.is_still(at, found[1].tag)

@@ -10,30 +10,31 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.cache.figures import counts
 from penstock.cache.keys import digest
 from penstock.cache.plan import NEVER, Plan
 from penstock.cache.plans import Plans
-from penstock.cache.policies import Lru, NextUse, Policy, Static
-from penstock.cache.ram import RamTier
+from penstock.cache.policies import LRU, Lru, NextUse, Policy, Static
 from penstock.cache.region import H_CHANGING, H_ITEMS, H_LIMIT, H_VALUE_BYTES, R_READING, Region
+from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 
 MIB = 1 << 20
 
 
-def tier(region: Region, policy: Policy | None = None) -> RamTier:
-    return RamTier(region, policy or Lru(), headroom_bytes=lambda: 1 << 50)
+def tier(region: Region, policy: Policy | None = None) -> Tier:
+    return Tier(region, {LRU: policy or Lru()}, headroom_bytes=lambda: 1 << 50)
 
 
 def value_of(number: int, values: int = 40_000) -> torch.Tensor:
     return torch.full((values,), number, dtype=torch.int32)
 
 
-def put(ram: RamTier, number: int, values: int = 40_000) -> bool:
+def put(ram: Tier, number: int, values: int = 40_000) -> bool:
     return ram.put(digest(number), Packed(value_of(number, values)))
 
 
-def got(ram: RamTier, number: int) -> Any:
+def got(ram: Tier, number: int) -> Any:
     found = ram.get(digest(number))
     return None if found is None else unpack(found)
 
@@ -86,17 +87,17 @@ def test_the_limit_holds_whatever_the_sizes_index_included(region: Region, polic
     ram, chance = tier(region, policy), random.Random(1)
     for number in range(400):
         put(ram, number, chance.choice([10, 1000, 20_000, 200_000, 2_000_000]))
-        counts = ram.counts()
-        assert counts["bytes"] <= counts["limit_bytes"]
-        assert resident_bytes(region) <= counts["limit_bytes"] + (64 << 10)
-    assert ram.counts()["items"] > 0
-    assert ram.counts()["passed"] > 0
+        now = counts(ram.region)
+        assert now["bytes"] <= now["limit_bytes"]
+        assert resident_bytes(region) <= now["limit_bytes"] + (64 << 10)
+    assert counts(ram.region)["items"] > 0
+    assert counts(ram.region)["passed"] > 0
 
 
 def test_static_keeps_the_first_and_lru_the_latest(region: Region) -> None:
     ram = tier(region, Static())
     kept = [number for number in range(40) if put(ram, number)]
-    assert kept == list(range(len(kept))) and ram.counts()["evictions"] == 0
+    assert kept == list(range(len(kept))) and counts(ram.region)["evictions"] == 0
     ram = tier(region, Lru())
     for number in range(40, 80):
         assert put(ram, number)
@@ -139,7 +140,7 @@ def test_a_value_put_again_replaces_the_first(region: Region) -> None:
     ram = tier(region)
     for number in range(50):
         assert ram.put(digest("key"), Packed(value_of(number)))
-    assert ram.counts()["items"] == 1
+    assert counts(ram.region)["items"] == 1
     assert torch.equal(unpack(ram.get(digest("key"))), value_of(49))  # type: ignore[arg-type]
 
 
@@ -147,7 +148,7 @@ def test_a_value_larger_than_the_limit_is_passed_through_and_costs_nobody(region
     ram = tier(region)
     put(ram, 0)
     assert not put(ram, 1, 2_000_000)
-    assert got(ram, 0) is not None and ram.counts()["passed"] == 1
+    assert got(ram, 0) is not None and counts(ram.region)["passed"] == 1
 
 
 def test_shrinking_gives_memory_back_at_once_and_growing_takes_more(region: Region) -> None:
@@ -156,11 +157,11 @@ def test_shrinking_gives_memory_back_at_once_and_growing_takes_more(region: Regi
         put(ram, number)
     ram.resize(1 * MIB)
     assert resident_bytes(region) <= 1 * MIB + (64 << 10)
-    assert ram.counts()["items"] >= 1
+    assert counts(ram.region)["items"] >= 1
     ram.resize(8 * MIB)
     for number in range(100):
         put(ram, number)
-    assert 7 * MIB < ram.counts()["bytes"] <= 8 * MIB
+    assert 7 * MIB < counts(ram.region)["bytes"] <= 8 * MIB
 
 
 def test_clear_forgets_everything_and_gives_it_back(region: Region) -> None:
@@ -168,16 +169,16 @@ def test_clear_forgets_everything_and_gives_it_back(region: Region) -> None:
     for number in range(20):
         put(ram, number)
     ram.clear()
-    assert ram.counts()["items"] == 0 and os.fstat(region.data_fd).st_blocks == 0
+    assert counts(ram.region)["items"] == 0 and os.fstat(region.data_fd).st_blocks == 0
     assert got(ram, 3) is None and put(ram, 3) and got(ram, 3) is not None
 
 
 def test_a_machine_without_memory_stops_growth_and_nothing_else(region: Region) -> None:
-    ram = RamTier(region, Lru(), headroom_bytes=lambda: 400_000 - int(region.header[H_VALUE_BYTES]))
+    ram = Tier(region, {LRU: Lru()}, headroom_bytes=lambda: 400_000 - int(region.header[H_VALUE_BYTES]))
     for number in range(20):
         assert put(ram, number) or number < 2
     assert ram.is_short
-    assert 1 <= ram.counts()["items"] <= 3
+    assert 1 <= counts(ram.region)["items"] <= 3
 
 
 def test_a_value_somebody_reads_is_not_given_away(region: Region) -> None:
@@ -200,13 +201,13 @@ def test_what_a_dead_process_left_half_done_is_put_right(region: Region) -> None
     ram = tier(region)
     for number in range(10):
         put(ram, number)
-    before = ram.counts()
+    before = counts(ram.region)
     region.header[H_CHANGING] = 1
     region.header[H_ITEMS], region.header[H_VALUE_BYTES] = 99, 1 << 40
     # Pages of an entry that was removed and not given back.
     region.values[60 * MIB : 61 * MIB] = 1
     assert put(ram, 10)
-    assert ram.counts()["items"] == before["items"] + 1
+    assert counts(ram.region)["items"] == before["items"] + 1
     assert resident_bytes(region) <= int(region.header[H_LIMIT])
     for number in range(11):
         assert torch.equal(got(ram, number), value_of(number))
@@ -232,7 +233,7 @@ def windows(chance: random.Random, frames: int, length: int) -> list[list[int]]:
     return [list(range(start, start + length)) for start in starts]
 
 
-def hit_rate(ram: RamTier, epochs: list[list[list[int]]], plans: Plans | None) -> float:
+def hit_rate(ram: Tier, epochs: list[list[list[int]]], plans: Plans | None) -> float:
     hits = asked = 0
     for number, epoch in enumerate(epochs):
         if plans is not None:
@@ -261,11 +262,11 @@ def test_windows_under_next_use_have_the_hits_the_theory_gives_and_more_than_lru
     ram = tier(region, Static())
     ram.resize(limit_bytes)
     plans = Plans(region, ram)
-    ram.policy = NextUse(plans)
+    ram.policies = {LRU: NextUse(plans)}
     by_plan = hit_rate(ram, epochs, plans)
     ram.clear()
     plans.withdraw(0)
-    ram.policy = Lru()
+    ram.policies = {LRU: Lru()}
     by_age = hit_rate(ram, epochs, None)
     assert 0.72 < by_plan < 0.84
     assert by_age < by_plan - 0.2

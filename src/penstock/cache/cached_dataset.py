@@ -1,0 +1,83 @@
+"""A dataset whose samples are kept in a cache.
+
+In:  a dataset with indices, a cache.
+Out: the same samples, loaded once.
+Runs in: trainer and worker.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from penstock.errors import ConfigError
+from penstock.workers.seeds import get_generators
+
+if TYPE_CHECKING:
+    from penstock.cache.cache import Cache
+
+_WATCHED_LOADS = 16
+"""How many loads of a process are watched for random numbers."""
+
+
+class CachedDataset(Dataset):
+    """What ``Cache.wrap`` gives. Attributes it does not have itself are the wrapped dataset's."""
+
+    def __init__(self, dataset: Any, cache: Cache, fingerprint: str) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                f"a {type(dataset).__name__} has no indices to keep samples by; inside it, use "
+                "cache.get_or_load(key, load)"
+            )
+        self.dataset = dataset
+        self.cache = cache
+        self.fingerprint = fingerprint
+        self._watched = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.cache.get_or_load((self.fingerprint, index), lambda: self._load(index))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def is_on_disk(self, index: Any) -> bool:
+        """Whether a sample is in the cache's disk tier."""
+        return self.cache.is_on_disk((self.fingerprint, index))
+
+    def print_cache_stats(self) -> None:
+        self.cache.print_stats(type(self.dataset).__name__)
+
+    def _load(self, index: Any) -> Any:
+        if self._watched >= _WATCHED_LOADS:
+            return self.dataset[index]
+        self._watched += 1
+        before = get_generators()
+        sample = self.dataset[index]
+        if not _are_same(before, get_generators()):
+            self._watched = _WATCHED_LOADS
+            warnings.warn(
+                f"{type(self.dataset).__name__} draws random numbers, and its samples are now frozen: every epoch gets "
+                "the same ones. Cache what comes before the random part (cache.get_or_load inside __getitem__), and "
+                "draw after it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return sample
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def _are_same(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> bool:
+    return (
+        one[0] == other[0]
+        and one[1][2] == other[1][2]
+        and np.array_equal(one[1][1], other[1][1])
+        and torch.equal(one[2], other[2])
+    )

@@ -1,0 +1,55 @@
+"""A tier on disk: it survives the run.
+
+In:  values, from any process of the node that has the tier open.
+Out: private copies of values that are exactly what was written; anything else is a miss.
+Runs in: trainer and worker.
+
+The same table, locks and rows as in memory, in two sparse files. Every value is preceded by a record of its key, its
+length and its checksum, so that whatever a crash left in the files, an entry either leads to its value or to none.
+Values are written by ``pwrite`` and the table's room is reserved, so that a full disk is an error and not a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import numpy as np
+
+from penstock.cache import disk_files
+from penstock.cache.checksum import CHECKSUM_BYTES, checksum
+from penstock.cache.memory import copied
+from penstock.cache.region import ENTRY_BYTES, Packed, Region
+
+_RECORD = struct.Struct(f"<8s16sQ{CHECKSUM_BYTES}s")
+_RECORD_MAGIC = b"penstock"
+
+
+class Disk(Region):
+    record_bytes = 64
+
+    def join(self) -> None:
+        disk_files.join(self.lock_fd)
+
+    def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
+        # Beyond the end of the file, or of a shortened one, memory cannot be read.
+        if offset + used_bytes > os.fstat(self.data_fd).st_size or used_bytes < self.record_bytes:
+            return None
+        copy = copied(self.values[offset : offset + used_bytes])
+        magic, key, length, check = _RECORD.unpack_from(copy.data)
+        value = copy[self.record_bytes :]
+        is_sound = magic == _RECORD_MAGIC and key == digest and length == len(value) and check == checksum(value)
+        return value if is_sound else None
+
+    def write(self, digest: bytes, offset: int, packed: Packed) -> None:
+        record = np.zeros(self.record_bytes + packed.total_bytes, np.uint8)
+        value = record[self.record_bytes :]
+        packed.write(value)
+        _RECORD.pack_into(record.data, 0, _RECORD_MAGIC, digest, len(value), checksum(value))
+        rest = record.data
+        while rest:
+            written = os.pwrite(self.data_fd, rest, offset)
+            rest, offset = rest[written:], offset + written
+
+    def reserve_table(self, where: int) -> None:
+        os.posix_fallocate(self.meta_fd, where & ~63, ENTRY_BYTES << (where & 63))

@@ -1,0 +1,165 @@
+"""What tells one dataset's samples from another's: its code and what it was made with.
+
+In:  a dataset.
+Out: a text that is the same in every process and run, until the class, a transform or an argument changes.
+Runs in: trainer.
+
+Looked at: the code of classes and functions, and attributes, as deep as a dataset with its transforms goes. Of long
+lists and large arrays, length and parts spread over them. What is no data (open files, locks, generators) counts by
+its type alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import inspect
+import logging
+import types
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+_DEEPEST = 8
+_MOST_ITEMS = 1000
+_MOST_BYTES = 1 << 20
+
+
+def fingerprint_of(dataset: Any) -> str:
+    taken = hashlib.blake2b(digest_size=16)
+    _Looker(taken).look(dataset, 0)
+    if hasattr(dataset, "__len__"):
+        taken.update(b"len%d" % len(dataset))
+    return taken.hexdigest()
+
+
+class _Looker:
+    def __init__(self, taken: Any) -> None:
+        self._taken = taken
+        self._seen: dict[int, tuple[int, Any]] = {}
+        """Where each object came up first. Kept alive, or another one might get its id."""
+
+    def _note(self, *words: object) -> None:
+        for word in words:
+            text = word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
+            self._taken.update(b"%d:" % len(text) + text)
+
+    def look(self, value: Any, depth: int) -> None:
+        kind = type(value)
+        self._note(kind.__module__, kind.__qualname__)
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, PurePath, enum.Enum)):
+            self._note(value if isinstance(value, bytes) else repr(value))
+        elif isinstance(value, (torch.dtype, torch.device, np.dtype, np.generic)):
+            self._note(str(value))
+        elif id(value) in self._seen:
+            # A list that holds itself, or one transform used twice.
+            self._note("again", self._seen[id(value)][0])
+        elif depth < _DEEPEST and not _is_no_data(value):
+            self._seen[id(value)] = len(self._seen), value
+            self._look_inside(value, depth + 1)
+
+    def _look_inside(self, value: Any, depth: int) -> None:
+        if isinstance(value, (np.ndarray, torch.Tensor)):
+            self._look_at_array(value)
+        elif isinstance(value, Mapping):
+            self._look_at_items(((key, value[key]) for key in _spread(list(value))), len(value), depth)
+        elif isinstance(value, Set):
+            self._look_at_items(sorted(map(repr, value))[:_MOST_ITEMS], len(value), depth)
+        elif isinstance(value, (list, tuple, range)):
+            self._look_at_items(_spread(value), len(value), depth)
+        elif isinstance(value, functools.partial):
+            self._look_at_items((value.func, value.args, value.keywords), 3, depth)
+        elif isinstance(value, types.MethodType):
+            self._look_at_items((value.__func__, value.__self__), 2, depth)
+        elif isinstance(value, (type, types.FunctionType)):
+            self._look_at_code(value, depth)
+        else:
+            self._look_at_code(type(value), depth)
+            held = {**getattr(value, "__dict__", {}), **_slots_of(value)}
+            self._look_at_items(sorted(held.items()), len(held), depth)
+
+    def _look_at_items(self, items: Iterable[Any], count: int, depth: int) -> None:
+        self._note("items", count)
+        for item in items:
+            self.look(item, depth)
+
+    def _look_at_code(self, value: Any, depth: int) -> None:
+        self._note(value.__module__, value.__qualname__)
+        if isinstance(value, types.FunctionType):
+            self._look_at_function(value, depth)
+            return
+        for kind in value.__mro__:
+            if (kind.__module__ or "").partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
+                continue
+            self._note(kind.__qualname__)
+            for name, part in sorted(vars(kind).items()):
+                part = getattr(part, "__func__", part)
+                for each in (part.fget, part.fset) if isinstance(part, property) else (part,):
+                    if isinstance(each, types.FunctionType):
+                        self._note(name)
+                        self._look_at_function(each, depth)
+
+    def _look_at_function(self, function: types.FunctionType, depth: int) -> None:
+        self._look_at_compiled(function.__code__)
+        self._look_at_items((function.__defaults__, function.__kwdefaults__), 2, depth)
+        for cell in function.__closure__ or ():
+            try:
+                self.look(cell.cell_contents, depth)
+            except ValueError:
+                self._note("empty")
+
+    def _look_at_compiled(self, code: types.CodeType) -> None:
+        try:
+            self._note(inspect.getsource(code))
+        except (OSError, TypeError):
+            # Typed in, or made by exec.
+            self._note_compiled(code)
+        if code.co_name == "<lambda>":
+            # Of two on one line, the source is the same.
+            self._note_compiled(code)
+
+    def _note_compiled(self, code: types.CodeType) -> None:
+        self._note(code.co_code, code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._note_compiled(constant)
+            else:
+                self._note(repr(constant))
+
+    def _look_at_array(self, value: np.ndarray | torch.Tensor) -> None:
+        self._note(value.dtype, tuple(value.shape))
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+                return
+            flat = value.detach().reshape(-1)
+            flat = flat[:: max(1, flat.numel() * flat.element_size() // _MOST_BYTES)].cpu().contiguous()
+            raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        elif value.dtype.hasobject:
+            self._look_at_items(_spread(value.reshape(-1).tolist()), value.size, _DEEPEST - 1)
+            return
+        else:
+            flat = value.reshape(-1)
+            raw = np.ascontiguousarray(flat[:: max(1, flat.nbytes // _MOST_BYTES)]).view(np.uint8)
+        self._note(raw.tobytes())
+
+
+def _is_no_data(value: Any) -> bool:
+    """Caches and loaders, which have names of their own, modules, loggers."""
+    is_ours = not isinstance(value, type) and type(value).__module__.partition(".")[0] == "penstock"
+    return is_ours or isinstance(value, (types.ModuleType, logging.Logger))
+
+
+def _spread(items: Sequence[Any]) -> Iterable[Any]:
+    """All of a few, or many of many, evenly."""
+    if len(items) <= _MOST_ITEMS:
+        return items
+    return (items[len(items) * number // _MOST_ITEMS] for number in range(_MOST_ITEMS))
+
+
+def _slots_of(value: Any) -> dict[str, Any]:
+    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
+    return {name: getattr(value, name) for name in names if not name.startswith("__") and hasattr(value, name)}

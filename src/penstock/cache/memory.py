@@ -1,0 +1,70 @@
+"""A tier in memory.
+
+In:  values, from any process of a node that has the tier open.
+Out: private copies of them.
+Runs in: trainer and worker.
+
+The memory has no name and does not count against /dev/shm; it goes with the last process that has it open.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+from penstock.arena import mapping
+from penstock.cache.region import META_BYTES, PAGE_BYTES, Packed, Region, write_header
+
+_WORTH_THREADS_BYTES = 256 << 10
+_WORTH_POPULATING_BYTES = 16 * PAGE_BYTES
+
+
+class Memory(Region):
+    @staticmethod
+    def create(lock_fd: int, *, limit_bytes: int, virtual_bytes: int, policy: int) -> Memory:
+        """Memory for a new tier, empty. Of ``virtual_bytes``, only what is in use exists."""
+        fds: list[int] = []
+        try:
+            for name in ("penstock-cache-index", "penstock-cache"):
+                fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
+            os.ftruncate(fds[0], META_BYTES)
+            os.ftruncate(fds[1], virtual_bytes)
+            write_header(fds[0], limit_bytes=limit_bytes, virtual_bytes=virtual_bytes, policy=policy)
+            return Memory(fds[0], fds[1], lock_fd)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
+        return copied(self.values[offset : offset + used_bytes])
+
+    def write(self, digest: bytes, offset: int, packed: Packed) -> None:
+        if packed.total_bytes >= _WORTH_POPULATING_BYTES:
+            # All pages in one call, instead of one by one on first touch.
+            mapping.populate(self._data, offset, offset + packed.total_bytes)
+        packed.write(self.values[offset : offset + packed.total_bytes])
+
+
+def copied(source: np.ndarray) -> np.ndarray:
+    """The same bytes in memory of their own."""
+    copy = np.empty(len(source), np.uint8)
+    if _is_forked or len(source) < _WORTH_THREADS_BYTES:
+        np.copyto(copy, source)
+    else:
+        # By as many threads as torch would take; in a forked child they may not exist any more.
+        torch.from_numpy(copy).copy_(torch.from_numpy(source))
+    return copy
+
+
+_is_forked = False
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)

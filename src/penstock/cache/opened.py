@@ -1,0 +1,63 @@
+"""One view per process of every tier it has open, however many caches use it.
+
+In:  a key (a name, a folder) and how to open what it stands for.
+Out: the tier; closed when its last user in this process lets go.
+Runs in: trainer and worker.
+
+A second view in one process would not be kept out by the first one's locks, and closing it would let go of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.cache.tier import Tier
+
+
+@dataclass
+class _Opened:
+    tier: Tier
+    leave: Callable[[], None]
+    """Says in public that this process is done with it."""
+    pid: int
+    users: int = 0
+
+
+_opened: dict[str, _Opened] = {}
+_lock = threading.Lock()
+
+
+def take(key: str, open_tier: Callable[[], tuple[Tier, Callable[[], None]]]) -> Tier:
+    """The tier, opened by ``open_tier`` if this process has not; see ``let_go``."""
+    with _lock:
+        found = _opened.get(key)
+        if found is None:
+            found = _opened[key] = _Opened(*open_tier(), os.getpid())
+        found.users += 1
+        return found.tier
+
+
+def let_go(key: str) -> None:
+    with _lock:
+        found = _opened.get(key)
+        if found is None:
+            return
+        found.users -= 1
+        if found.users:
+            return
+        del _opened[key]
+        # A forked child is not known in public, and its parent is not done.
+        if found.pid == os.getpid():
+            found.leave()
+        found.tier.region.close()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

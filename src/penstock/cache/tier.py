@@ -1,0 +1,309 @@
+"""One tier of the cache: values of all processes of a node, never more bytes than the limit.
+
+In:  digests and packed values.
+Out: the caller's own copies of values.
+Runs in: trainer and worker.
+
+A reader takes no lock. It notes the value it is about to read in its row, so that nobody gives the pages away
+meanwhile, copies it, and looks whether the entry is still what it was; if not, the copy is worth nothing and it looks
+again. A writer sets room aside under the writer's lock, copies without it, and takes the lock once more to say that
+the value is there. Whoever dies leaves rows and coming entries that others recognise by the lock their owner no longer
+holds; whoever is interrupted finds its own at the next write.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from penstock.cache.policies import Policy
+from penstock.cache.readers import Readers
+from penstock.cache.region import (
+    H_BEGAN,
+    H_CHANGING,
+    H_CORRUPT,
+    H_EVICTIONS,
+    H_HITS,
+    H_ITEMS,
+    H_LIMIT,
+    H_MISSES,
+    H_PASSED,
+    H_POLICY,
+    H_USED_SLOTS,
+    H_VALUE_BYTES,
+    R_CORRUPT,
+    R_HITS,
+    R_MISSES,
+    R_PASSED,
+    R_READING,
+    R_WRITING,
+    Packed,
+    Region,
+)
+from penstock.cache.space import Space, extent_for
+from penstock.cache.table import COMING, E_EXTENT, E_OWNER, E_STAMP, E_TAG, EMPTY, HERE, Entry, Table, evictable
+
+_COPY_UNDER_LOCK_BYTES = 64 << 10
+"""Values up to this size are copied while the lock is held: taking it twice costs more."""
+_LOOKS = 8
+"""How often to look again for a value that changes while it is read."""
+_HEADROOM_S = 0.2
+"""How long one look at the machine's free room is good for."""
+_READ_WITHIN_S = 0.5
+"""How long to wait for a reader before the pages it reads are given back."""
+READS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+"""Whether the processor shows one process's writes to the others in the order they were made. Elsewhere, readers take
+the writer's lock."""
+
+
+class Tier:
+    def __init__(self, region: Region, policies: Mapping[int, Policy], *, headroom_bytes: Callable[[], int]) -> None:
+        """``policies`` by the number the header names them by; ``headroom_bytes`` says what the machine, container or
+        disk can still give."""
+        self.region = region
+        self.policies = policies
+        self._headroom_bytes = headroom_bytes
+        self._table = Table(region)
+        self._space = Space(region, self._table)
+        self._readers = Readers(region)
+        self._room_bytes, self._room_until_s = 0, 0.0
+        self.is_short = False
+        """Whether the machine could not give what the limit allows."""
+        region.repair = self._repair
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def get(self, digest: bytes, *, counts: bool = True) -> np.ndarray | None:
+        """A private copy of a value's bytes, or None."""
+        row = self._readers.row()
+        if READS_IN_ORDER:
+            found, copy = self._look(digest, row)
+        else:
+            with self.region.changing():
+                found, copy = self._look(digest, row)
+        if copy is not None:
+            row[R_HITS] += counts
+            return copy
+        if found:
+            self.remove_corrupt(digest)
+        row[R_MISSES] += counts
+        return None
+
+    def _look(self, digest: bytes, row: np.ndarray) -> tuple[bool, np.ndarray | None]:
+        """Whether the key has a value, and a copy of it; none, if what lies there is damaged."""
+        table = self._table
+        for _ in range(_LOOKS):
+            found = table.find(digest)
+            if found is None or found[1].tag & 3 != HERE:
+                break
+            at, entry = found
+            row[R_READING] = entry.offset + 1
+            copy = None
+            if is_still := table.is_still(at, entry.tag):
+                copy = self.region.read(digest, entry.offset, entry.used_bytes)
+                is_still = table.is_still(at, entry.tag)
+            row[R_READING] = 0
+            if is_still:
+                table.touch(at, time.time_ns())
+                return True, copy
+        return False, None
+
+    def view(self, digest: bytes) -> tuple[int, np.ndarray] | None:
+        """A pinned value's bytes where they lie, and a number that changes when they do; None if there is none."""
+        found = self._table.find(digest)
+        if found is None or found[1].tag & 3 != HERE:
+            return None
+        entry = found[1]
+        return entry.tag, self.region.values[entry.offset : entry.offset + entry.used_bytes]
+
+    def has(self, digest: bytes) -> bool:
+        found = self._table.find(digest)
+        return found is not None and found[1].tag & 3 == HERE
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def put(self, digest: bytes, packed: Packed, *, pinned: bool = False) -> bool:
+        """Keep a value, if the policy and the room allow; a pinned one stays until it is replaced. Raises OSError."""
+        row, number = self._readers.row(), self._readers.number()
+        used_bytes = self.region.record_bytes + packed.total_bytes
+        with self.region.changing():
+            if row[R_WRITING]:
+                self._clear_after(number)
+            offset = self._place(digest, extent_for(used_bytes))
+            if offset is None:
+                row[R_PASSED] += 1
+                return False
+            # Before there is an entry: one that is coming is looked for only in rows that say so.
+            row[R_WRITING] = 1
+            at = self._table.add(
+                digest, offset=offset, extent_bytes=extent_for(used_bytes), used_bytes=used_bytes,
+                stamp=time.time_ns(), owner=number,
+            )  # fmt: skip
+            if packed.total_bytes <= _COPY_UNDER_LOCK_BYTES:
+                self.region.write(digest, offset, packed)
+                self._table.arrive(at, pinned=pinned)
+                row[R_WRITING] = 0
+                return True
+            tag = self._table.read(at).tag
+        self.region.write(digest, offset, packed)
+        with self.region.changing():
+            # The table may have been made anew meanwhile, and the entry be elsewhere.
+            found = self._table.find(digest)
+            is_ours = found is not None and found[1].tag == tag
+            if found is not None and is_ours:
+                self._table.arrive(found[0], pinned=pinned)
+            row[R_WRITING] = 0
+        return is_ours
+
+    def remove(self, digest: bytes) -> None:
+        with self.region.changing():
+            found = self._table.find(digest)
+            if found is not None and found[1].tag & 3 == HERE:
+                self._remove(*found)
+
+    def remove_corrupt(self, digest: bytes) -> None:
+        self._readers.row()[R_CORRUPT] += 1
+        self.remove(digest)
+
+    def clear(self) -> None:
+        with self.region.changing():
+            for slot in self._table.live():
+                at = self._table.at_slot(int(slot))
+                entry = self._table.read(at)
+                if entry.tag & 3 == HERE:
+                    self._remove(at, entry)
+
+    def resize(self, limit_bytes: int) -> None:
+        """Change the limit now; what is over it goes back to the system at once."""
+        with self.region.changing() as header:
+            header[H_LIMIT] = limit_bytes
+            self._evict_to_limit()
+
+    def begin(self) -> None:
+        """Nobody else has it open: what earlier processes were at is over, and counting begins anew."""
+        with self.region.changing() as header:
+            self.region.rows[:] = 0
+            for word in (H_HITS, H_MISSES, H_PASSED, H_CORRUPT, H_EVICTIONS):
+                header[word] = 0
+            header[H_BEGAN] = time.time_ns()
+            self._repair()
+            header[H_CHANGING] = 1
+
+    # -- inside, under the writer's lock ------------------------------------------------------
+
+    def _place(self, digest: bytes, extent_bytes: int) -> int | None:
+        """Where a value is to lie; None if it is not to be kept, or somebody else is writing it."""
+        found = self._table.find(digest)
+        if found is None:
+            return self._room_for(digest, extent_bytes)
+        entry = found[1]
+        if entry.tag & 3 == COMING and self._readers.is_alive(entry.owner):
+            return None
+        is_fit = entry.extent_bytes == extent_bytes and not self._readers.is_read(entry.offset)
+        self._remove(*found, keep_pages=is_fit)
+        return entry.offset if is_fit else self._room_for(digest, extent_bytes)
+
+    def _room_for(self, digest: bytes, extent_bytes: int) -> int | None:
+        """A place for a value, after others have made room if need be."""
+        header = self.region.header
+        fixed_bytes = self.region.index_bytes + self._table.grown_bytes()
+        if fixed_bytes + extent_bytes > int(header[H_LIMIT]):
+            return None
+        if fixed_bytes + int(header[H_VALUE_BYTES]) + extent_bytes > int(header[H_LIMIT]):
+            self._clear_after_the_dead()
+        over = fixed_bytes + int(header[H_VALUE_BYTES]) + extent_bytes - int(header[H_LIMIT])
+        if over > 0:
+            return self._replace(digest, extent_bytes, over)
+        if not self._machine_has(extent_bytes):
+            # The machine is full before the cache is: from here on it lives on what it has.
+            return self._replace(digest, extent_bytes, extent_bytes)
+        return self._space.place(extent_bytes)
+
+    def _replace(self, digest: bytes, extent_bytes: int, over_bytes: int) -> int | None:
+        """Evict what is wanted least, if it is wanted less than the newcomer; gives a place for that one."""
+        reusable: int | None = None
+        policy = self.policies[int(self.region.header[H_POLICY])]
+        for slot in policy.victims(self.region.table(), digest):
+            at = self._table.at_slot(slot)
+            entry = self._table.read(at)
+            if entry.tag & 3 != HERE or self._readers.is_read(entry.offset):
+                continue
+            over_bytes -= entry.extent_bytes
+            is_fit = reusable is None and entry.extent_bytes == extent_bytes
+            self._remove(at, entry, keep_pages=is_fit)
+            self.region.header[H_EVICTIONS] += np.uint64(1)
+            if is_fit:
+                reusable = entry.offset
+            if over_bytes <= 0:
+                return self._space.place(extent_bytes) if reusable is None else reusable
+        if reusable is not None:
+            self.region.drop_values(reusable, reusable + extent_bytes)
+        return None
+
+    def _evict_to_limit(self) -> None:
+        """Whatever the policy: what was not used for longest goes until the rest fits."""
+        header, table = self.region.header, self.region.table()
+        live = evictable(table)
+        for slot in live[np.argsort(table[live, E_STAMP], kind="stable")]:
+            if self.region.index_bytes + int(header[H_VALUE_BYTES]) <= int(header[H_LIMIT]):
+                return
+            at = self._table.at_slot(int(slot))
+            entry = self._table.read(at)
+            if entry.tag & 3 == HERE:
+                self._remove(at, entry)
+                header[H_EVICTIONS] += np.uint64(1)
+
+    def _remove(self, at: int, entry: Entry, *, keep_pages: bool = False) -> None:
+        self._table.remove(at, entry)
+        if keep_pages:
+            return
+        # A page read after it was given back would exist again, and belong to nobody.
+        until_s = time.monotonic() + _READ_WITHIN_S
+        while self._readers.is_read(entry.offset) and time.monotonic() < until_s:
+            time.sleep(0.0005)
+        self.region.drop_values(entry.offset, entry.offset + entry.extent_bytes)
+
+    def _machine_has(self, extent_bytes: int) -> bool:
+        now_s = time.monotonic()
+        if now_s > self._room_until_s or self._room_bytes < extent_bytes:
+            self._room_bytes, self._room_until_s = self._headroom_bytes(), now_s + _HEADROOM_S
+        self._room_bytes -= extent_bytes
+        self.is_short = self.is_short or self._room_bytes < 0
+        return self._room_bytes >= 0
+
+    def _clear_after_the_dead(self) -> None:
+        for number in self._readers.dead_writers():
+            self._clear_after(number)
+
+    def _clear_after(self, number: int) -> None:
+        """Forget what a row's owner began to write and did not finish."""
+        table = self.region.table()
+        coming = table[:, E_TAG] & np.uint64(3) == COMING
+        for slot in np.flatnonzero(coming & (table[:, E_OWNER] == number)):
+            at = self._table.at_slot(int(slot))
+            self._remove(at, self._table.read(at))
+        self.region.rows[number, R_WRITING] = 0
+
+    def _repair(self) -> None:
+        """Somebody died while changing the table: count again, and give back what belongs to no entry."""
+        header, table = self.region.header, self.region.table()
+        self._count_again()
+        self._clear_after_the_dead()
+        # What is coming, and no row knows of: its owner's row has gone to somebody else, or the machine went down.
+        unknown = table[:, E_TAG] & np.uint64(3) == COMING
+        unknown &= self.region.rows[table[:, E_OWNER].astype(np.int64) % len(self.region.rows), R_WRITING] == 0
+        for slot in {*np.flatnonzero(unknown).tolist(), *self._table.impossible().tolist()}:
+            at = self._table.at_slot(slot)
+            self._table.remove(at, self._table.read(at))
+        self._count_again()
+        self._space.drop_unused()
+        header[H_CHANGING] = 0
+
+    def _count_again(self) -> None:
+        header, table, live = self.region.header, self.region.table(), self._table.live()
+        header[H_ITEMS] = len(live)
+        header[H_VALUE_BYTES] = table[live, E_EXTENT].sum()
+        header[H_USED_SLOTS] = np.count_nonzero(table[:, E_TAG] & np.uint64(3) != EMPTY)

@@ -1,0 +1,160 @@
+"""`penstock cache`: the caches of this user on this node, and on disk.
+
+In:  names of caches, folders of disk caches.
+Out: a table or JSON; memory given back.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.errors import CacheError
+from penstock.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One cache, living or not."""
+
+    name: str
+    """Its name, or the folder of one on disk."""
+    state: str
+    """live, stale (its processes are dead), or disk."""
+    pids: list[int]
+    figures: dict[str, int | float]
+    """None of a stale one: its memory went with its processes."""
+
+
+@click.group()
+def command() -> None:
+    """Show and clear caches: those in this node's memory, and those on disk given by their folders."""
+
+
+@command.command("list")
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON array.")
+def list_caches(folders: tuple[Path, ...], json_wanted: bool) -> None:
+    """List this user's caches on this node, stale ones included, and the disk caches in FOLDERS."""
+    _show([*_in_memory(), *(_on_disk(folder) for folder in folders)], json_wanted)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
+def stats(name: str, json_wanted: bool) -> None:
+    """Show the figures of the cache NAME, or of the disk cache in the folder NAME."""
+    found = _find(name)
+    if json_wanted:
+        click.echo(json.dumps(asdict(found), indent=2))
+        return
+    click.echo(f"[{found.name}] {found.state}" + (f", processes {_spell(found.pids)}" if found.pids else ""))
+    for word, value in found.figures.items():
+        shown = f"{value:.2%}" if word == "hit_rate" else format_bytes(value) if word.endswith("bytes") else value
+        click.echo(f"  - {word}: {shown}")
+
+
+@command.command()
+@click.argument("names", nargs=-1)
+@click.option("--stale", is_flag=True, help="Remove what caches of dead processes left behind.")
+def clear(names: tuple[str, ...], stale: bool) -> None:
+    """Forget every value of the caches NAMES (or disk caches in folders NAMES); training that uses them goes on."""
+    from penstock.cache import registry
+
+    if not names and not stale:
+        raise click.UsageError("give the names of caches to clear, or --stale")
+    for name in names:
+        found = _find(name)
+        if found.state == "stale":
+            stale = True
+            continue
+        _clear(found)
+        click.echo(f"cleared {found.name}: {found.figures['items']} items, {format_bytes(found.figures['bytes'])}")
+    if stale:
+        gone = registry.remove_stale()
+        click.echo(f"removed {len(gone)} stale" + (f": {', '.join(gone)}" if gone else ""))
+
+
+def _in_memory() -> list[Listed]:
+    from penstock.cache import registry
+
+    listed = []
+    for name, members in registry.listed().items():
+        region = registry.visit(name, locks=False) if members else None
+        figures = {} if region is None else _figures(region)
+        if region is not None:
+            region.close()
+        state = "live" if members else "stale"
+        listed.append(Listed(name=name, state=state, pids=sorted({each.pid for each in members}), figures=figures))
+    return listed
+
+
+def _on_disk(folder: Path) -> Listed:
+    from penstock.cache import disk_files
+
+    with disk_files.visit(folder) as region:
+        return Listed(name=str(folder), state="disk", pids=[], figures=_figures(region))
+
+
+def _find(name: str) -> Listed:
+    found = next((each for each in _in_memory() if each.name == name), None)
+    if found is not None:
+        return found
+    if (Path(name) / "cache.index").exists():
+        return _on_disk(Path(name))
+    known = ", ".join(each.name for each in _in_memory()) or "none"
+    raise CacheError(
+        f"there is no cache called {name!r} on this node, nor one on disk in such a folder; known: {known}"
+    )
+
+
+def _clear(found: Listed) -> None:
+    from penstock.cache import disk_files, registry
+    from penstock.cache.tier import Tier
+
+    if found.state == "disk":
+        with disk_files.visit(Path(found.name)) as region:
+            Tier(region, {}, headroom_bytes=int).clear()
+        return
+    region = registry.visit(found.name, locks=True)
+    if region is not None:
+        Tier(region, {}, headroom_bytes=int).clear()
+        region.close()
+
+
+def _figures(region: Any) -> dict[str, int | float]:
+    from penstock.cache.figures import counts
+
+    figures = counts(region)
+    asked = figures["hits"] + figures["misses"]
+    return {**figures, "hit_rate": figures["hits"] / asked if asked else 0.0}
+
+
+def _show(listed: list[Listed], json_wanted: bool) -> None:
+    if json_wanted:
+        click.echo(json.dumps([asdict(each) for each in listed], indent=2))
+        return
+    from penstock.cli.page import make_console, make_grid
+
+    if not listed:
+        click.echo("no caches on this node")
+        return
+    grid = make_grid("bold", "", "", "", "", "")
+    grid.add_row("cache", "state", "items", "memory", "hit rate", "processes")
+    for each in listed:
+        figures = each.figures
+        row = ["", "", ""]
+        if figures:
+            memory = f"{format_bytes(figures['bytes'])} of {format_bytes(figures['limit_bytes'])}"
+            row = [str(figures["items"]), memory, f"{figures['hit_rate']:.2%}"]
+        grid.add_row(each.name, each.state, *row, _spell(each.pids))
+    make_console().print(grid)
+
+
+def _spell(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))

@@ -1,0 +1,123 @@
+"""Fill a disk cache before training: latents, embeddings, whatever is computed once and read every epoch.
+
+In:  a dataset whose samples are expensive, a cache with a disk tier.
+Out: every sample on disk; a line that says how far it is.
+Runs in: trainer (and its workers, where asked for).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from torch.utils.data import Dataset
+
+from penstock.cache.cache import Cache
+from penstock.cache.cached_dataset import CachedDataset
+from penstock.errors import ConfigError
+from penstock.loader.dataloader import DataLoader
+
+_SHOWN_EVERY_S = 0.5
+_SHOWN_EVERY_SHARE = 0.1
+"""Where lines cannot be written over, one per tenth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precomputed:
+    """What ``precompute`` did."""
+
+    computed: int
+    """Samples computed now and kept."""
+    found: int
+    """Samples that were on disk already."""
+    not_kept: int
+    """Samples that were computed and found no room, or cannot be kept on disk."""
+    dataset: CachedDataset
+    """The dataset to train on: it reads what was computed."""
+
+
+def precompute(
+    dataset: Any,
+    cache: Cache,
+    *,
+    num_workers: int = 0,
+    progress: bool | None = None,
+    fingerprint: str | None = None,
+) -> Precomputed:
+    """Compute every sample that is not in the disk cache yet, and keep it there.
+
+    Interrupted, it goes on where it was when called again. ``num_workers``: 0 computes in this process, as an encoder
+    on a GPU wants. ``progress``: a line on stderr; by default where that is a terminal.
+    """
+    if cache.disk is None:
+        raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')
+    cached = dataset if isinstance(dataset, CachedDataset) else cache.wrap(dataset, fingerprint=fingerprint)
+    total = len(cached)
+    with _Line(total, wanted=progress) as line:
+        missing = [index for index in range(total) if not cached.is_on_disk(index)]
+        kept, found = 0, total - len(missing)
+        line.show(found)
+        loader = DataLoader(_Missing(cached, missing), batch_size=None, num_workers=num_workers)
+        for number, is_kept in enumerate(loader, 1):
+            kept += is_kept
+            line.show(found + number)
+    return Precomputed(computed=kept, found=found, not_kept=len(missing) - kept, dataset=cached)
+
+
+class _Missing(Dataset):
+    """Computes what is missing, and says only whether it was kept: the samples stay where they are."""
+
+    def __init__(self, cached: CachedDataset, missing: list[int]) -> None:
+        self._cached = cached
+        self._missing = missing
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def __getitem__(self, place: int) -> bool:
+        index = self._missing[place]
+        self._cached[index]
+        return self._cached.is_on_disk(index)
+
+
+class _Line:
+    """How far it is, at what rate, and how long it still takes."""
+
+    def __init__(self, total: int, *, wanted: bool | None, out: TextIO | None = None) -> None:
+        self._total = total
+        self._out = out or sys.stderr
+        self._overwrites = self._out.isatty()
+        self._wanted = self._overwrites if wanted is None else wanted
+        self._began_s: float | None = None
+        self._began_at = 0
+        self._shown_s, self._shown_at = 0.0, 0
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._wanted and self._overwrites:
+            self._out.write("\n")
+
+    def show(self, done: int) -> None:
+        if not self._wanted:
+            return
+        now_s = time.monotonic()
+        if self._began_s is None:
+            self._began_s, self._began_at = now_s, done
+        elif done < self._total and not self._is_due(done, now_s):
+            return
+        self._shown_s, self._shown_at = now_s, done
+        rate = (done - self._began_at) / max(1e-9, now_s - self._began_s)
+        left = f", {(self._total - done) / rate:.0f} s left" if rate and done < self._total else ""
+        share = done / self._total if self._total else 1.0
+        text = f"precompute: {done} of {self._total} ({share:.0%}), {rate:.1f} samples/s{left}"
+        self._out.write(f"\r{text:<78}" if self._overwrites else f"{text}\n")
+        self._out.flush()
+
+    def _is_due(self, done: int, now_s: float) -> bool:
+        if self._overwrites:
+            return now_s - self._shown_s >= _SHOWN_EVERY_S
+        return done - self._shown_at >= _SHOWN_EVERY_SHARE * self._total

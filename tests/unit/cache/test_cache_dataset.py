@@ -1,0 +1,223 @@
+"""A wrapped dataset: its samples are loaded once, and told from those of other datasets."""
+
+from __future__ import annotations
+
+import functools
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import penstock
+from penstock.cache.cache import Cache, Machine
+from penstock.cache.fingerprint import fingerprint_of
+
+MIB = 1 << 20
+
+
+def plenty() -> int:
+    return 1 << 35
+
+
+MACHINE = Machine(memory_bytes=plenty, headroom_bytes=plenty)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield
+    assert not list((tmp_path / "penstock").glob("*")), "a cache's file was left behind"
+
+
+class Numbers(Dataset):
+    extra = "an attribute of its own"
+
+    def __init__(self, count: int = 20, factor: int = 1, transform: Any = None) -> None:
+        self.count, self.factor, self.transform = count, factor, transform
+        self.loaded = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.loaded += 1
+        sample = torch.full((1000,), index * self.factor)
+        return sample if self.transform is None else self.transform(sample)
+
+
+class Augmented(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) * random.random()
+
+
+def make(policy: str = "auto") -> Cache:
+    return Cache(8 * MIB, policy, machine=MACHINE)
+
+
+def test_a_wrapped_dataset_loads_each_sample_once_and_is_otherwise_the_dataset() -> None:
+    inner = Numbers()
+    with make() as cache:
+        wrapped = cache.wrap(inner)
+        assert len(wrapped) == 20 and wrapped.extra == Numbers.extra
+        for _ in range(3):
+            for index in (0, 5, 19):
+                assert torch.equal(wrapped[index], torch.full((1000,), index))
+        assert inner.loaded == 3
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = wrapped.nothing
+
+
+@pytest.mark.parametrize("loader", [DataLoader, penstock.DataLoader], ids=["torch", "penstock"])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_of_any_loader_share_it(loader: Any, start: str) -> None:
+    with make() as cache:
+        wrapped = cache.wrap(Numbers())
+        for _ in range(2):
+            batches = list(loader(wrapped, batch_size=5, num_workers=2, multiprocessing_context=start))
+            assert torch.equal(torch.cat(batches)[:, 0], torch.arange(20))
+        stats = cache.stats()
+        assert (stats.items, stats.hits, stats.misses) == (20, 20, 20)
+
+
+def test_its_stats_print_under_the_datasets_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with make() as cache:
+        wrapped = cache.wrap(Numbers())
+        for index in (0, 1, 0):
+            _ = wrapped[index]
+        wrapped.print_cache_stats()
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "[Numbers] Cache Stats:"
+        assert lines[1] == "  - Size: 2 items"
+        assert lines[2].startswith("  - Memory: 0.") and lines[2].endswith(" / 8.0 MB")
+        assert lines[3] == "  - Hit Rate: 33.33% (1 hits / 2 misses)"
+
+
+def test_frozen_randomness_is_warned_of_once_and_only_where_there_is_some() -> None:
+    with make() as cache, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        plain, random_one = cache.wrap(Numbers()), cache.wrap(Augmented())
+        for index in range(20):
+            _ = plain[index]
+        assert not seen
+        for index in range(20):
+            _ = random_one[index]
+        assert [str(each.message)[:29] for each in seen] == ["Augmented draws random numbers"[:29]]
+        assert torch.equal(random_one[3], random_one[3])
+
+
+def test_two_datasets_in_one_cache_do_not_get_each_others_samples() -> None:
+    with make() as cache:
+        one, two = cache.wrap(Numbers(factor=1)), cache.wrap(Numbers(factor=2))
+        assert one[3][0] == 3 and two[3][0] == 6 and one[3][0] == 3
+        given = cache.wrap(Numbers(factor=7), fingerprint=one.fingerprint)
+        assert given[3][0] == 3, "whoever gives a fingerprint says what is the same"
+
+
+def test_auto_is_static_for_whole_samples() -> None:
+    inner = Numbers(count=4000)
+    with make() as cache:
+        wrapped = cache.wrap(inner)
+        for index in range(4000):
+            _ = wrapped[index]
+        stats = cache.stats()
+        assert stats.evictions == 0 and 500 < stats.items < 1100
+        for index in range(500):
+            _ = wrapped[index]
+        assert inner.loaded == 4000
+
+
+def test_what_has_no_index_is_refused() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with make() as cache, pytest.raises(penstock.ConfigError, match="no indices"):
+        cache.wrap(Stream())
+
+
+# -- fingerprints -----------------------------------------------------------------------------------
+
+
+def double(sample: torch.Tensor) -> torch.Tensor:
+    return sample * 2
+
+
+def triple(sample: torch.Tensor) -> torch.Tensor:
+    return sample * 3
+
+
+class Scale:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, sample: torch.Tensor) -> torch.Tensor:
+        return sample * self.by
+
+
+class Slotted:
+    __slots__ = ("by",)
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+
+def holding_itself() -> Numbers:
+    held: list[Any] = [1]
+    held.append(held)
+    return Numbers(transform=held)
+
+
+DIFFERENT: list[Any] = [
+    Numbers(), Numbers(count=21), Numbers(factor=2), Augmented(), Numbers(transform=double), Numbers(transform=triple),
+    Numbers(transform=Scale(1)), Numbers(transform=Scale(2)), Numbers(transform=[Scale(1), Scale(2)]),
+    Numbers(transform=functools.partial(torch.mul, other=2)), Numbers(transform=functools.partial(torch.mul, other=3)),
+    Numbers(transform=lambda x: x + 1), Numbers(transform=lambda x: x + 2), Numbers(transform={"a": 1}),
+    Numbers(transform={"a": 2}), Numbers(transform={"a", "b"}), Numbers(transform=Path("a")), Numbers(transform="a"),
+    Numbers(transform=np.zeros(5)), Numbers(transform=np.ones(5)), Numbers(transform=torch.zeros(5)),
+    Numbers(transform=[str(number) for number in range(5000)]), Numbers(transform=Slotted(1)),
+    Numbers(transform=Slotted(2)), Numbers(transform=torch.nn.Linear(1, 1)), TensorDataset(torch.zeros(3)),
+    TensorDataset(torch.ones(3)), holding_itself(), Numbers(transform=Scale(1).__call__), Numbers(transform=torch.int8),
+]  # fmt: skip
+
+
+def test_what_is_different_has_another_fingerprint() -> None:
+    prints = [fingerprint_of(dataset) for dataset in DIFFERENT]
+    assert len(set(prints)) == len(prints)
+
+
+SAME = [
+    "Numbers()", "Numbers(transform=double)", "Numbers(transform=[Scale(1), {'k': Slotted(3)}])",
+    "Numbers(transform={'b', 'a', 'c', 'd'})", "Numbers(transform=holding_itself().transform)",
+    "Numbers(transform=[str(n) for n in range(5000)])", "Numbers(transform=open('/dev/null'))",
+    "Numbers(transform=__import__('threading').Lock())", "Numbers(transform=__import__('logging').getLogger('x'))",
+    "Numbers(transform=functools.partial(double))", "Numbers(transform=np)",
+]  # fmt: skip
+
+
+def test_the_same_dataset_has_the_same_fingerprint_in_every_process() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_cache_dataset import *\n"
+        "for text in SAME: print(fingerprint_of(eval(text)))"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True) for _ in range(2)
+    ]
+    assert runs[0].returncode == 0, runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout.split()) == len(SAME)
+
+
+def test_a_cache_inside_the_dataset_does_not_change_its_fingerprint() -> None:
+    prints = set()
+    for _ in range(2):
+        with make() as cache:
+            prints.add(fingerprint_of(Numbers(transform=cache)))
+    assert len(prints) == 1

@@ -1,0 +1,102 @@
+"""precompute(): every sample on disk, once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import penstock
+from penstock.loader.precompute import _Line
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    yield
+
+
+class Encoded(Dataset):
+    """Latents that take their time, and fail at one sample until told not to."""
+
+    def __init__(self, log: Path, fails_at: int | None = None) -> None:
+        self.log = log
+        self._fails_at = fails_at
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        if index == self._fails_at:
+            raise RuntimeError("the encoder ran out of memory")
+        with self.log.open("a") as log:
+            log.write(f"{index}\n")
+        return {"latents": torch.full((4, 8, 8), float(index)), "prompt": f"prompt {index}"}
+
+
+def computed(log: Path) -> list[int]:
+    return sorted(map(int, log.read_text().split())) if log.exists() else []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_sample_is_computed_once_and_training_reads_it_from_disk(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    with penstock.Cache("8MB", disk=tmp_path / "disk") as cache:
+        done = penstock.precompute(Encoded(log), cache, num_workers=workers)
+        assert (done.computed, done.found, done.not_kept) == (30, 0, 0)
+    assert computed(log) == list(range(30))
+    with penstock.Cache("8MB", disk=tmp_path / "disk") as cache:
+        again = penstock.precompute(Encoded(log), cache)
+        assert (again.computed, again.found) == (0, 30)
+        for batch in penstock.DataLoader(again.dataset, batch_size=10, num_workers=2):
+            assert torch.equal(batch["latents"][:, 0, 0, 0], torch.tensor([float(p[7:]) for p in batch["prompt"]]))
+        assert cache.stats().disk_hits == 30
+    assert computed(log) == list(range(30)), "nothing was computed twice"
+
+
+def test_after_a_failure_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with penstock.Cache("8MB", disk=tmp_path / "disk") as cache:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            penstock.precompute(Encoded(log, fails_at=17), cache, fingerprint="latents, version 1")
+        assert computed(log) == list(range(17))
+        done = penstock.precompute(Encoded(log), cache, fingerprint="latents, version 1")
+        assert (done.computed, done.found) == (13, 17)
+    assert computed(log) == list(range(30))
+
+
+def test_without_a_disk_it_says_what_to_give(tmp_path: Path) -> None:
+    with penstock.Cache("8MB") as cache, pytest.raises(penstock.ConfigError, match='disk="path"'):
+        penstock.precompute(Encoded(tmp_path / "log"), cache)
+
+
+def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
+    with penstock.Cache("8MB", disk=tmp_path / "disk", disk_limit="1MiB") as cache:
+        done = penstock.precompute(torch.utils.data.TensorDataset(torch.zeros(20, 50_000)), cache)
+        assert done.not_kept > 0 and done.computed + done.not_kept == 20
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_line_shows_progress_where_it_is_wanted() -> None:
+    for out, wanted, lines in ((io.StringIO(), None, 0), (io.StringIO(), True, 11), (Terminal(), False, 0)):
+        with _Line(100, wanted=wanted, out=out) as line:
+            for done in range(101):
+                line.show(done)
+        assert len(out.getvalue().splitlines()) == lines
+    out = Terminal()
+    with _Line(100, wanted=None, out=out) as line:
+        line.show(50)
+        line.show(100)
+    assert out.getvalue().startswith("\rprecompute: 50 of 100 (50%)") and out.getvalue().endswith("\n")
+    assert "100 of 100 (100%)" in out.getvalue()
