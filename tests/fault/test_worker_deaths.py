@@ -229,7 +229,8 @@ def strike(point: str, times: int, folder: Path, *, method: str = "fork", how: s
     scene = dict(SCENES.get(point, {"every": 3 if point in ("at birth", "before started") else 1}))
     dataset, every = scene.pop("dataset", Noisy(96)), scene.pop("every")
     expected = oracle(dataset, **scene)
-    trigger = Trigger(path=folder / "passes", every=every, times=times)
+    # No more passes than this are made while a retried task waits for its turn.
+    trigger = Trigger(path=folder / "passes", every=every, times=times, rest=48 if point in SCENES else 0)
     fault = Fault(point=point, trigger=trigger, how=how, trainer_pid=os.getpid())
     # Fork takes the faults of this process, the others those of the dataset.
     given = dataset if method == "fork" else Faulty(dataset, fault)

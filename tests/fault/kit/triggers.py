@@ -16,13 +16,16 @@ from pathlib import Path
 class Trigger:
     """Fires at every ``every``-th pass after the first ``skip``, ``times`` times in all.
 
-    A worker's successor makes a pass of its own, so with ``every`` above 1 a retried task gets through.
+    A worker's successor makes a pass of its own, so with ``every`` above 1 a retried task gets through, unless it comes
+    to the point at just the wrong passes. With ``rest`` it does so at the third try at the latest: after every second
+    time, so many passes are left alone.
     """
 
     path: Path
     every: int = 1
     times: int = 1
     skip: int = 0
+    rest: int = 0
 
     def fires(self) -> bool:
         fd = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
@@ -32,7 +35,7 @@ class Trigger:
             number = os.lseek(fd, 0, os.SEEK_CUR) - self.skip
         finally:
             os.close(fd)
-        return number > 0 and number % self.every == 0 and number // self.every <= self.times
+        return self._fired_by(number) > self._fired_by(number - 1)
 
     @property
     def passes(self) -> int:
@@ -41,4 +44,8 @@ class Trigger:
     @property
     def fired(self) -> int:
         """How often it has fired so far, in whatever process."""
-        return max(0, min(self.times, (self.passes - self.skip) // self.every))
+        return self._fired_by(self.passes - self.skip)
+
+    def _fired_by(self, number: int) -> int:
+        pairs, more = divmod(max(0, number), 2 * self.every + self.rest)
+        return min(self.times, 2 * pairs + min(2, more // self.every))
