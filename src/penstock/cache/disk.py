@@ -6,7 +6,8 @@ Runs in: trainer and worker.
 
 The same table, locks and rows as in memory, in two sparse files. Every value is preceded by a record of its key, its
 length and its checksum, so that whatever a crash left in the files, an entry either leads to its value or to none.
-Values are written by ``pwrite`` and the table's room is reserved, so that a full disk is an error and not a signal.
+The table is mapped, in room that was reserved. Values are read and written by calls, each as a whole: a full disk, a
+failing one or a shortened file is an error and not a signal, and no page of the file counts as a process's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 
 from penstock.cache import disk_files
 from penstock.cache.checksum import CHECKSUM_BYTES, checksum
-from penstock.cache.memory import copied
 from penstock.cache.region import ENTRY_BYTES, Packed, Region
 
 _RECORD = struct.Struct(f"<8s16sQ{CHECKSUM_BYTES}s")
@@ -32,10 +32,15 @@ class Disk(Region):
         disk_files.join(self.lock_fd)
 
     def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
-        # Beyond the end of the file, or of a shortened one, memory cannot be read.
-        if offset + used_bytes > os.fstat(self.data_fd).st_size or used_bytes < self.record_bytes:
+        if used_bytes < self.record_bytes:
             return None
-        copy = copied(self.values[offset : offset + used_bytes])
+        copy = np.empty(used_bytes, np.uint8)
+        rest = copy.data
+        while rest:
+            count = os.preadv(self.data_fd, [rest], offset)
+            if not count:
+                return None
+            rest, offset = rest[count:], offset + count
         magic, key, length, check = _RECORD.unpack_from(copy.data)
         value = copy[self.record_bytes :]
         is_sound = magic == _RECORD_MAGIC and key == digest and length == len(value) and check == checksum(value)

@@ -1,0 +1,1 @@
+"""The frameworks people already use, one per file; none is needed to import penstock."""

@@ -1,0 +1,68 @@
+"""Labels from the first stage of a pipeline to the last.
+
+In:  what the first stage prepared, batch by batch.
+Out: the same at the last stage.
+Runs in: trainer, at both ends.
+
+They travel between host memories, beside the engine's own traffic and without waiting for it: the first stage is
+ahead of the last by as many micro-batches as there are stages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from penstock.cache.values import Packed, unpack
+from penstock.errors import ConfigError
+
+_MOST_UNDER_WAY = 4
+"""Batches whose labels may be on the way."""
+
+
+class StageLabels:
+    def __init__(self, ends: tuple[int, int]) -> None:
+        """Every process of the job makes one at the same moment; ``ends`` are the ranks of its own pipeline's."""
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ConfigError(
+                "a pipeline of several stages needs torch.distributed: start it with deepspeed or torchrun"
+            )
+        pairs: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(pairs, ends)
+        self._first, self._last = ends
+        # Everybody takes part in making every group.
+        groups = {pair: dist.new_group(list(pair), backend="gloo") for pair in sorted(set(pairs))}
+        self._group: Any = groups[ends]
+        self._under_way: deque[tuple[list[Any], list[torch.Tensor]]] = deque()
+
+    def send(self, labels: Any) -> None:
+        while len(self._under_way) >= _MOST_UNDER_WAY:
+            works, _ = self._under_way.popleft()
+            for work in works:
+                work.wait()
+        packed = Packed(_on_host(labels))
+        payload = np.empty(packed.total_bytes, np.uint8)
+        packed.write(payload)
+        parts = [torch.tensor([len(payload)]), torch.from_numpy(payload)]
+        self._under_way.append(([dist.isend(part, self._last, group=self._group) for part in parts], parts))
+
+    def receive(self) -> Any:
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.recv(length, self._first, group=self._group)
+        payload = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(payload, self._first, group=self._group)
+        return unpack(payload.numpy())
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _on_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_host(item) for item in value)
+    return value

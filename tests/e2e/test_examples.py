@@ -1,0 +1,26 @@
+"""Examples run, and show what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_latents_pipeline_shows_what_a_batch_ahead_costs() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "latents_pipeline.py"), "--batches", "20", "--json"],
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    torchs, two, one = (result["growth_bytes"] / answer["batch_bytes"] for result in answer["results"])
+    # Two workers: two batches more or less.
+    assert 1 <= two - one <= 3, (two, one)
+    assert two < torchs, (two, torchs)
