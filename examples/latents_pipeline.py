@@ -4,7 +4,7 @@
 
 Encodes a small dataset once into a disk cache (latents and text embeddings), then feeds a training loop from it twice,
 through ``PipelineDataLoader``: with 2 batches ahead per worker and with 1. Prints the measured memory of the whole
-process tree for both, and for torch's own DataLoader as a reference.
+process tree for both.
 """
 
 from __future__ import annotations
@@ -51,33 +51,27 @@ class Diffusion:
     """The model's side: noise, and the target that depends on it."""
 
     def prepare_inputs(self, batch: dict[str, Any], timestep_quantile: float | None = None) -> Any:
-        latents = batch["latents"].float()
-        noise = torch.randn_like(latents[:, :1])
-        return (latents, batch["text"]), (noise, batch["mask"])
+        noise = torch.randn(len(batch["latents"]), 1, 1, 1)
+        return (batch["latents"], batch["text"]), (noise, batch["mask"])
 
     def is_pipe_parallel(self) -> bool:
         return False
 
 
 def train(folder: str, options: argparse.Namespace, prefetch: int) -> dict[str, float]:
-    """One setting; 0 is torch's DataLoader with its own prefetch_factor of 2."""
+    """One setting, in this process."""
     dataset = Encoded(options.batches, options.batch_size, options.side)
     model = Diffusion()
     with penstock.Cache(options.cache, disk=folder) as cache:
         encoded = cache.wrap(dataset, fingerprint="latents, version 1")
         model.prepare_inputs(encoded[0])  # what the first use of torch's kernels takes is nobody's prefetch
         before = tree_bytes()
-        if not prefetch:
-            loader = torch.utils.data.DataLoader(encoded, batch_size=None, num_workers=options.workers)
-            steps = (model.prepare_inputs(batch) for batch in loader)
-        else:
-            loader = PipelineDataLoader(
-                encoded, model, 1, model, num_dataloader_workers=options.workers, prefetch_batches_per_worker=prefetch
-            )
-            steps = iter(loader)
+        loader = PipelineDataLoader(
+            encoded, model, 1, model, num_dataloader_workers=options.workers, prefetch_batches_per_worker=prefetch
+        )
         peak, began_s = 0, time.monotonic()
         for number in range(options.batches):
-            (latents, _), (_, mask) = next(steps)
+            (latents, _), (_, mask) = next(loader)
             assert mask is None and latents[0, 0, 0, 0] == number, "another batch than was asked for"
             time.sleep(options.step_s)
             if number % 5 == 4:
@@ -85,8 +79,7 @@ def train(folder: str, options: argparse.Namespace, prefetch: int) -> dict[str, 
         seconds = time.monotonic() - began_s
         stats = cache.stats()
         assert stats.misses == 0, "everything was on disk"
-        if isinstance(loader, PipelineDataLoader):
-            loader.close()
+        loader.close()
     return {"prefetch": prefetch, "growth_bytes": peak, "batches_per_s": options.batches / seconds}
 
 
@@ -122,7 +115,7 @@ def main() -> None:
         dataset = Encoded(options.batches, options.batch_size, options.side)
         with penstock.Cache(options.cache, disk=folder, disk_limit="4GiB") as cache:
             penstock.precompute(dataset, cache, fingerprint="latents, version 1")
-        for prefetch in (0, 2, 1):
+        for prefetch in (2, 1):
             # Each in a process of its own: what one leaves behind is not the next one's.
             command = [sys.executable, *sys.argv, "--one", folder, str(prefetch)]
             results.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
@@ -132,10 +125,9 @@ def main() -> None:
         return
     print(f"batches of {batch_bytes / MIB:.1f} MiB, {options.workers} workers, a step of {options.step_s:g} s")
     for result in results:
-        name = f"penstock, {result['prefetch']} per worker" if result["prefetch"] else "torch, prefetch_factor=2"
         growth = result["growth_bytes"]
         print(
-            f"  {name:<26} +{growth / MIB:6.1f} MiB ({growth / batch_bytes:.1f} batches), "
+            f"  {result['prefetch']} ahead per worker: +{growth / MIB:.1f} MiB ({growth / batch_bytes:.1f} batches), "
             f"{result['batches_per_s']:.1f} batches/s"
         )
 

@@ -20,7 +20,6 @@ def test_latents_pipeline_shows_what_a_batch_ahead_costs() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    torchs, two, one = (result["growth_bytes"] / answer["batch_bytes"] for result in answer["results"])
+    two, one = (result["growth_bytes"] / answer["batch_bytes"] for result in answer["results"])
     # Two workers: two batches more or less.
     assert 1 <= two - one <= 3, (two, one)
-    assert two < torchs, (two, torchs)

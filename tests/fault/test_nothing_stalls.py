@@ -122,3 +122,28 @@ def test_batches_keep_coming_and_are_right(seed: int) -> None:
                 for found, batch in held:
                     assert indices_in(batch, kind) == found
                 del iterator
+
+
+class QuickThenSlow(torch.utils.data.Dataset[int]):
+    """The first batch costs nothing, and every sample after it half a second."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 2:
+            time.sleep(0.5)
+        return index
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_finished_sample_is_told_before_the_next_one_begins(backend: str) -> None:
+    waits = []
+    for _ in range(4):
+        loader = penstock.DataLoader(QuickThenSlow(), batch_size=2, num_workers=2, backend=backend)
+        iterator = iter(loader)
+        began = time.monotonic()
+        assert next(iterator).tolist() == [0, 1]
+        waits.append(time.monotonic() - began)
+        loader.close()
+    assert max(waits) < 0.4, waits

@@ -49,6 +49,8 @@ training thread more than a small batch."""
 _LOOK_AROUND_S = 1.0
 _LOOK_AT_DEVICE_S = 0.001
 """How often to ask whether the device is done with memory: it tells nobody."""
+_GATHER_S = 0.0004
+"""Reports that come faster than this are left to gather: every look costs as much as a small batch."""
 _MOST_SLOTS = 256
 _GAUGE_WITHIN_S = 0.1
 
@@ -107,6 +109,8 @@ class Engine:
         self._resume = threading.Event()
         self._closing = False
         self._closed = self._closed_here = False
+        self._told_s = 0.0
+        """When somebody last had something to say."""
         self._last_asked_s = self._left_s = time.monotonic()
         self._patience_s = tuning.idle_release_s
         """How long nobody may ask before the memory goes back."""
@@ -321,7 +325,10 @@ class Engine:
             # After this thread counts as sleeping: who sends something to the device from now on wakes it.
             if wait_s and self.poll():
                 wait_s = min(wait_s, _LOOK_AT_DEVICE_S)
+            if wait_s and time.monotonic() - self._told_s < _GATHER_S:
+                time.sleep(_GATHER_S)
             events = self._selector.select(wait_s)
+            self._told_s = time.monotonic()
         finally:
             self._sleepers -= 1
         with self._lock:

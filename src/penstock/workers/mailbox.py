@@ -1,14 +1,13 @@
 """A worker's letters: tasks in, reports out, shared memory mapped on the way.
 
 In:  messages from the trainer; reports of finished tasks.
-Out: the next task; reports, a few short ones at a time.
+Out: the next task; reports.
 Runs in: worker.
 """
 
 from __future__ import annotations
 
 import pickle
-import time
 from collections import deque
 from typing import Any, Protocol
 
@@ -17,8 +16,6 @@ from torch._utils import ExceptionWrapper
 from penstock.workers.messages import DROP, Attach, Detach, Done, Need, Outcome, Room, Stop
 from penstock.workers.views import Views
 
-_HOLD_S = 0.0005
-"""Reports of tasks shorter than this travel together: every message wakes the trainer."""
 _CANNOT_TRAVEL = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError)
 """What pickle raises for objects it cannot take apart."""
 
@@ -37,16 +34,12 @@ class Mailbox:
         self._views = views
         self._where = where
         self._backlog: deque[Any] = deque()
-        self._unsaid: list[Done] = []
-        self._said_s = 0.0
 
     def send(self, message: object) -> None:
         self._line.send(message)
 
     def next(self) -> Any:
         """The next message in order; but a Stop that has arrived goes before work that waits."""
-        if not self._backlog:
-            self._say_all(time.monotonic())
         while (message := self._receive(wait=not self._backlog)) is not None:
             self._backlog.append(message)
         return self._backlog.popleft()
@@ -69,7 +62,6 @@ class Mailbox:
 
     def ask(self, need: Need) -> Room:
         """Wait for room, keeping tasks that arrive meanwhile for later."""
-        self._say_all(time.monotonic())
         self._line.send(need)
         while True:
             message = self._receive()
@@ -80,25 +72,10 @@ class Mailbox:
             self._backlog.append(message)
 
     def say(self, done: Done) -> None:
-        """Report a finished task: at once, or with the next few if those are short and already here."""
-        self._unsaid.append(done)
-        now = time.monotonic()
-        if not self._backlog or now - self._said_s > _HOLD_S:
-            self._say_all(now)
+        """Report a finished task, at once: nobody knows how long the next one takes.
 
-    def _say_all(self, now: float) -> None:
-        unsaid, self._unsaid = self._unsaid, []
-        self._said_s = now
-        if not unsaid:
-            return
-        try:
-            self._line.send(*unsaid)
-        except _CANNOT_TRAVEL:
-            for done in unsaid:
-                self._say_somehow(done)
-
-    def _say_somehow(self, done: Done) -> None:
-        """Report a task whose result or exception only this process can rebuild: the text of it still arrives."""
+        Of a result or exception only this process can rebuild, the text still arrives.
+        """
         try:
             self._line.send(done)
         except _CANNOT_TRAVEL as problem:
