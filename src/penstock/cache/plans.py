@@ -46,6 +46,9 @@ class Plans:
         self._places[rank] = 0
         self._ram.remove(_name(rank))
 
+    def is_known(self) -> bool:
+        return bool(self._places.any())
+
     def next_uses(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         soonest = np.full(len(low), NEVER, np.int64)
         for rank in np.flatnonzero(self._places):

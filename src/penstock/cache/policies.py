@@ -92,18 +92,26 @@ _NONE = np.empty(0, np.int64)
 class Oracle(Protocol):
     """When keys are needed next."""
 
+    def is_known(self) -> bool:
+        """Whether anybody has said."""
+        ...
+
     def next_uses(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         """Per key, how many batches from now; large for never."""
         ...
 
 
-class NextUse:
-    """What is needed latest goes first, unless the newcomer is needed later still."""
+class NextUse(Lru):
+    """What is needed latest goes first, unless the newcomer is needed later still; while nobody has said when what is
+    needed, what was not used for longest."""
 
     def __init__(self, oracle: Oracle) -> None:
+        super().__init__()
         self._oracle = oracle
 
     def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]:
+        if not self._oracle.is_known():
+            return super().victims(table, newcomer)
         here = evictable(table)
         own = np.frombuffer(newcomer, np.uint64)
         uses = self._oracle.next_uses(

@@ -121,6 +121,9 @@ class ByNumber:
     def __init__(self, numbers: range) -> None:
         self._uses = {digest(number): number for number in numbers}
 
+    def is_known(self) -> bool:
+        return bool(self._uses)
+
     def next_uses(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         keys = np.stack([high, low], axis=1)
         return np.array([self._uses[key.tobytes()] for key in keys], dtype=np.int64)
@@ -134,6 +137,23 @@ def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(
         put(ram, number)
     here = [number for number in range(60) if ram.has(digest(number))]
     assert here == list(range(len(here))) and 10 < len(here) < 60
+
+
+def test_next_use_without_anything_known_is_lru(region: Region) -> None:
+    ram = tier(region, NextUse(ByNumber(range(0))))
+    for number in range(60):
+        assert put(ram, number)
+    here = [number for number in range(60) if ram.has(digest(number))]
+    assert here == list(range(60 - len(here), 60))
+
+
+def test_one_large_value_makes_any_number_of_small_ones_go(region: Region) -> None:
+    ram = tier(region)
+    for number in range(900):
+        assert put(ram, number, 100)
+    assert counts(region)["items"] > 800
+    assert put(ram, 1000, 900_000)
+    assert torch.equal(got(ram, 1000), value_of(1000, 900_000))
 
 
 def test_a_value_put_again_replaces_the_first(region: Region) -> None:

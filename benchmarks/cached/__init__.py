@@ -1,0 +1,1 @@
+"""What ``bench_cache`` measures, and how."""

@@ -1,0 +1,123 @@
+"""Places to keep tensors: each gives a value back as the caller's own.
+
+In:  a folder, how many values of which size there will be.
+Out: get, put, overwrite.
+Runs in: the child.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+ROOM = 1.25
+"""Of what the values take, what every store may use."""
+
+
+class Store(Protocol):
+    def put(self, key: int, value: torch.Tensor) -> None: ...
+    def get(self, key: int) -> torch.Tensor: ...
+
+
+class Clone:
+    """No store: what copying alone costs."""
+
+    def __init__(self, folder: Path, total_bytes: int) -> None:
+        self._values: dict[int, torch.Tensor] = {}
+
+    def put(self, key: int, value: torch.Tensor) -> None:
+        value.clone()
+        self._values[key] = value
+
+    def get(self, key: int) -> torch.Tensor:
+        return self._values[key].clone()
+
+
+class Dict:
+    """A dictionary in this process; nobody else has it."""
+
+    def __init__(self, folder: Path, total_bytes: int) -> None:
+        self._values: dict[int, torch.Tensor] = {}
+
+    def put(self, key: int, value: torch.Tensor) -> None:
+        self._values[key] = value.clone()
+
+    def get(self, key: int) -> torch.Tensor:
+        return self._values[key].clone()
+
+
+class Penstock:
+    """Memory shared by all processes of the node."""
+
+    def __init__(self, folder: Path, total_bytes: int) -> None:
+        import penstock
+
+        self._cache = penstock.Cache(int(ROOM * total_bytes) + (1 << 20), "lru")
+
+    def put(self, key: int, value: torch.Tensor) -> None:
+        assert self._cache.put(key, value)
+
+    def get(self, key: int) -> torch.Tensor:
+        return self._cache.get(key)
+
+
+class PenstockDisk:
+    """The tier on disk alone: the memory over it holds next to nothing."""
+
+    def __init__(self, folder: Path, total_bytes: int) -> None:
+        import penstock
+
+        self._cache = penstock.Cache("1MiB", "static", disk=folder, disk_limit=int(ROOM * total_bytes) + (1 << 20))
+        for filler in range(300):
+            self._cache.put(f"filler {filler}", torch.zeros(512))
+
+    def put(self, key: int, value: torch.Tensor) -> None:
+        assert self._cache.put(key, value)
+
+    def get(self, key: int) -> torch.Tensor:
+        return self._cache.get(key)
+
+
+class Lmdb:
+    """LMDB as it is usually used for tensors: raw bytes, no syncing, one transaction per value."""
+
+    def __init__(self, folder: Path, total_bytes: int) -> None:
+        import lmdb
+
+        self._env = lmdb.open(str(folder), map_size=2 * int(ROOM * total_bytes) + (1 << 26), sync=False, metasync=False)
+
+    def put(self, key: int, value: torch.Tensor) -> None:
+        with self._env.begin(write=True) as transaction:
+            transaction.put(key.to_bytes(8, "little"), value.numpy().data)
+
+    def get(self, key: int) -> torch.Tensor:
+        with self._env.begin(buffers=True) as transaction:
+            return torch.from_numpy(np.frombuffer(transaction.get(key.to_bytes(8, "little")), np.uint8).copy())
+
+
+class Diskcache:
+    """diskcache as it comes, with tensors pickled."""
+
+    def __init__(self, folder: Path, total_bytes: int) -> None:
+        import diskcache
+
+        self._cache: Any = diskcache.Cache(str(folder), size_limit=int(ROOM * total_bytes) + (1 << 26))
+
+    def put(self, key: int, value: torch.Tensor) -> None:
+        self._cache.set(key, value)
+
+    def get(self, key: int) -> torch.Tensor:
+        return self._cache.get(key)
+
+
+STORES = {
+    "clone": Clone,
+    "dict": Dict,
+    "penstock": Penstock,
+    "penstock disk": PenstockDisk,
+    "LMDB": Lmdb,
+    "diskcache": Diskcache,
+}
