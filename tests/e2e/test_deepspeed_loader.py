@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import UserDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -157,6 +158,17 @@ def test_a_batch_that_cannot_be_cut_evenly_says_so(made: Any) -> None:
         next(made(steps=3))
     with pytest.raises(ConfigError, match="a batch of 0"):
         split({"text": "no tensor"}, None, 2)
+
+
+def test_mappings_and_named_tuples_are_cut_too() -> None:
+    class Pair(NamedTuple):
+        x: Any
+        y: Any
+
+    first, second = split(UserDict(x=torch.arange(4), y=Pair(torch.arange(4), None)), Pair(torch.arange(4), [3]), 2)
+    assert type(second[0]) is UserDict and second[0]["x"].tolist() == [2, 3]
+    assert second[0]["y"].x.tolist() == [2, 3] and second[1].x.tolist() == [2, 3] and second[1].y == [3]
+    assert first[1].x.tolist() == [0, 1]
 
 
 def test_epochs_differ_in_randomness_and_a_new_loader_repeats_them(made: Any) -> None:

@@ -29,6 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     yield
     assert not list((tmp_path / "run" / "penstock").glob("*")), "a cache's file was left behind"

@@ -18,16 +18,16 @@ from typing import Any, cast
 from penstock.cache import opened, registry
 from penstock.cache.cached_dataset import CachedDataset
 from penstock.cache.disk import Disk
-from penstock.cache.disk_files import free_bytes, open_files, taken_bytes
+from penstock.cache.disk_files import folder_key, free_bytes, open_files, taken_bytes
 from penstock.cache.figures import counts as counts_of
 from penstock.cache.fingerprint import fingerprint_of
 from penstock.cache.keys import digest
-from penstock.cache.locks import KeyLocks, TooLong
+from penstock.cache.locks import TooLong
 from penstock.cache.memory import Memory
 from penstock.cache.plans import Plans
 from penstock.cache.policies import LEFTOVERS, LRU, NEXT_USE, STATIC, Leftovers, Lru, NextUse, Static
 from penstock.cache.portable import Portable, read_portable
-from penstock.cache.region import H_BEGAN, H_POLICY, L_KEYS, PAGE_BYTES
+from penstock.cache.region import H_AUTO, H_BEGAN, H_POLICY, PAGE_BYTES
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 from penstock.errors import CacheError, ConfigError
@@ -41,7 +41,6 @@ DEFAULT_DISK_SHARE = 0.5
 """Of the room the disk has, where no limit is given."""
 _LOADING_WITHIN_S = 60.0
 """How long to wait for another process that loads the same value."""
-_KEY_LOCKS = 1 << 30
 _MOST_VIRTUAL_BYTES = 1 << 44
 """Of the 128 TiB a process can address."""
 
@@ -102,7 +101,7 @@ class Cache:
             raise ConfigError(f"policy={policy!r} is none of {', '.join(_POLICIES)}")
         self.name = name or f"unnamed-{uuid.uuid4().hex[:12]}"
         self.policy = policy
-        self.disk = None if disk is None else Path(disk).expanduser().absolute()
+        self.disk = None if disk is None else Path(disk).expanduser().resolve()
         self.fingerprint = fingerprint
         self._machine = machine
         self._limit_bytes = self._bytes_of(limit)
@@ -126,18 +125,21 @@ class Cache:
         self._on_disk: Tier | None = None
         if self.disk is not None:
             try:
-                self._on_disk = opened.take(str(self.disk), self._open_disk)
+                key = folder_key(self.disk)
+                self._on_disk = opened.take(key, self._open_disk)
+            except OSError as problem:
+                self._closer()
+                raise CacheError(f"disk={str(self.disk)!r} cannot be used: {problem}; give another folder") from problem
             except BaseException:
                 self._closer()
                 raise
-            self._disk_closer = weakref.finalize(self, opened.let_go, str(self.disk))
-        region = self._memory.region
-        self._loading = KeyLocks(region.lock_fd, L_KEYS, _KEY_LOCKS)
+            self._disk_closer = weakref.finalize(self, opened.let_go, key)
         self._warned: set[str] = set()
         self._seed = digest(self.fingerprint) if self.fingerprint else b""
 
     def _open_memory(self) -> tuple[Tier, Callable[[], None]]:
         region, path = registry.open_region(self.name, self._make_memory, Memory)
+        registry.remove_stale()
         policies: dict[int, Any] = {STATIC: Static(), LRU: Lru()}
         tier = Tier(region, policies, headroom_bytes=self._machine.headroom_bytes)
         policies[NEXT_USE] = NextUse(Plans(region, tier))
@@ -146,26 +148,25 @@ class Cache:
     def _make_memory(self, lock_fd: int) -> Memory:
         virtual_bytes = min(4 * max(self._machine.memory_bytes(), self._limit_bytes), _MOST_VIRTUAL_BYTES)
         virtual_bytes = virtual_bytes // PAGE_BYTES * PAGE_BYTES
-        return Memory.create(
+        made = Memory.create(
             lock_fd, limit_bytes=self._limit_bytes, virtual_bytes=virtual_bytes, policy=_POLICIES[self.policy]
         )
+        made.header[H_AUTO] = self.policy == "auto"
+        return made
 
     def _open_disk(self) -> tuple[Tier, Callable[[], None]]:
         folder = self.disk
         assert folder is not None
-        try:
-            room_bytes = max(LEAST_BYTES, free_bytes(folder) + taken_bytes(folder))
-            limit_bytes = max(LEAST_BYTES, self._disk_limit.resolve(room_bytes, auto_fraction=DEFAULT_DISK_SHARE))
-            fds, is_first = open_files(folder, limit_bytes=limit_bytes, policy=LEFTOVERS)
+        room_bytes = max(LEAST_BYTES, free_bytes(folder) + taken_bytes(folder))
+        limit_bytes = max(LEAST_BYTES, self._disk_limit.resolve(room_bytes, auto_fraction=DEFAULT_DISK_SHARE))
+        with open_files(folder, limit_bytes=limit_bytes, policy=LEFTOVERS) as (fds, is_first):
             region = Disk(*fds)
-        except OSError as problem:
-            raise CacheError(f"disk={str(folder)!r} cannot be used: {problem}; give another folder") from problem
-        policies: dict[int, Any] = {}
-        tier = Tier(region, policies, headroom_bytes=lambda: free_bytes(folder))
-        if is_first:
-            tier.begin()
-            region.join()
-        policies[LEFTOVERS] = Leftovers(int(region.header[H_BEGAN]))
+            policies: dict[int, Any] = {}
+            tier = Tier(region, policies, headroom_bytes=lambda: free_bytes(folder))
+            if is_first:
+                tier.begin()
+                region.join()
+            policies[LEFTOVERS] = Leftovers(int(region.header[H_BEGAN]))
         return tier, lambda: None
 
     # -- use ----------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ class Cache:
         if found is not None:
             return unpack(found)
         try:
-            with self._loading.held(int.from_bytes(known[:8], "little"), _LOADING_WITHIN_S):
+            with self._memory.loading.held(int.from_bytes(known[:8], "little"), _LOADING_WITHIN_S):
                 # Whoever held the lock was loading the same value.
                 again = self._find(known, counts=False)
                 return self._load(known, load) if again is None else again[0]
@@ -200,13 +201,17 @@ class Cache:
     def is_on_disk(self, key: Any) -> bool:
         return self._on_disk is not None and self._on_disk.has(self._digest(key))
 
+    def put_on_disk(self, key: Any, value: Any) -> bool:
+        """Keep a value on disk; False if there is no room for it, or it cannot be kept there."""
+        return self._keep_on_disk(self._digest(key), value)
+
     def wrap(self, dataset: Any, *, fingerprint: str | None = None) -> CachedDataset:
         """The dataset with its samples in this cache, by index.
 
         What tells its samples from those of other datasets is derived from the dataset (its class and code, and what
         it was made with), or given as ``fingerprint``.
         """
-        if self.policy == "auto":
+        if self._memory.region.header[H_AUTO]:
             # Whole samples are used once an epoch: no policy has more hits.
             self._memory.region.header[H_POLICY] = STATIC
         return CachedDataset(dataset, self, fingerprint_of(dataset) if fingerprint is None else fingerprint)
@@ -223,15 +228,20 @@ class Cache:
             return (unpack(found),)
         if self._on_disk is None:
             return None
-        found = self._on_disk.get(known)
-        if found is None:
-            return None
         try:
-            value = read_portable(found)
-        except ValueError:
-            self._on_disk.remove_corrupt(known)
+            found = self._on_disk.get(known)
+            if found is None:
+                return None
+            try:
+                value = read_portable(found)
+            except ValueError:
+                self._on_disk.remove_corrupt(known)
+                return None
+        except (TooLong, OSError) as problem:
+            self._warn("read", f"the cache in {self.disk} cannot be read ({problem}); values are loaded instead")
             return None
-        self._keep_in_memory(known, value)
+        # Somebody may have put a newer one meanwhile.
+        self._keep_in_memory(known, value, replaces=False)
         return (value,)
 
     def _load(self, known: bytes, load: Callable[[], Any]) -> Any:
@@ -245,13 +255,15 @@ class Cache:
         in_memory = self._keep_in_memory(known, value)
         return self._keep_on_disk(known, value) or in_memory
 
-    def _keep_in_memory(self, known: bytes, value: Any) -> bool:
+    def _keep_in_memory(self, known: bytes, value: Any, *, replaces: bool = True) -> bool:
         try:
             packed = Packed(value)
         except Exception as problem:
             self._warn("value", f"a value cannot be cached, and so is loaded every time: {problem}")
+            # Nor may the one before it be taken for it.
+            self._memory.remove(known)
             return False
-        kept = self._put(self._memory, known, packed)
+        kept = self._put(self._memory, known, packed, replaces=replaces)
         if self._memory.is_short:
             stats = self.stats()
             self._warn(
@@ -269,15 +281,16 @@ class Cache:
             packed = Portable(value)
         except CacheError as problem:
             self._warn("value", str(problem))
+            self._on_disk.remove(known)
             return False
         kept = self._put(self._on_disk, known, packed)
         if self._on_disk.is_short:
             self._warn("disk", f"the disk of {self.disk} is nearly full; the cache there grows no further")
         return kept
 
-    def _put(self, tier: Tier, known: bytes, packed: Any) -> bool:
+    def _put(self, tier: Tier, known: bytes, packed: Any, *, replaces: bool = True) -> bool:
         try:
-            return tier.put(known, packed)
+            return tier.put(known, packed, replaces=replaces)
         except (TooLong, OSError) as problem:
             self._warn("write", f"the cache cannot be written to ({problem}); values are loaded instead")
             return False

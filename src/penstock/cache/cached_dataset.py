@@ -48,6 +48,11 @@ class CachedDataset(Dataset):
         """Whether a sample is in the cache's disk tier."""
         return self.cache.is_on_disk((self.fingerprint, index))
 
+    def keep_on_disk(self, index: Any) -> bool:
+        """Have a sample in the disk tier; False if it cannot be kept there."""
+        sample = self[index]
+        return self.is_on_disk(index) or self.cache.put_on_disk((self.fingerprint, index), sample)
+
     def print_cache_stats(self) -> None:
         self.cache.print_stats(type(self.dataset).__name__)
 

@@ -32,19 +32,21 @@ class Disk(Region):
         disk_files.join(self.lock_fd)
 
     def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
-        if used_bytes < self.record_bytes:
+        record = os.pread(self.data_fd, _RECORD.size, offset)
+        if len(record) < _RECORD.size:
             return None
-        copy = np.empty(used_bytes, np.uint8)
-        rest = copy.data
+        magic, key, length, check = _RECORD.unpack(record)
+        # Before any memory is taken: an index that was damaged may say anything.
+        if magic != _RECORD_MAGIC or key != digest or length != used_bytes - self.record_bytes:
+            return None
+        value = np.empty(length, np.uint8)
+        rest, offset = value.data, offset + self.record_bytes
         while rest:
             count = os.preadv(self.data_fd, [rest], offset)
             if not count:
                 return None
             rest, offset = rest[count:], offset + count
-        magic, key, length, check = _RECORD.unpack_from(copy.data)
-        value = copy[self.record_bytes :]
-        is_sound = magic == _RECORD_MAGIC and key == digest and length == len(value) and check == checksum(value)
-        return value if is_sound else None
+        return value if check == checksum(value) else None
 
     def write(self, digest: bytes, offset: int, packed: Packed) -> None:
         record = np.zeros(self.record_bytes + packed.total_bytes, np.uint8)

@@ -13,20 +13,23 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from penstock.cache.locks import TooLong, try_lock, wait_for
+from penstock.cache.locks import TooLong, release, try_lock, wait_for
 from penstock.cache.region import (
     ENTRY_BYTES,
     FIRST_SLOTS_LOG2,
     H_LIMIT,
     H_MAGIC,
     H_POLICY,
+    H_READY,
     H_TABLE,
+    H_TAGS,
     H_VIRTUAL,
     HEADER_BYTES,
     MAGIC,
@@ -45,37 +48,59 @@ _LEAST_VIRTUAL_BYTES = 1 << 38
 _MOST_VIRTUAL_BYTES = 1 << 43
 """Half of the largest file that common file systems can hold."""
 _MOST_SLOTS_LOG2 = 27
+_MOST_TAGS = 1 << 60
 _FILES = ("index", "values", "locks")
 
 
-def open_files(folder: Path, *, limit_bytes: int, policy: int) -> tuple[list[int], bool]:
-    """Descriptors of index, values and locks, and whether nobody else has them open: then nobody can until ``join``.
-
-    Raises CacheError, OSError.
-    """
+def folder_key(folder: Path) -> str:
+    """What a folder is known by, however it is spelt; it is made if it is not there. Raises CacheError, OSError."""
     if not hasattr(os, "posix_fallocate"):
         raise CacheError("a cache on disk needs Linux")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _opened(folder, os.O_CREAT) as fds:
-        is_first = try_lock(fds[2], _L_OPEN)
-        if is_first:
-            _prepare(folder, fds[0], fds[1], limit_bytes=limit_bytes, policy=policy)
-        else:
-            join(fds[2])
-        return fds, is_first
+    found = folder.stat()
+    return f"disk {found.st_dev}:{found.st_ino}"
 
 
 @contextlib.contextmanager
-def visit(folder: Path) -> Iterator[Region]:
-    """A view of the tier in a folder, for one who does not use it, and not in a process that does."""
-    with _opened(folder, 0) as fds:
+def open_files(folder: Path, *, limit_bytes: int, policy: int) -> Iterator[tuple[list[int], bool]]:
+    """Descriptors of index, values and locks, and whether nobody else has them open: then nobody can until ``join``.
+
+    They are the caller's; after an exception inside they are closed. Raises CacheError, OSError.
+    """
+    with _opened(folder, os.O_CREAT) as fds:
+        yield fds, _prepare_or_join(folder, fds, limit_bytes=limit_bytes, policy=policy)
+
+
+def _prepare_or_join(folder: Path, fds: list[int], *, limit_bytes: int, policy: int) -> bool:
+    """Whether it was this process that prepared the files."""
+    until_s = time.monotonic() + _OPEN_WITHIN_S
+    while True:
+        if try_lock(fds[2], _L_OPEN):
+            _prepare(folder, fds[0], fds[1], limit_bytes=limit_bytes, policy=policy)
+            return True
         join(fds[2])
-        header = np.frombuffer(os.pread(fds[0], HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"), np.uint64)
-        if not _is_sound(header, os.fstat(fds[0]).st_size):
+        header = _header(fds[0])
+        if _is_sound(header, os.fstat(fds[0]).st_size) and header[H_READY]:
+            return False
+        # Whoever was preparing them did not get to the end of it.
+        release(fds[2], _L_OPEN)
+        if time.monotonic() > until_s:
+            raise CacheError(f"the cache in {folder} is being opened by processes that do not finish")
+
+
+@contextlib.contextmanager
+def visit(folder: Path) -> Iterator[tuple[Region, bool]]:
+    """A view of the tier in a folder, and whether nobody uses it: for one who does not use it, nor in a process that
+    does."""
+    with _opened(folder, 0) as fds:
+        is_alone = try_lock(fds[2], _L_OPEN)
+        if not is_alone:
+            join(fds[2])
+        if not _is_sound(_header(fds[0]), os.fstat(fds[0]).st_size):
             raise CacheError(f"what is in {folder} is no cache of this version of penstock; remove it")
         region = Region(*fds)
     try:
-        yield region
+        yield region, is_alone
     finally:
         region.close()
 
@@ -122,11 +147,15 @@ def join(lock_fd: int) -> None:
 def _prepare(folder: Path, meta_fd: int, data_fd: int, *, limit_bytes: int, policy: int) -> None:
     """Make the files what a region needs, keeping what is in them if it can be kept. Nobody else has them open."""
     virtual_bytes = min(max(4 * limit_bytes, _LEAST_VIRTUAL_BYTES), _MOST_VIRTUAL_BYTES) // PAGE_BYTES * PAGE_BYTES
-    header = np.frombuffer(os.pread(meta_fd, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"), np.uint64).copy()
+    header = _header(meta_fd)
     if _is_sound(header, os.fstat(meta_fd).st_size):
+        # A copied file may have lost what was reserved.
+        os.posix_fallocate(meta_fd, 0, TABLES_AT)
+        where = int(header[H_TABLE])
+        os.posix_fallocate(meta_fd, where & ~63, ENTRY_BYTES << (where & 63))
         header[H_LIMIT] = limit_bytes
         header[H_VIRTUAL] = max(virtual_bytes, int(header[H_VIRTUAL]))
-        header[H_POLICY] = policy
+        header[H_POLICY], header[H_READY] = policy, 0
         os.pwrite(meta_fd, header.tobytes(), 0)
         return
     if os.fstat(meta_fd).st_size:
@@ -141,12 +170,17 @@ def _prepare(folder: Path, meta_fd: int, data_fd: int, *, limit_bytes: int, poli
     write_header(meta_fd, limit_bytes=limit_bytes, virtual_bytes=virtual_bytes, policy=policy)
 
 
+def _header(meta_fd: int) -> np.ndarray:
+    return np.frombuffer(os.pread(meta_fd, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"), np.uint64).copy()
+
+
 def _is_sound(header: np.ndarray, file_bytes: int) -> bool:
     """Whether a header can be one, and its table lies in the file."""
     slots_log2, table_at = int(header[H_TABLE]) & 63, int(header[H_TABLE]) & ~63
     virtual_bytes = int(header[H_VIRTUAL])
     return (
         int(header[H_MAGIC]) == MAGIC
+        and int(header[H_TAGS]) < _MOST_TAGS
         and 0 < virtual_bytes <= _MOST_VIRTUAL_BYTES
         and virtual_bytes % PAGE_BYTES == 0
         and FIRST_SLOTS_LOG2 <= slots_log2 <= _MOST_SLOTS_LOG2

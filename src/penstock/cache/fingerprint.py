@@ -4,18 +4,21 @@ In:  a dataset.
 Out: a text that is the same in every process and run, until the class, a transform or an argument changes.
 Runs in: trainer.
 
-Looked at: the code of classes and functions, and attributes, as deep as a dataset with its transforms goes. Of long
-lists and large arrays, length and parts spread over them. What is no data (open files, locks, generators) counts by
-its type alone.
+Looked at: the code of classes and functions, and attributes, however deep; of objects that keep theirs from Python,
+what pickling them would. Of long lists and large arrays, length and parts spread over them. What is no data (open
+files, locks, random generators) counts by its type alone; functions that are only called by name are not seen.
 """
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import hashlib
 import inspect
+import io
 import logging
+import random
 import types
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import PurePath
@@ -24,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_DEEPEST = 8
+_DEEPEST = 40
 _MOST_ITEMS = 1000
 _MOST_BYTES = 1 << 20
 
@@ -66,7 +69,7 @@ class _Looker:
         if isinstance(value, (np.ndarray, torch.Tensor)):
             self._look_at_array(value)
         elif isinstance(value, Mapping):
-            self._look_at_items(((key, value[key]) for key in _spread(list(value))), len(value), depth)
+            self._look_at_items((part for key in _spread(list(value)) for part in (key, value[key])), len(value), depth)
         elif isinstance(value, Set):
             self._look_at_items(sorted(map(repr, value))[:_MOST_ITEMS], len(value), depth)
         elif isinstance(value, (list, tuple, range)):
@@ -77,10 +80,24 @@ class _Looker:
             self._look_at_items((value.__func__, value.__self__), 2, depth)
         elif isinstance(value, (type, types.FunctionType)):
             self._look_at_code(value, depth)
+        elif isinstance(value, types.BuiltinFunctionType):
+            self._note(value.__module__, value.__qualname__)
+            self.look(value.__self__, depth)
         else:
             self._look_at_code(type(value), depth)
             held = {**getattr(value, "__dict__", {}), **_slots_of(value)}
-            self._look_at_items(sorted(held.items()), len(held), depth)
+            self._look_at_items((part for item in sorted(held.items()) for part in item), len(held), depth)
+            if not held:
+                self._look_at_pickled(value, depth)
+
+    def _look_at_pickled(self, value: Any, depth: int) -> None:
+        try:
+            reducer = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+        except Exception:
+            # Open files, locks: nothing that samples are made of.
+            return
+        self.look(reduced, depth)
 
     def _look_at_items(self, items: Iterable[Any], count: int, depth: int) -> None:
         self._note("items", count)
@@ -147,10 +164,16 @@ class _Looker:
         self._note(raw.tobytes())
 
 
+_NO_DATA = (
+    types.ModuleType, logging.Logger, io.IOBase, random.Random, torch.Generator, np.random.Generator,
+    np.random.RandomState, types.GeneratorType,
+)  # fmt: skip
+
+
 def _is_no_data(value: Any) -> bool:
-    """Caches and loaders, which have names of their own, modules, loggers."""
+    """Caches and loaders, which have names of their own, and what changes without the samples changing."""
     is_ours = not isinstance(value, type) and type(value).__module__.partition(".")[0] == "penstock"
-    return is_ours or isinstance(value, (types.ModuleType, logging.Logger))
+    return is_ours or isinstance(value, _NO_DATA)
 
 
 def _spread(items: Sequence[Any]) -> Iterable[Any]:

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import Protocol
 
 _FIRST_NAP_S = 0.00005
 _LONGEST_NAP_S = 0.001
@@ -35,7 +36,7 @@ class RangeLock:
         self._fd = fd
         self._at = at
         self._threads = threading.Lock()
-        _all.add(self)
+        renew_after_fork(self)
 
     @contextlib.contextmanager
     def held(self, within_s: float) -> Iterator[None]:
@@ -61,7 +62,7 @@ class KeyLocks:
         self._fd, self._at, self._count = fd, at, count
         self._threads = threading.Lock()
         self._here: dict[int, _Turn] = {}
-        _all.add(self)
+        renew_after_fork(self)
 
     @contextlib.contextmanager
     def held(self, key: int, within_s: float) -> Iterator[None]:
@@ -127,7 +128,17 @@ def release(fd: int, at: int) -> None:
     fcntl.lockf(fd, fcntl.LOCK_UN, 1, at)
 
 
-_all: weakref.WeakSet[RangeLock | KeyLocks] = weakref.WeakSet()
+class Forked(Protocol):
+    def forget_threads(self) -> None:
+        """Locks held by threads that do not exist in this process are free."""
+        ...
+
+
+_all: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def renew_after_fork(holder: Forked) -> None:
+    _all.add(holder)
 
 
 def _forget_threads() -> None:

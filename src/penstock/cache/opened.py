@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,32 +28,54 @@ class _Opened:
 
 
 _opened: dict[str, _Opened] = {}
+_let_go: deque[str] = deque()
+"""Keys whose user is gone and that were not dealt with yet: the garbage collector may come while the lock is held."""
 _lock = threading.Lock()
 
 
 def take(key: str, open_tier: Callable[[], tuple[Tier, Callable[[], None]]]) -> Tier:
     """The tier, opened by ``open_tier`` if this process has not; see ``let_go``."""
-    with _lock:
-        found = _opened.get(key)
-        if found is None:
-            found = _opened[key] = _Opened(*open_tier(), os.getpid())
-        found.users += 1
-        return found.tier
+    try:
+        with _lock:
+            found = _opened.get(key)
+            if found is None:
+                found = _Opened(*open_tier(), os.getpid())
+                _opened[key] = found
+            found.users += 1
+            return found.tier
+    finally:
+        _settle()
 
 
 def let_go(key: str) -> None:
-    with _lock:
-        found = _opened.get(key)
-        if found is None:
-            return
-        found.users -= 1
-        if found.users:
-            return
-        del _opened[key]
+    _let_go.append(key)
+    _settle()
+
+
+def _settle() -> None:
+    """Close what nobody uses; if somebody is at it, he does this too when he is done."""
+    while _let_go and _lock.acquire(blocking=False):
+        try:
+            while _let_go:
+                _close_if_last(_let_go.popleft())
+        finally:
+            _lock.release()
+
+
+def _close_if_last(key: str) -> None:
+    found = _opened.get(key)
+    if found is None:
+        return
+    found.users -= 1
+    if found.users:
+        return
+    del _opened[key]
+    try:
         # A forked child is not known in public, and its parent is not done.
         if found.pid == os.getpid():
             found.leave()
-        found.tier.region.close()
+    finally:
+        found.tier.close()
 
 
 def _after_fork() -> None:

@@ -41,7 +41,10 @@ class Portable:
         self._buffers: list[tuple[int, np.ndarray]] = []
         self._end = 0
         # Halves of characters that are none, as in file names, pass.
-        text = json.dumps(self._spell(value), separators=(",", ":"), ensure_ascii=False).encode(*_ENCODING)
+        try:
+            text = json.dumps(self._spell(value), separators=(",", ":"), ensure_ascii=False).encode(*_ENCODING)
+        except RecursionError:
+            raise CacheError("a value that holds itself, or is nested too deep, cannot be kept on disk") from None
         self._head = _LENGTH.pack(len(text)) + text
         self._start = _aligned(len(self._head))
         self.total_bytes = self._start + self._end
@@ -107,7 +110,7 @@ def read_portable(source: np.ndarray) -> Any:
         head_bytes = _LENGTH.size + length
         text = bytes(source[_LENGTH.size : head_bytes]).decode(*_ENCODING)
         return _rebuild(json.loads(text), source[_aligned(head_bytes) :])
-    except (ValueError, TypeError, KeyError, struct.error, RecursionError, RuntimeError, OverflowError) as problem:
+    except (ValueError, TypeError, LookupError, ArithmeticError, struct.error, RuntimeError, MemoryError) as problem:
         raise ValueError(f"not a value: {problem}") from problem
 
 

@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from penstock.cache.locks import release, try_lock
+from penstock.cache.locks import release, renew_after_fork, try_lock
 from penstock.cache.region import (
     H_CORRUPT,
     H_HITS,
@@ -41,6 +41,9 @@ class Readers:
         """Rows of this process, whose locks look free to it."""
         self._spare: list[int] = []
         """Rows of this process whose thread has ended."""
+        self._threads = threading.Lock()
+        """Taking a lock by trying it is nothing two threads of a process may do at once."""
+        renew_after_fork(self)
 
     def row(self) -> np.ndarray:
         """The calling thread's row."""
@@ -61,10 +64,13 @@ class Readers:
     def is_alive(self, number: int) -> bool:
         if number in self._own and self._pid == os.getpid():
             return True
-        if not try_lock(self._region.lock_fd, L_ROWS + number):
-            return True
-        release(self._region.lock_fd, L_ROWS + number)
-        return False
+        with self._threads:
+            if number in self._own and self._pid == os.getpid():
+                return True
+            if not try_lock(self._region.lock_fd, L_ROWS + number):
+                return True
+            release(self._region.lock_fd, L_ROWS + number)
+            return False
 
     def dead_writers(self) -> list[int]:
         """Rows whose owner died while writing a value."""
@@ -72,15 +78,19 @@ class Readers:
         return [int(number) for number in writing if not self.is_alive(int(number))]
 
     def _claim(self) -> None:
-        if self._pid != os.getpid():
-            # Forked: the rows are the parent's.
-            self._pid, self._own, self._spare = os.getpid(), set(), []
-            self._region.join()
-        number = self._spare.pop() if self._spare else self._take_row()
+        with self._threads:
+            if self._pid != os.getpid():
+                # Forked: the rows are the parent's.
+                self._region.join()
+                self._pid, self._own, self._spare = os.getpid(), set(), []
+            number = self._spare.pop() if self._spare else self._take_row()
         here = self._here
         here.pid, here.number, here.row = self._pid, number, self._region.rows[number]
         here.token = token = _Token()
         weakref.finalize(token, self._spare.append, number)
+
+    def forget_threads(self) -> None:
+        self._threads = threading.Lock()
 
     def _take_row(self) -> int:
         for number in range(ROWS):

@@ -42,7 +42,8 @@ TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
 
 # Words of the header.
 H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_END = range(8)
-H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL, H_CORRUPT, H_POLICY, H_BEGAN, H_TAGS = range(8, 18)
+H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL, H_CORRUPT, H_POLICY = range(8, 16)
+H_BEGAN, H_TAGS, H_READY, H_AUTO = range(16, 20)
 
 H_PLACES = 64
 """From here on, one word per rank: how far it is in its plan, plus one."""
@@ -76,6 +77,8 @@ class Region:
         self.meta_fd, self.data_fd, self.lock_fd = meta_fd, data_fd, lock_fd
         self._meta_buffer = mapping.map_shared(meta_fd, META_BYTES)
         self.meta = memoryview(self._meta_buffer).cast("B")
+        self.words = self.meta.cast("Q")
+        """The same, to be written word by word: each is there or not."""
         words = np.frombuffer(self.meta, np.uint64, TABLES_AT // 8)
         self.header = words[:_HEADER_WORDS]
         if int(self.header[H_MAGIC]) != MAGIC:
@@ -109,6 +112,7 @@ class Region:
     def drop_values(self, start: int, end: int) -> None:
         """Give pages back to the system at once, whoever has them mapped."""
         if end > start:
+            assert start >= 0 and end <= len(self.values), "not this tier's to give back"
             mapping.remove(self._data, start, end)
 
     # -- the table --------------------------------------------------------------------------
@@ -152,6 +156,8 @@ class Region:
 
     def close(self) -> None:
         """Let go of this process's view. Values read from it are copies and stay."""
+        # What refers back to here would keep the memory until the garbage collector finds the circle.
+        self.repair = lambda: None
         for fd in (self.meta_fd, self.data_fd, self.lock_fd):
             if fd >= 0:
                 os.close(fd)

@@ -61,8 +61,13 @@ def started_at(pid: int) -> str | None:
 def folder() -> Path:
     """Where this user's caches are listed. Nobody else can look inside."""
     base = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(base) / "penstock" if base else Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Containers and sudo hand the variable on to where there is no such folder.
+    is_usable = base and os.access(base, os.W_OK | os.X_OK) and Path(base).stat().st_uid == os.getuid()
+    path = Path(base) / "penstock" if base and is_usable else Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise CacheError(f"{path}, where caches are listed, cannot be made: {problem}; set TMPDIR") from problem
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise CacheError(f"{path} must be a directory that belongs to you and nobody else can read; remove it")
@@ -126,14 +131,18 @@ def listed() -> dict[str, list[Member]]:
 
 def remove_stale() -> list[str]:
     """Remove the files of caches whose processes are all dead; their memory went with them."""
-    gone = [name for name, members in listed().items() if not members]
-    for name in gone:
+    gone = []
+    for name in [name for name, members in listed().items() if not members]:
         path = folder() / f"{name}{_SUFFIX}"
-        with contextlib.suppress(OSError, CacheError), _locked(path) as fd:
-            if any(member.is_alive for member in _read(path)):
-                continue
-            _unlink(path)
-            os.close(fd)
+        with contextlib.suppress(OSError, CacheError):
+            fd = _open_locked(path)
+            try:
+                # Somebody may have begun it anew meanwhile.
+                if not any(member.is_alive for member in _read(path)):
+                    _unlink(path)
+                    gone.append(name)
+            finally:
+                os.close(fd)
     return gone
 
 
@@ -145,7 +154,20 @@ def _unlink(path: Path) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """The file of locks, open for good, with the list's own lock held inside."""
-    members_path, path = path, path.with_suffix(_LOCKS)
+    fd = _open_locked(path)
+    try:
+        yield fd
+    except BaseException:
+        if not path.exists():
+            path.with_suffix(_LOCKS).unlink(missing_ok=True)
+        os.close(fd)
+        raise
+    release(fd, _L_REGISTRY)
+
+
+def _open_locked(path: Path) -> int:
+    """The file of locks, with the list's own lock held until it is released, or the file closed."""
+    path = path.with_suffix(_LOCKS)
     deadline_s = time.monotonic() + _WITHIN_S
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -159,18 +181,10 @@ def _locked(path: Path) -> Iterator[int]:
         # The last user may have removed it while this process waited.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(fd).st_ino:
-                break
+                return fd
         os.close(fd)
         if time.monotonic() > deadline_s:
             raise CacheError(f"{path} comes and goes; is it on a file system that others clean up?")
-    try:
-        yield fd
-    except BaseException:
-        if not members_path.exists():
-            path.unlink(missing_ok=True)
-        os.close(fd)
-        raise
-    release(fd, _L_REGISTRY)
 
 
 def _join(member: Member, lock_fd: int, join: Callable[[int, int, int], Region]) -> Region | None:

@@ -20,6 +20,7 @@ from penstock.cache.region import (
     ENTRY_BYTES,
     ENTRY_WORDS,
     H_ITEMS,
+    H_LIMIT,
     H_TABLE,
     H_TAGS,
     H_USED_SLOTS,
@@ -39,10 +40,11 @@ PINNED = 1 << 63
 E_HIGH, E_LOW, E_OFFSET, E_EXTENT, E_USED, E_STAMP, E_OWNER, E_TAG = range(ENTRY_WORDS)
 
 _ENTRY = struct.Struct("<8Q")
-_WORD = struct.Struct("<Q")
 _DIGEST = struct.Struct("<QQ")
 _FULLEST = 0.6
 """Share of slots in use, removed ones included, from which on the table is made anew."""
+_FULL_ANEW = 0.45
+"""Share of slots in use when it was."""
 
 
 class Entry(NamedTuple):
@@ -94,11 +96,11 @@ class Table:
 
     def is_still(self, at: int, tag: int) -> bool:
         """Whether an entry is what it was when it was read."""
-        return _WORD.unpack_from(self._region.meta, at + 8 * E_TAG)[0] == tag
+        return self._region.words[at // 8 + E_TAG] == tag
 
     def touch(self, at: int, stamp: int) -> None:
         """Note that an entry was used."""
-        _WORD.pack_into(self._region.meta, at + 8 * E_STAMP, stamp)
+        self._region.words[at // 8 + E_STAMP] = stamp
 
     # -- changing, under the writer's lock ----------------------------------------------------
 
@@ -112,14 +114,17 @@ class Table:
         slot = low & mask
         while True:
             at = start + slot * ENTRY_BYTES
-            tag = _WORD.unpack_from(region.meta, at + 8 * E_TAG)[0]
+            tag = region.words[at // 8 + E_TAG]
             if tag & 3 in (EMPTY, GONE):
                 break
             slot = (slot + 1) & mask
         header = region.header
         if tag & 3 == EMPTY:
             header[H_USED_SLOTS] += np.uint64(1)
-        _ENTRY.pack_into(region.meta, at, high, low, offset, extent_bytes, used_bytes, stamp, owner, tag)
+        # Word by word, the tag on its own and last: packing several at once shows them as zeros for a moment.
+        first = at // 8
+        for word, value in enumerate((high, low, offset, extent_bytes, used_bytes, stamp, owner)):
+            region.words[first + word] = value
         self._retag(at, COMING)
         header[H_ITEMS] += np.uint64(1)
         header[H_VALUE_BYTES] += np.uint64(extent_bytes)
@@ -127,7 +132,7 @@ class Table:
 
     def arrive(self, at: int, *, pinned: bool = False) -> None:
         """The value of a coming entry is written; a pinned one is no policy's to give up."""
-        _WORD.pack_into(self._region.meta, at + 8 * E_OWNER, PINNED if pinned else 0)
+        self._region.words[at // 8 + E_OWNER] = PINNED if pinned else 0
         self._retag(at, HERE)
 
     def remove(self, at: int, entry: Entry) -> None:
@@ -135,6 +140,10 @@ class Table:
         header = self._region.header
         header[H_ITEMS] -= np.uint64(1)
         header[H_VALUE_BYTES] -= np.uint64(entry.extent_bytes)
+
+    def forget(self, at: int) -> None:
+        """Take an entry out, whatever it says: who calls this counts again."""
+        self._retag(at, GONE)
 
     def read(self, at: int) -> Entry:
         return Entry._make(_ENTRY.unpack_from(self._region.meta, at))
@@ -145,7 +154,7 @@ class Table:
     def _retag(self, at: int, state: int) -> None:
         header = self._region.header
         header[H_TAGS] += np.uint64(1)
-        _WORD.pack_into(self._region.meta, at + 8 * E_TAG, int(header[H_TAGS]) << 2 | state)
+        self._region.words[at // 8 + E_TAG] = int(header[H_TAGS]) << 2 | state
 
     def live(self) -> np.ndarray:
         """Slots with an entry, coming ones included."""
@@ -158,7 +167,8 @@ class Table:
         entries = self._region.table()[live]
         offset, extent, used = (entries[:, word] for word in (E_OFFSET, E_EXTENT, E_USED))
         virtual_bytes, page_bytes = self._region.header[H_VIRTUAL], np.uint64(PAGE_BYTES)
-        wrong = (extent == 0) | (extent > virtual_bytes) | (used > extent) | (offset > virtual_bytes)
+        limit_bytes = self._region.header[H_LIMIT]
+        wrong = (extent == 0) | (extent > limit_bytes) | (used > extent) | (offset > virtual_bytes)
         wrong |= (offset % page_bytes != 0) | (extent % page_bytes != 0) | (offset + extent > virtual_bytes)
         order = np.flatnonzero(~wrong)[np.argsort(offset[~wrong], kind="stable")]
         ends = np.maximum.accumulate((offset + extent)[order])
@@ -168,22 +178,26 @@ class Table:
     # -- growing --------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        if not self.grown_bytes():
-            return
-        header = self._region.header
-        slots_log2 = int(header[H_TABLE]) & 63
-        items = int(header[H_ITEMS]) + 1
-        while items > _FULLEST / 2 * (1 << slots_log2):
-            slots_log2 += 1
-        self._rebuild(slots_log2)
+        slots_log2 = self._needed_log2()
+        if slots_log2 is not None:
+            self._rebuild(slots_log2)
 
     def grown_bytes(self) -> int:
         """What the table would take more if one entry were added."""
+        slots_log2 = self._needed_log2()
+        if slots_log2 is None:
+            return 0
+        return (ENTRY_BYTES << slots_log2) - (ENTRY_BYTES << (int(self._region.header[H_TABLE]) & 63))
+
+    def _needed_log2(self) -> int | None:
+        """The size of the table to be made before one more entry is added; None if there is room in this one."""
         header = self._region.header
         slots_log2 = int(header[H_TABLE]) & 63
         if int(header[H_USED_SLOTS]) + 1 <= _FULLEST * (1 << slots_log2):
-            return 0
-        return ENTRY_BYTES << slots_log2
+            return None
+        while int(header[H_ITEMS]) + 1 > _FULL_ANEW * (1 << slots_log2):
+            slots_log2 += 1
+        return slots_log2
 
     def _rebuild(self, slots_log2: int) -> None:
         """All entries in a new table, without the removed ones; readers are directed there in one step."""

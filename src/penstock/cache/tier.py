@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
+from penstock.cache.locks import KeyLocks
 from penstock.cache.policies import Policy
 from penstock.cache.readers import Readers
 from penstock.cache.region import (
@@ -32,8 +33,10 @@ from penstock.cache.region import (
     H_MISSES,
     H_PASSED,
     H_POLICY,
+    H_READY,
     H_USED_SLOTS,
     H_VALUE_BYTES,
+    L_KEYS,
     R_CORRUPT,
     R_HITS,
     R_MISSES,
@@ -48,6 +51,7 @@ from penstock.cache.table import COMING, E_EXTENT, E_OWNER, E_STAMP, E_TAG, EMPT
 
 _COPY_UNDER_LOCK_BYTES = 64 << 10
 """Values up to this size are copied while the lock is held: taking it twice costs more."""
+_KEY_LOCKS = 1 << 30
 _LOOKS = 8
 """How often to look again for a value that changes while it is read."""
 _HEADROOM_S = 0.2
@@ -60,7 +64,7 @@ the writer's lock."""
 
 
 class Tier:
-    def __init__(self, region: Region, policies: Mapping[int, Policy], *, headroom_bytes: Callable[[], int]) -> None:
+    def __init__(self, region: Region, policies: dict[int, Policy], *, headroom_bytes: Callable[[], int]) -> None:
         """``policies`` by the number the header names them by; ``headroom_bytes`` says what the machine, container or
         disk can still give."""
         self.region = region
@@ -73,6 +77,8 @@ class Tier:
         self.is_short = False
         """Whether the machine could not give what the limit allows."""
         region.repair = self._repair
+        self.loading = KeyLocks(region.lock_fd, L_KEYS, _KEY_LOCKS)
+        """One per key, for whoever loads it."""
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -102,10 +108,12 @@ class Tier:
             at, entry = found
             row[R_READING] = entry.offset + 1
             copy = None
-            if is_still := table.is_still(at, entry.tag):
-                copy = self.region.read(digest, entry.offset, entry.used_bytes)
-                is_still = table.is_still(at, entry.tag)
-            row[R_READING] = 0
+            try:
+                if is_still := table.is_still(at, entry.tag):
+                    copy = self.region.read(digest, entry.offset, entry.used_bytes)
+                    is_still = table.is_still(at, entry.tag)
+            finally:
+                row[R_READING] = 0
             if is_still:
                 table.touch(at, time.time_ns())
                 return True, copy
@@ -120,18 +128,27 @@ class Tier:
         return entry.tag, self.region.values[entry.offset : entry.offset + entry.used_bytes]
 
     def has(self, digest: bytes) -> bool:
+        """Whether a value is there; it counts as used."""
         found = self._table.find(digest)
-        return found is not None and found[1].tag & 3 == HERE
+        if found is None or found[1].tag & 3 != HERE:
+            return False
+        self._table.touch(found[0], time.time_ns())
+        return True
 
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, digest: bytes, packed: Packed, *, pinned: bool = False) -> bool:
-        """Keep a value, if the policy and the room allow; a pinned one stays until it is replaced. Raises OSError."""
+    def put(self, digest: bytes, packed: Packed, *, pinned: bool = False, replaces: bool = True) -> bool:
+        """Keep a value, if the policy and the room allow; a pinned one stays until it is replaced. Raises OSError.
+
+        Unless it ``replaces``, what is there already stays.
+        """
         row, number = self._readers.row(), self._readers.number()
         used_bytes = self.region.record_bytes + packed.total_bytes
         with self.region.changing():
             if row[R_WRITING]:
                 self._clear_after(number)
+            if not replaces and self.has(digest):
+                return False
             offset = self._place(digest, extent_for(used_bytes))
             if offset is None:
                 row[R_PASSED] += 1
@@ -182,15 +199,23 @@ class Tier:
             header[H_LIMIT] = limit_bytes
             self._evict_to_limit()
 
+    def close(self) -> None:
+        """Let go of it: the memory is not in use here any more."""
+        self.policies.clear()
+        self.region.close()
+
     def begin(self) -> None:
         """Nobody else has it open: what earlier processes were at is over, and counting begins anew."""
-        with self.region.changing() as header:
-            self.region.rows[:] = 0
-            for word in (H_HITS, H_MISSES, H_PASSED, H_CORRUPT, H_EVICTIONS):
-                header[word] = 0
-            header[H_BEGAN] = time.time_ns()
-            self._repair()
-            header[H_CHANGING] = 1
+        header = self.region.header
+        # First of all: what a row says would be acted upon.
+        self.region.rows[:] = 0
+        for word in (H_HITS, H_MISSES, H_PASSED, H_CORRUPT, H_EVICTIONS):
+            header[word] = 0
+        header[H_BEGAN] = time.time_ns()
+        header[H_CHANGING] = 1
+        with self.region.changing():
+            self._evict_to_limit()
+        header[H_READY] = 1
 
     # -- inside, under the writer's lock ------------------------------------------------------
 
@@ -291,16 +316,20 @@ class Tier:
         """Somebody died while changing the table: count again, and give back what belongs to no entry."""
         header, table = self.region.header, self.region.table()
         self._count_again()
+        self._forget(self._table.impossible())
         self._clear_after_the_dead()
         # What is coming, and no row knows of: its owner's row has gone to somebody else, or the machine went down.
         unknown = table[:, E_TAG] & np.uint64(3) == COMING
         unknown &= self.region.rows[table[:, E_OWNER].astype(np.int64) % len(self.region.rows), R_WRITING] == 0
-        for slot in {*np.flatnonzero(unknown).tolist(), *self._table.impossible().tolist()}:
-            at = self._table.at_slot(slot)
-            self._table.remove(at, self._table.read(at))
+        self._forget(np.flatnonzero(unknown))
         self._count_again()
         self._space.drop_unused()
         header[H_CHANGING] = 0
+
+    def _forget(self, slots: np.ndarray) -> None:
+        """Take entries out and leave their pages to whoever counts them."""
+        for slot in slots.tolist():
+            self._table.forget(self._table.at_slot(slot))
 
     def _count_again(self) -> None:
         header, table, live = self.region.header, self.region.table(), self._table.live()

@@ -97,7 +97,7 @@ def _in_memory() -> list[Listed]:
 def _on_disk(folder: Path) -> Listed:
     from penstock.cache import disk_files
 
-    with disk_files.visit(folder) as region:
+    with disk_files.visit(folder) as (region, _):
         return Listed(name=str(folder), state="disk", pids=[], figures=_figures(region))
 
 
@@ -118,8 +118,11 @@ def _clear(found: Listed) -> None:
     from penstock.cache.tier import Tier
 
     if found.state == "disk":
-        with disk_files.visit(Path(found.name)) as region:
-            Tier(region, {}, headroom_bytes=int).clear()
+        with disk_files.visit(Path(found.name)) as (region, is_alone):
+            tier = Tier(region, {}, headroom_bytes=int)
+            if is_alone:
+                tier.begin()
+            tier.clear()
         return
     region = registry.visit(found.name, locks=True)
     if region is not None:

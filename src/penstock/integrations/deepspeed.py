@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from penstock.errors import ConfigError
-from penstock.integrations.stage_labels import StageLabels
+from penstock.integrations.stage_labels import StageLabels, rebuilt
 from penstock.loader import DataLoader
 from penstock.workers.seeds import mix, seed_stretch
 
@@ -106,7 +106,7 @@ class PipelineDataLoader:
         if self._labels is not None and not self.ranks.is_first_stage:
             if not self.ranks.is_last_stage:
                 raise ConfigError("a stage between the first and the last one has no data; do not ask it for any")
-            return [(None, label) for label in self._labels.receive()]
+            return [(None, label) for label in self._labels.receive(self.epoch, self._done)]
         if self._batches is None:
             self._order.begin_at(self.epoch, self._done)
             self._batches = iter(self.dataloader)
@@ -114,7 +114,7 @@ class PipelineDataLoader:
         features, label = self.model.prepare_inputs(batch, timestep_quantile=self.eval_quantile)
         pieces = split(features, label, self.gradient_accumulation_steps)
         if self._labels is not None:
-            self._labels.send([label for _, label in pieces])
+            self._labels.send(self.epoch, self._done, [label for _, label in pieces])
         return pieces
 
     def _begin(self, epoch: int, done: int = 0) -> None:
@@ -185,8 +185,9 @@ class Ranks:
 
     @staticmethod
     def of(engine: Any) -> Ranks:
-        """Of an engine, or of anything; what it does not say is that of a single process."""
+        """Of an engine; of one without a grid, that every process of the job has data of its own."""
         grid: Any = getattr(engine, "grid", None)
+        is_job = not hasattr(engine, "grid") and dist.is_available() and dist.is_initialized()
 
         def asked(name: str, otherwise: int) -> int:
             answer = getattr(grid, f"get_{name}", None)
@@ -197,8 +198,8 @@ class Ranks:
         is_pipe_parallel = bool(is_pipe_parallel() if callable(is_pipe_parallel) else is_pipe_parallel) and stages > 1
         ends = (0, 0) if not is_pipe_parallel else (grid.stage_to_global(0), grid.stage_to_global(stages - 1))
         return Ranks(
-            data_parallel_rank=asked("data_parallel_rank", 0),
-            data_parallel_world_size=max(1, asked("data_parallel_world_size", 1)),
+            data_parallel_rank=asked("data_parallel_rank", dist.get_rank() if is_job else 0),
+            data_parallel_world_size=max(1, asked("data_parallel_world_size", dist.get_world_size() if is_job else 1)),
             model_parallel_rank=asked("model_parallel_rank", 0),
             pipe_parallel_rank=asked("pipe_parallel_rank", 0),
             pipe_parallel_world_size=stages,
@@ -271,12 +272,11 @@ def _cut(value: Any, length: int, number: int, pieces: int) -> Any:
     size = length // pieces
     if isinstance(value, torch.Tensor):
         return value[number * size : (number + 1) * size] if value.dim() and len(value) == length else value
-    if isinstance(value, dict):
-        return {key: _cut(item, length, number, pieces) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return rebuilt(value, {key: _cut(item, length, number, pieces) for key, item in value.items()})
     if isinstance(value, list) and len(value) == length and not any(isinstance(item, torch.Tensor) for item in value):
         # One text or size per sample.
         return value[number * size : (number + 1) * size]
     if isinstance(value, (list, tuple)):
-        items = [_cut(item, length, number, pieces) for item in value]
-        return items if isinstance(value, list) else tuple(items)
+        return rebuilt(value, [_cut(item, length, number, pieces) for item in value])
     return value

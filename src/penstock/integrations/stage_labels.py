@@ -11,6 +11,7 @@ ahead of the last by as many micro-batches as there are stages.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,18 +40,25 @@ class StageLabels:
         self._group: Any = groups[ends]
         self._under_way: deque[tuple[list[Any], list[torch.Tensor]]] = deque()
 
-    def send(self, labels: Any) -> None:
+    def send(self, epoch: int, batch: int, labels: Any) -> None:
         while len(self._under_way) >= _MOST_UNDER_WAY:
             works, _ = self._under_way.popleft()
             for work in works:
                 work.wait()
-        packed = Packed(_on_host(labels))
+        packed = Packed((epoch, batch, _on_host(labels)))
         payload = np.empty(packed.total_bytes, np.uint8)
         packed.write(payload)
         parts = [torch.tensor([len(payload)]), torch.from_numpy(payload)]
         self._under_way.append(([dist.isend(part, self._last, group=self._group) for part in parts], parts))
 
-    def receive(self) -> Any:
+    def receive(self, epoch: int, batch: int) -> Any:
+        """The labels of one batch; those of others that were sent and not asked for are passed over."""
+        while True:
+            *place, labels = self._receive()
+            if place == [epoch, batch]:
+                return labels
+
+    def _receive(self) -> Any:
         length = torch.zeros(1, dtype=torch.int64)
         dist.recv(length, self._first, group=self._group)
         payload = torch.empty(int(length), dtype=torch.uint8)
@@ -61,8 +69,19 @@ class StageLabels:
 def _on_host(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: _on_host(item) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return rebuilt(value, {key: _on_host(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return type(value)(_on_host(item) for item in value)
+        return rebuilt(value, [_on_host(item) for item in value])
     return value
+
+
+def rebuilt(like: Any, items: Any) -> Any:
+    """A mapping, list or tuple with other items, of the same type where that can be made of them."""
+    kind = type(like)
+    if kind in (dict, list):
+        return items
+    try:
+        return kind(*items) if hasattr(like, "_fields") else kind(items)
+    except TypeError:
+        return items

@@ -33,7 +33,7 @@ class Cache(room.Cache):
     ``limit``: a size such as ``"50GB"``, a share of the machine's or container's memory such as ``0.3``; a quarter of
     it if not given. Covers values and index. Whoever opens a name first sets limit and policy.
     ``policy``: ``"static"`` fills and never evicts, ``"lru"`` evicts what was not used for longest, ``"next-use"``
-    what is needed last, as the loader knows; ``"auto"`` chooses.
+    what is needed last, where the order is known, and is ``"lru"`` where it is not; ``"auto"`` chooses.
     ``name``: processes that give the same one share; without one, this process and its workers do.
     ``disk``: a folder for a second tier that survives the run, bounded by ``disk_limit`` (half of the disk's free room
     if not given). It holds tensors, arrays, numbers, texts, bytes and lists, tuples and dicts of them.

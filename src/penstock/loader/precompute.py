@@ -53,6 +53,8 @@ def precompute(
     """
     if cache.disk is None:
         raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')
+    if isinstance(dataset, CachedDataset) and dataset.cache is not cache:
+        raise ConfigError("this dataset is wrapped by another cache than the one to be filled; give that one")
     cached = dataset if isinstance(dataset, CachedDataset) else cache.wrap(dataset, fingerprint=fingerprint)
     total = len(cached)
     with _Line(total, wanted=progress) as line:
@@ -77,9 +79,7 @@ class _Missing(Dataset):
         return len(self._missing)
 
     def __getitem__(self, place: int) -> bool:
-        index = self._missing[place]
-        self._cached[index]
-        return self._cached.is_on_disk(index)
+        return self._cached.keep_on_disk(self._missing[place])
 
 
 class _Line:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
+import operator
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import penstock
 from penstock.cache.cache import Cache, Machine
@@ -169,6 +172,13 @@ class Slotted:
         self.by = by
 
 
+def nested(innermost: Any) -> Any:
+    dataset: Any = Numbers(transform={"compose": [[{"one of": [innermost]}]]})
+    for _ in range(4):
+        dataset = Subset(dataset, [0, 1])
+    return dataset
+
+
 def holding_itself() -> Numbers:
     held: list[Any] = [1]
     held.append(held)
@@ -184,7 +194,12 @@ DIFFERENT: list[Any] = [
     Numbers(transform=np.zeros(5)), Numbers(transform=np.ones(5)), Numbers(transform=torch.zeros(5)),
     Numbers(transform=[str(number) for number in range(5000)]), Numbers(transform=Slotted(1)),
     Numbers(transform=Slotted(2)), Numbers(transform=torch.nn.Linear(1, 1)), TensorDataset(torch.zeros(3)),
-    TensorDataset(torch.ones(3)), holding_itself(), Numbers(transform=Scale(1).__call__), Numbers(transform=torch.int8),
+    TensorDataset(torch.ones(3)), Numbers(transform=torch.mul), Numbers(transform=torch.add),
+    Numbers(transform=functools.partial(torch.mul, 2)), Numbers(transform=functools.partial(torch.add, 2)),
+    Numbers(transform=re.compile("a")), Numbers(transform=re.compile("b")), Numbers(transform=operator.itemgetter(1)),
+    Numbers(transform=operator.itemgetter(2)), Numbers(transform=datetime.date(2026, 1, 1)), Numbers(transform=np.sin),
+    Numbers(transform=datetime.date(2026, 1, 2)), Numbers(transform=np.cos), nested(Scale(1)), nested(Scale(2)),
+    holding_itself(), Numbers(transform=Scale(1).__call__), Numbers(transform=torch.int8),
 ]  # fmt: skip
 
 
@@ -198,7 +213,9 @@ SAME = [
     "Numbers(transform={'b', 'a', 'c', 'd'})", "Numbers(transform=holding_itself().transform)",
     "Numbers(transform=[str(n) for n in range(5000)])", "Numbers(transform=open('/dev/null'))",
     "Numbers(transform=__import__('threading').Lock())", "Numbers(transform=__import__('logging').getLogger('x'))",
-    "Numbers(transform=functools.partial(double))", "Numbers(transform=np)",
+    "Numbers(transform=functools.partial(double))", "Numbers(transform=np)", "Numbers(transform=re.compile('a'))",
+    "Numbers(transform=torch.Generator())", "Numbers(transform=np.random.default_rng())", "nested(Scale(1))",
+    "Numbers(transform=random.Random())", "Numbers(transform=torch.mul)", "Numbers(transform=datetime.timezone.utc)",
 ]  # fmt: skip
 
 

@@ -20,7 +20,8 @@ import torch
 
 from penstock.cache.cache import Cache, Machine
 from penstock.cache.disk_files import taken_bytes
-from penstock.cache.region import H_TABLE, MAGIC, PAGE_BYTES
+from penstock.cache.region import H_CHANGING, H_TABLE, MAGIC, PAGE_BYTES, R_WRITING, ROWS
+from penstock.cache.table import COMING, E_EXTENT, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
 from penstock.errors import CacheError, ConfigError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sparse files, fcntl")
@@ -41,6 +42,7 @@ MACHINE = Machine(memory_bytes=little, headroom_bytes=plenty)
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     yield
 
@@ -247,6 +249,58 @@ CODE
     held, warned, *text = done.stdout.split()
     assert 20 < int(held) < 200 and warned == "1", done.stdout
     assert "disk" in text
+
+
+def test_one_folder_by_two_names_is_one_cache(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk").mkdir()
+    with make(tmp_path / "disk") as one, make(tmp_path / "link") as other:
+        one.put("key", 1)
+        assert other.get("key") == 1 and one._on_disk is other._on_disk
+
+
+def test_a_newer_value_is_not_covered_by_one_from_disk(tmp_path: Path) -> None:
+    with make(tmp_path) as cache:
+        cache.put("key", 1)
+        cache._memory.remove(cache._digest("key"))
+        assert cache.get("key") == 1
+        with pytest.warns(RuntimeWarning, match="set cannot be kept on disk"):
+            cache.put("key", {2})
+        assert cache.get("key") == {2}
+        cache._memory.remove(cache._digest("key"))
+        assert cache.get("key") is None
+
+
+def test_a_smaller_limit_holds_from_the_next_opening_on(tmp_path: Path) -> None:
+    with make(tmp_path) as cache:
+        for number in range(100):
+            cache.put(number, value_of(number))
+    with make(tmp_path, disk_limit=1 * MIB) as cache:
+        assert 0 < cache.stats().disk_bytes <= 1 * MIB
+    assert taken_bytes(tmp_path) <= 1 * MIB + 64 * 1024
+
+
+def test_an_entry_that_points_anywhere_is_forgotten_before_anything_is_done_about_it(tmp_path: Path) -> None:
+    with make(tmp_path) as cache:
+        for number in range(5):
+            cache.put(number, value_of(number))
+        region = cache._on_disk.region if cache._on_disk else None
+        assert region is not None
+        table = region.table()
+        here = np.flatnonzero(table[:, E_TAG] & np.uint64(3) == HERE)
+        table[here[0], E_OFFSET] = 12345
+        table[here[1], E_OFFSET] = 1 << 60
+        table[here[2], E_USED] = table[here[2], E_EXTENT] = 1 << 37
+        table[here[3], E_TAG] = np.uint64(4 * 999 | COMING)
+        table[here[3], E_OFFSET] = (1 << 62) + 4096
+        region.rows[int(table[here[3], E_OWNER]) % ROWS, R_WRITING] = 1
+        region.header[H_CHANGING] = 1
+    with make(tmp_path) as cache:
+        found = [cache.get(number) for number in range(5)]
+        assert all(value is None or is_right(value, number) for number, value in enumerate(found))
+        assert sum(value is not None for value in found) == 1
+        assert all(cache.put(number, value_of(number)) for number in range(5))
+        assert all(is_right(cache.get(number), number) for number in range(5))
 
 
 def test_places_that_cannot_be_used_say_so(tmp_path: Path) -> None:

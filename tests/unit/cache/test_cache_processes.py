@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -9,7 +10,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +102,76 @@ def test_a_name_whose_processes_are_all_dead_begins_anew() -> None:
     with make("shared") as cache:
         assert cache.get("here") is None
         assert [member.pid for member in registry.listed()["shared"]] == [os.getpid()]
+
+
+def test_what_dead_processes_left_goes_when_the_next_cache_is_opened() -> None:
+    code = OTHER.format(rest="").replace("print(", "cache.put('here', torch.ones(1)); print(")
+    subprocess.run([sys.executable, "-c", code + "\nimport os; os._exit(1)"], capture_output=True)
+    with make("another"):
+        assert list(registry.listed()) == ["another"]
+
+
+def test_threads_that_begin_together_have_rows_of_their_own() -> None:
+    with make() as cache:
+        start, numbers = threading.Barrier(16), []
+
+        def begin() -> None:
+            start.wait()
+            cache.put(threading.get_ident(), torch.full((20_000,), 7))
+            numbers.append(cache._memory._readers.number())
+            start.wait()
+
+        threads = [threading.Thread(target=begin) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(numbers)) == 16 and cache.stats().items == 16
+
+
+def test_a_cache_collected_while_another_is_opened_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped = [make()]
+    opening = registry.open_region
+
+    def collect_and_open(*arguments: Any) -> Any:
+        dropped.clear()
+        return opening(*arguments)
+
+    monkeypatch.setattr(registry, "open_region", collect_and_open)
+    with make() as cache:
+        assert cache.put("key", 1)
+        assert list(registry.listed()) == [cache.name]
+
+
+def test_a_closed_cache_gives_its_memory_back_without_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        cache = make()
+        cache.put("key", torch.zeros(200_000))
+        there = cache._memory.region
+        mapped = weakref.ref(there)
+        del there
+        cache.close()
+        assert mapped() is None
+        with pytest.raises(CacheError, match="closed"):
+            cache.get("key")
+    finally:
+        gc.enable()
+
+
+def test_a_value_that_cannot_be_kept_does_not_leave_the_one_before_it() -> None:
+    with make() as cache:
+        cache.put("key", 1)
+        with pytest.warns(RuntimeWarning, match="cannot be cached"):
+            assert not cache.put("key", lambda: 2)
+        assert cache.get("key") is None
+
+
+def test_a_runtime_folder_that_is_not_there_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/4711")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with make() as cache:
+        assert cache.put("key", 1) and registry.folder() == tmp_path / f"penstock-{os.getuid()}"
 
 
 def test_a_pickled_cache_is_the_same_cache() -> None:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="me
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     yield
 
@@ -70,6 +71,18 @@ def test_after_a_failure_it_goes_on_where_it_was(tmp_path: Path) -> None:
         done = penstock.precompute(Encoded(log), cache, fingerprint="latents, version 1")
         assert (done.computed, done.found) == (13, 17)
     assert computed(log) == list(range(30))
+
+
+def test_what_is_in_memory_already_is_written_too(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with penstock.Cache("8MB", name="shared") as memory, penstock.Cache(name="shared", disk=tmp_path / "disk") as cache:
+        wrapped = memory.wrap(Encoded(log))
+        for index in range(30):
+            _ = wrapped[index]
+        done = penstock.precompute(Encoded(log), cache)
+        assert (done.computed, done.not_kept) == (30, 0) and computed(log) == list(range(30))
+        with pytest.raises(penstock.ConfigError, match="another cache"):
+            penstock.precompute(wrapped, cache)
 
 
 def test_without_a_disk_it_says_what_to_give(tmp_path: Path) -> None:
