@@ -212,6 +212,7 @@ def test_shrinking_from_2_gb_to_200_mb_gives_memory_back_within_a_second_and_cha
         loader.close()
 
 
+@pytest.mark.soak
 def test_a_second_epoch_with_half_the_data_cached_takes_half_the_loads() -> None:
     with penstock.Cache(int(0.5 * 400 * 40_960) + 150_000, "static") as cache:
         dataset = cache.wrap(Large(400, sample_bytes=40_000, sample_s=0.02))
