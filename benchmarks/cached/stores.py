@@ -85,7 +85,7 @@ class Lmdb:
     """LMDB as it is usually used for tensors: raw bytes, no syncing, one transaction per value."""
 
     def __init__(self, folder: Path, total_bytes: int) -> None:
-        import lmdb
+        import lmdb  # pyright: ignore[reportMissingImports]
 
         self._env = lmdb.open(str(folder), map_size=2 * int(ROOM * total_bytes) + (1 << 26), sync=False, metasync=False)
 
@@ -102,7 +102,7 @@ class Diskcache:
     """diskcache as it comes, with tensors pickled."""
 
     def __init__(self, folder: Path, total_bytes: int) -> None:
-        import diskcache
+        import diskcache  # pyright: ignore[reportMissingImports]
 
         self._cache: Any = diskcache.Cache(str(folder), size_limit=int(ROOM * total_bytes) + (1 << 26))
 
