@@ -36,7 +36,7 @@ class Cell:
 def run(cell: Cell, *, seconds: float) -> Result:
     request = {"store": cell.store, "size_bytes": SIZES[cell.size], "seconds": seconds}
     # What cannot be used by another process has nothing to show there.
-    request["two"] = cell.store in ("penstock", "penstock disk", "diskcache", "clone")
+    request["two"] = cell.store in ("penstock", "penstock disk", "diskcache", "dict")
     with Child("cached.measure", request, deadline_s=_DEADLINE_S) as child:
         return child.event()
 
@@ -46,8 +46,8 @@ def report(turns: Turns) -> None:
     for cell in turns.results:
         row = [cell.size, cell.store]
         for figure in ("hit_us", "insert_us", "replace_us"):
-            spread, ratio = turns.spread(cell, figure), turns.ratio(cell, Cell("clone", cell.size), figure)
-            row += [spread.text(1) if spread else "failed", ratio.text() if ratio and cell.store != "clone" else ""]
+            spread, ratio = turns.spread(cell, figure), turns.ratio(cell, Cell("dict", cell.size), figure)
+            row += [spread.text(1) if spread else "failed", ratio.text() if ratio and cell.store != "dict" else ""]
         scaling = turns.values(cell, "scaling")
         row.append(Spread.of([value for value in scaling if value]).text() if any(scaling) else "")
         rows.append(row)
@@ -63,7 +63,7 @@ def report(turns: Turns) -> None:
 def verdicts(turns: Turns, sizes: list[str]) -> list[Verdict]:
     found = []
     for size in sizes:
-        ours, clone = Cell("penstock", size), Cell("clone", size)
+        ours, clone = Cell("penstock", size), Cell("dict", size)
         if size == "4KB":
             for figure, bar in (("hit_us", SMALL_HIT_US), ("insert_us", INSERT_AGAINST_HIT_BAR * SMALL_HIT_US)):
                 found.append(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cached.stores import STORES, Store
+from cached.stores import PAGE_BYTES, STORES, Store
 from child import Harness
 
 _TOTAL_BYTES = 1 << 29
@@ -31,7 +31,7 @@ def main() -> None:
     # One value is enough to write from: what is measured is the store, not where values come from.
     values = [torch.randint(0, 255, (size,), dtype=torch.uint8) for _ in range(2)]
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        store: Store = STORES[harness.request["store"]](Path(folder), count * size)
+        store: Store = STORES[harness.request["store"]](Path(folder), count * (size + PAGE_BYTES))
         insert_us = timed(lambda key: store.put(key, values[key % 2]), range(count))
         replace_us = timed(lambda key: store.put(key, values[(key + 1) % 2]), range(count))
         for key in range(count):

@@ -15,6 +15,8 @@ import torch
 
 ROOM = 1.25
 """Of what the values take, what every store may use."""
+PAGE_BYTES = 4096
+"""Values in penstock's cache take whole pages, and a line before them."""
 
 
 class Store(Protocol):
@@ -22,22 +24,8 @@ class Store(Protocol):
     def get(self, key: int) -> torch.Tensor: ...
 
 
-class Clone:
-    """No store: what copying alone costs."""
-
-    def __init__(self, folder: Path, total_bytes: int) -> None:
-        self._values: dict[int, torch.Tensor] = {}
-
-    def put(self, key: int, value: torch.Tensor) -> None:
-        value.clone()
-        self._values[key] = value
-
-    def get(self, key: int) -> torch.Tensor:
-        return self._values[key].clone()
-
-
 class Dict:
-    """A dictionary in this process; nobody else has it."""
+    """A dictionary in this process, which nobody else has: a hit is ``Tensor.clone()`` and nothing else."""
 
     def __init__(self, folder: Path, total_bytes: int) -> None:
         self._values: dict[int, torch.Tensor] = {}
@@ -114,7 +102,6 @@ class Diskcache:
 
 
 STORES = {
-    "clone": Clone,
     "dict": Dict,
     "penstock": Penstock,
     "penstock disk": PenstockDisk,

@@ -1,4 +1,4 @@
-"""A region of shared memory for every test that asks for one."""
+"""A folder of its own for every test's caches, and a region of shared memory for those that ask for one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from penstock.cache.memory import Memory
 from penstock.cache.policies import LRU
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield
+    assert not list((folder / "penstock").glob("*")), "a cache's file was left behind"
 
 
 @pytest.fixture

@@ -17,27 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cache_kit import MACHINE, MIB
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import penstock
-from penstock.cache.cache import Cache, Machine
+from penstock.cache.cache import Cache
 from penstock.cache.fingerprint import fingerprint_of
-
-MIB = 1 << 20
-
-
-def plenty() -> int:
-    return 1 << 35
-
-
-MACHINE = Machine(memory_bytes=plenty, headroom_bytes=plenty)
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    yield
-    assert not list((tmp_path / "penstock").glob("*")), "a cache's file was left behind"
 
 
 class Numbers(Dataset):

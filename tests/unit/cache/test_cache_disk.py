@@ -10,41 +10,21 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cache_kit import MACHINE, MIB
 
-from penstock.cache.cache import Cache, Machine
+from penstock.cache.cache import Cache
 from penstock.cache.disk_files import taken_bytes
 from penstock.cache.region import H_CHANGING, H_TABLE, MAGIC, PAGE_BYTES, R_WRITING, ROWS
 from penstock.cache.table import COMING, E_EXTENT, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
 from penstock.errors import CacheError, ConfigError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sparse files, fcntl")
-
-MIB = 1 << 20
-
-
-def plenty() -> int:
-    return 1 << 50
-
-
-def little() -> int:
-    return 64 * MIB
-
-
-MACHINE = Machine(memory_bytes=little, headroom_bytes=plenty)
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "run").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    yield
 
 
 def make(folder: Path, *, limit: Any = 1 * MIB, disk_limit: Any = 64 * MIB, fingerprint: str = "") -> Cache:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cache_kit import same
 
 from penstock.cache.checksum import checksum
 from penstock.cache.portable import Portable, read_portable
@@ -37,24 +38,6 @@ def through(value: Any) -> Any:
     target = np.full(packed.total_bytes, 0xAB, np.uint8)
     packed.write(target)
     return read_portable(target)
-
-
-def same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
-    elif isinstance(one, (np.ndarray, np.generic)):
-        assert one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, (list, tuple)):
-        for a, b in zip(one, other, strict=True):
-            same(a, b)
-    else:
-        assert one == other
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

@@ -13,42 +13,22 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cache_kit import MACHINE, MIB
 
 from penstock.cache import registry
-from penstock.cache.cache import Cache, Machine
+from penstock.cache.cache import Cache
 from penstock.errors import CacheError, ConfigError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
 
-MIB = 1 << 20
-
-
-def plenty() -> int:
-    return 1 << 50
-
-
-def little() -> int:
-    return 64 * MIB
-
-
-MACHINE = Machine(memory_bytes=little, headroom_bytes=plenty)
-
 
 def make(name: str | None = None, limit_bytes: int = 8 * MIB, policy: str = "lru") -> Cache:
     return Cache(limit_bytes, policy, name, machine=MACHINE)
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    yield tmp_path
-    assert not list((tmp_path / "penstock").glob("*")), "a cache's file was left behind"
 
 
 def value_of(number: int) -> torch.Tensor:

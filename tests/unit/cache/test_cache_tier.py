@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cache_kit import MIB, same
 
 from penstock.cache.figures import counts
 from penstock.cache.keys import digest
@@ -18,8 +19,6 @@ from penstock.cache.policies import LRU, Lru, NextUse, Policy, Static
 from penstock.cache.region import H_CHANGING, H_ITEMS, H_LIMIT, H_VALUE_BYTES, R_READING, Region
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
-
-MIB = 1 << 20
 
 
 def tier(region: Region, policy: Policy | None = None) -> Tier:
@@ -63,23 +62,6 @@ def test_values_come_back_as_they_were_and_as_the_callers_own(region: Region, va
             found += 1
         if isinstance(found, np.ndarray):
             found += 1
-
-
-def same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and torch.equal(one.to_dense(), other.to_dense())
-    elif isinstance(one, np.ndarray):
-        assert np.array_equal(one, other)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, (list, tuple)):
-        for a, b in zip(one, other, strict=True):
-            same(a, b)
-    else:
-        assert one == other
 
 
 @pytest.mark.parametrize("policy", [Static(), Lru()], ids=["static", "lru"])
