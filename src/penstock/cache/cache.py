@@ -24,14 +24,16 @@ from penstock.cache.fingerprint import fingerprint_of
 from penstock.cache.keys import digest
 from penstock.cache.locks import TooLong
 from penstock.cache.memory import Memory
+from penstock.cache.plan import Plan
 from penstock.cache.plans import Plans
 from penstock.cache.policies import LEFTOVERS, LRU, NEXT_USE, STATIC, Leftovers, Lru, NextUse, Static
 from penstock.cache.portable import Portable, read_portable
-from penstock.cache.region import H_AUTO, H_BEGAN, H_POLICY, PAGE_BYTES
+from penstock.cache.region import H_AUTO, H_BEGAN, H_LIMIT, H_POLICY, PAGE_BYTES
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 from penstock.errors import CacheError, ConfigError
 from penstock.units import format_bytes, parse_size
+from penstock.workers import turn
 from penstock.workers.seeds import KeptGenerators, mix, seed_stretch
 
 LEAST_BYTES = 1 << 20
@@ -141,8 +143,8 @@ class Cache:
         region, path = registry.open_region(self.name, self._make_memory, Memory)
         registry.remove_stale()
         policies: dict[int, Any] = {STATIC: Static(), LRU: Lru()}
-        tier = Tier(region, policies, headroom_bytes=self._machine.headroom_bytes)
-        policies[NEXT_USE] = NextUse(Plans(region, tier))
+        tier = Tier(region, policies, headroom_bytes=self._machine.headroom_bytes, turn=turn.current)
+        policies[NEXT_USE] = NextUse(Plans(region, tier), turn.current)
         return tier, lambda: registry.leave(path, region.lock_fd)
 
     def _make_memory(self, lock_fd: int) -> Memory:
@@ -173,12 +175,12 @@ class Cache:
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value, as the caller's own, or ``default``."""
-        found = self._find(self._digest(key))
+        found = self._find(self.digest_of(key))
         return default if found is None else found[0]
 
     def put(self, key: Any, value: Any) -> bool:
         """Keep a value; False if there is no room for it, or it cannot be kept."""
-        return self._keep(self._digest(key), value)
+        return self._keep(self.digest_of(key), value)
 
     def get_or_load(self, key: Any, load: Callable[[], Any]) -> Any:
         """The value, loaded and kept if it is not there.
@@ -186,7 +188,7 @@ class Cache:
         ``load`` runs under a seed derived from the key, and the global generators are put back afterwards: a hit and a
         miss leave the same randomness to what comes after.
         """
-        known = self._digest(key)
+        known = self.digest_of(key)
         found = self._memory.get(known)
         if found is not None:
             return unpack(found)
@@ -199,11 +201,11 @@ class Cache:
             return self._load(known, load)
 
     def is_on_disk(self, key: Any) -> bool:
-        return self._on_disk is not None and self._on_disk.has(self._digest(key))
+        return self._on_disk is not None and self._on_disk.has(self.digest_of(key))
 
     def put_on_disk(self, key: Any, value: Any) -> bool:
         """Keep a value on disk; False if there is no room for it, or it cannot be kept there."""
-        return self._keep_on_disk(self._digest(key), value)
+        return self._keep_on_disk(self.digest_of(key), value)
 
     def wrap(self, dataset: Any, *, fingerprint: str | None = None) -> CachedDataset:
         """The dataset with its samples in this cache, by index.
@@ -211,14 +213,48 @@ class Cache:
         What tells its samples from those of other datasets is derived from the dataset (its class and code, and what
         it was made with), or given as ``fingerprint``.
         """
-        if self._memory.region.header[H_AUTO]:
-            # Whole samples are used once an epoch: no policy has more hits.
-            self._memory.region.header[H_POLICY] = STATIC
+        self._suit(repeats=False)
         return CachedDataset(dataset, self, fingerprint_of(dataset) if fingerprint is None else fingerprint)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit in force, index included."""
+        return int(self._memory.region.header[H_LIMIT])
+
+    # -- a loader's side ------------------------------------------------------------------------
+
+    def publish(self, plan: Plan, claim: int | None, now: int) -> int | None:
+        """Say what an epoch needs when, and that it is at batch ``now``. Gives the claim under which that is known, to
+        be given back with the epoch's next plan; None if the policy does not ask, or there is no room for it."""
+        self._suit(repeats=plan.repeats)
+        if int(self._memory.region.header[H_POLICY]) != NEXT_USE:
+            return claim
+        if claim is None:
+            claim = self._plans.claim()
+        if self._plans.publish(claim, plan, now):
+            return claim
+        self._plans.withdraw(claim)
+        return None
+
+    def advance(self, claim: int, now: int) -> None:
+        self._plans.advance(claim, now)
+
+    def withdraw(self, claim: int) -> None:
+        self._plans.withdraw(claim)
+
+    @property
+    def _plans(self) -> Plans:
+        return self._memory.policies[NEXT_USE].oracle
+
+    def _suit(self, *, repeats: bool) -> None:
+        """Choose the policy, if it is ours to choose: of keys used once an epoch none has more hits than static."""
+        header = self._memory.region.header
+        if header[H_AUTO] and (repeats or int(header[H_POLICY]) == LRU):
+            header[H_POLICY] = NEXT_USE if repeats else STATIC
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _digest(self, key: Any) -> bytes:
+    def digest_of(self, key: Any) -> bytes:
         return digest(key) if not self._seed else digest((self._seed, key))
 
     def _find(self, known: bytes, *, counts: bool = True) -> tuple[Any] | None:

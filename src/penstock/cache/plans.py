@@ -1,8 +1,10 @@
-"""The plans of all ranks of a node, kept in the cache itself, where whoever evicts can ask them.
+"""The plans of all loaders of a node, kept in the cache itself, where whoever evicts can ask them.
 
-In:  a plan per rank and epoch, and how far the rank is.
-Out: when keys are needed next, by the rank that needs them soonest.
+In:  a plan per loader and epoch, and how far the loader is.
+Out: when keys are needed next, by the loader that needs them soonest.
 Runs in: trainer (publishes), worker (asks).
+
+A loader's plan lies under a number it holds a lock on: the plans of the dead are seen to be theirs.
 """
 
 from __future__ import annotations
@@ -10,63 +12,116 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.cache.keys import digest
+from penstock.cache.locks import release, try_lock
 from penstock.cache.plan import NEVER, Plan
-from penstock.cache.region import H_PLACES, MOST_RANKS, Region
+from penstock.cache.region import H_CLAIMS, H_PLACES, L_PLANS, MOST_PLANS, Region
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 from penstock.errors import CacheError
+
+_BATCH_BITS = 32
+_BATCH = (1 << _BATCH_BITS) - 1
+_MOST_SERIAL = (1 << 20) - 1
+_WHICH_BIT = 62
 
 
 class Plans:
     """What ``NextUse`` asks."""
 
-    def __init__(self, region: Region, ram: Tier) -> None:
-        self._places = region.header[H_PLACES : H_PLACES + MOST_RANKS]
-        self._ram = ram
+    def __init__(self, region: Region, tier: Tier) -> None:
+        self._places = region.header[H_PLACES : H_PLACES + MOST_PLANS]
+        self._region = region
+        self._tier = tier
+        self._own: dict[int, int] = {}
+        """Numbers this process holds, whose locks it cannot ask, and which of its two places each plan is in."""
         self._known: dict[int, tuple[int, Plan]] = {}
-        """Per rank, the plan as it lies in shared memory, and the number that says which one it is."""
+        """Per number, the plan as it lies in shared memory, and the tag that says which one it is."""
 
-    def publish(self, rank: int, plan: Plan) -> bool:
-        """A rank's epoch begins; False if its plan takes more room than the cache has."""
-        if not 0 <= rank < MOST_RANKS:
-            raise CacheError(f"rank {rank} of a node: a cache serves {MOST_RANKS} at most")
-        self._places[rank] = 0
-        kept = self._ram.put(_name(rank), Packed((plan.keys, plan.uses, plan.batches)), pinned=True)
-        if kept:
-            self._places[rank] = 1
-        return kept
+    # -- a loader's side ------------------------------------------------------------------------
 
-    def advance(self, rank: int, batch: int) -> None:
-        """A rank is at that batch of its epoch."""
-        if self._places[rank]:
-            self._places[rank] = batch + 1
+    def claim(self) -> int:
+        """A loader's epoch begins: what its plans and turns will be known by."""
+        with self._region.changing() as header:
+            header[H_CLAIMS] = serial = int(header[H_CLAIMS]) % _MOST_SERIAL + 1
+        for number in range(MOST_PLANS):
+            if number not in self._own and try_lock(self._region.lock_fd, L_PLANS + number):
+                self._own[number] = 0
+                self._places[number] = 0
+                return serial * MOST_PLANS + number
+        raise CacheError(f"more than {MOST_PLANS} loaders use this cache at once")
 
-    def withdraw(self, rank: int) -> None:
-        """A rank's epoch is over, or its loader is gone."""
-        self._places[rank] = 0
-        self._ram.remove(_name(rank))
+    def publish(self, claim: int, plan: Plan, now: int) -> bool:
+        """What a loader is going to need, and that it is at batch ``now``; False if there is no room for it."""
+        number = claim % MOST_PLANS
+        before = self._own[number]
+        # Beside the last one, which is asked until this one is there.
+        if not self._tier.put(_name(number, 1 - before), Packed((plan.keys, plan.uses, plan.batches)), pinned=True):
+            return False
+        self._own[number] = 1 - before
+        self._places[number] = self._place(claim, now)
+        self._tier.remove(_name(number, before))
+        return True
+
+    def advance(self, claim: int, now: int) -> None:
+        """A loader is at that batch of its epoch."""
+        if self._places[claim % MOST_PLANS]:
+            self._places[claim % MOST_PLANS] = self._place(claim, now)
+
+    def withdraw(self, claim: int) -> None:
+        """A loader's epoch is over, or the loader gone."""
+        number = claim % MOST_PLANS
+        self._places[number] = 0
+        self._tier.remove(_name(number, self._own.pop(number)))
+        release(self._region.lock_fd, L_PLANS + number)
+
+    def _place(self, claim: int, now: int) -> int:
+        number, serial = claim % MOST_PLANS, claim // MOST_PLANS
+        return self._own[number] << _WHICH_BIT | serial << _BATCH_BITS | now + 1
+
+    # -- the policy's side ------------------------------------------------------------------------
 
     def is_known(self) -> bool:
         return bool(self._places.any())
 
-    def next_uses(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
         soonest = np.full(len(low), NEVER, np.int64)
-        for rank in np.flatnonzero(self._places):
-            plan = self._plan(int(rank))
+        claims, batches = turns >> np.uint64(_BATCH_BITS), (turns & np.uint64(_BATCH)).astype(np.int64)
+        for number, place in self._all_places():
+            plan = self._plan(number, place >> _WHICH_BIT)
             if plan is not None:
-                np.minimum(soonest, plan.distances(low, int(self._places[rank]) - 1), out=soonest)
+                claim = (place >> _BATCH_BITS & _MOST_SERIAL) * MOST_PLANS + number
+                # Workers run ahead of their loader: what one of them has used already is not needed for that any more.
+                used = np.where(claims == claim, batches, -1)
+                np.minimum(soonest, plan.distances(low, (place & _BATCH) - 1, used), out=soonest)
         return soonest
 
-    def _plan(self, rank: int) -> Plan | None:
-        found = self._ram.view(_name(rank))
+    def bury(self) -> None:
+        """Forget the plans of loaders that died."""
+        for number, _ in self._all_places():
+            if number not in self._own and try_lock(self._region.lock_fd, L_PLANS + number):
+                self._places[number] = 0
+                release(self._region.lock_fd, L_PLANS + number)
+
+    def _all_places(self) -> list[tuple[int, int]]:
+        # Of a copy: the loaders move on meanwhile.
+        return [(number, place) for number, place in enumerate(self._places.tolist()) if place]
+
+    def _plan(self, number: int, which: int) -> Plan | None:
+        found = self._tier.view(_name(number, which))
         if found is None:
             return None
         tag, source = found
-        known = self._known.get(rank)
+        known = self._known.get(number)
         if known is None or known[0] != tag:
-            known = self._known[rank] = (tag, Plan(*unpack(source)))
+            known = self._known[number] = (tag, Plan(*unpack(source)))
         return known[1]
 
 
-def _name(rank: int) -> bytes:
-    return digest(("penstock plan", rank))
+def turn_of(claim: int, batch: int) -> int:
+    """A batch of a loader's epoch, as one number. No loader and batch has number 0."""
+    return claim << _BATCH_BITS | batch
+
+
+def _name(number: int, which: int) -> bytes:
+    """A loader has two places for plans, taken in turn."""
+    return digest(("penstock plan", number, which))

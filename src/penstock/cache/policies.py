@@ -7,12 +7,12 @@ Runs in: trainer and worker, under the writer's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 
-from penstock.cache.table import E_HIGH, E_LOW, E_STAMP, E_TAG, HERE, evictable
+from penstock.cache.table import E_LOW, E_MARK, E_STAMP, E_TAG, HERE, evictable
 
 STATIC, LRU, NEXT_USE, LEFTOVERS = range(4)
 """What a tier's header calls the policy in force."""
@@ -22,13 +22,15 @@ _BATCH = 256
 
 
 class Policy(Protocol):
-    def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]: ...
+    def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
+        """``newcomer`` is None where one is let in whatever it is."""
+        ...
 
 
 class Static:
     """Fill, and never evict: where every key is used once per epoch no policy has more hits."""
 
-    def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]:
+    def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
         return iter(())
 
 
@@ -39,7 +41,7 @@ class Lru:
         self._candidates: list[tuple[int, int]] = []
         """Slots and stamps of what was oldest at the last look, oldest last."""
 
-    def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]:
+    def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
         looks = 1 + len(table) // _BATCH
         while True:
             while self._candidates:
@@ -96,28 +98,73 @@ class Oracle(Protocol):
         """Whether anybody has said."""
         ...
 
-    def next_uses(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-        """Per key, how many batches from now; large for never."""
+    def bury(self) -> None:
+        """Forget what the dead have said."""
+        ...
+
+    def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
+        """Per low word of a key, and turn it was last used in, how many batches from now; large for never."""
         ...
 
 
 class NextUse(Lru):
     """What is needed latest goes first, unless the newcomer is needed later still; while nobody has said when what is
-    needed, what was not used for longest."""
+    needed, what was not used for longest.
 
-    def __init__(self, oracle: Oracle) -> None:
+    All of the table is looked at for every so many newcomers only; what came since is not considered until then.
+    """
+
+    def __init__(self, oracle: Oracle, turn: Callable[[], int]) -> None:
+        """``turn`` says for which batch the newcomer was loaded: that use of it is over."""
         super().__init__()
-        self._oracle = oracle
+        self.oracle = oracle
+        self._turn = turn
+        self._far: list[tuple[int, int]] = []
+        """Slots and tags of what was needed latest at the last look, the very latest last."""
+        self._newcomers_left = 0
+        self._chance = np.random.default_rng()
 
-    def victims(self, table: np.ndarray, newcomer: bytes) -> Iterator[int]:
-        if not self._oracle.is_known():
-            return super().victims(table, newcomer)
-        here = evictable(table)
-        own = np.frombuffer(newcomer, np.uint64)
-        uses = self._oracle.next_uses(
-            np.append(table[here, E_HIGH], own[0]), np.append(table[here, E_LOW], own[1])
-        )  # fmt: skip
-        own_use = uses[-1]
-        later = np.flatnonzero(uses[:-1] > own_use)
-        order = later[np.argsort(uses[later], kind="stable")[::-1]]
-        return iter(here[order].tolist())
+    def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
+        if not self.oracle.is_known():
+            yield from super().victims(table, newcomer)
+            return
+        if self._newcomers_left <= 0:
+            self._look(table)
+        self._newcomers_left -= 1
+        own = None if newcomer is None else np.frombuffer(newcomer, np.uint64)[1]
+        for _ in range(2 + len(table) // _FEWEST):
+            while self._far:
+                slot, tag = self._far[-1]
+                is_there = slot < len(table) and int(table[slot, E_TAG]) == tag
+                if is_there and own is not None and not self._is_later(table[slot], own):
+                    return
+                self._far.pop()
+                if is_there:
+                    yield slot
+            self._look(table)
+
+    def _is_later(self, entry: np.ndarray, own: np.uint64) -> bool:
+        """Whether an entry is needed later than the newcomer."""
+        low, turns = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], self._turn()], np.uint64)
+        its, newcomers = self.oracle.next_uses(low, turns)
+        return bool(its > newcomers)
+
+    def _look(self, table: np.ndarray) -> None:
+        self.oracle.bury()
+        slots = evictable(table)
+        if len(slots) > _SAMPLE:
+            slots = slots[self._chance.integers(len(slots), size=_SAMPLE)]
+        count = max(_FEWEST, len(slots) // _PARTS)
+        uses = self.oracle.next_uses(table[slots, E_LOW], table[slots, E_MARK])
+        if len(slots) > count:
+            latest = np.argpartition(uses, -count)[-count:]
+            slots, uses = slots[latest], uses[latest]
+        slots = slots[np.argsort(uses, kind="stable")]
+        self._far = list(zip(slots.tolist(), table[slots, E_TAG].tolist(), strict=True))
+        self._newcomers_left = count
+
+
+_FEWEST, _PARTS = 16, 512
+"""How many of the entries that are looked at one look is for: a part of them, at least a few."""
+_SAMPLE = 1 << 14
+"""Of more entries than these, so many by chance: the farthest of them are far enough, and nobody waits for the rest."""

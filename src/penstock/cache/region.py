@@ -26,7 +26,7 @@ from penstock.cache.locks import RangeLock
 from penstock.errors import CacheError
 
 PAGE_BYTES = mmap.PAGESIZE
-MAGIC = 0x314B4354534E4550
+MAGIC = 0x324B4354534E4550
 """The layout below; another layout, another number."""
 
 META_BYTES = 1 << 34
@@ -43,17 +43,17 @@ TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
 # Words of the header.
 H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_END = range(8)
 H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL, H_CORRUPT, H_POLICY = range(8, 16)
-H_BEGAN, H_TAGS, H_READY, H_AUTO = range(16, 20)
+H_BEGAN, H_TAGS, H_READY, H_AUTO, H_CLAIMS = range(16, 21)
 
 H_PLACES = 64
-"""From here on, one word per rank: how far it is in its plan, plus one."""
-MOST_RANKS = 256
+"""From here on, one word per loader: which of its plans it is at (upper half), and how far, plus one."""
+MOST_PLANS = 256
 
 # Words of a thread's row.
 R_READING, R_HITS, R_MISSES, R_PASSED, R_WRITING, R_CORRUPT = range(6)
 
 # Bytes of the lock file.
-L_WRITER, L_ROWS, L_KEYS = 0, 1 << 20, 1 << 32
+L_WRITER, L_ROWS, L_PLANS, L_KEYS = 0, 1 << 20, 1 << 21, 1 << 32
 
 _WRITER_WITHIN_S = 5.0
 

@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.cache.region import H_CURSOR, H_GAP_END, H_VIRTUAL, PAGE_BYTES, Region
-from penstock.cache.table import E_EXTENT, E_OFFSET, Table
-
-
-def extent_for(used_bytes: int) -> int:
-    return -(-used_bytes // PAGE_BYTES) * PAGE_BYTES
+from penstock.cache.region import H_CURSOR, H_GAP_END, H_VIRTUAL, Region
+from penstock.cache.table import E_OFFSET, E_USED, Table, extent_for
 
 
 class Space:
@@ -57,7 +53,7 @@ class Space:
         entries = self._region.table()[self._table.live()]
         offsets = entries[:, E_OFFSET].astype(np.int64)
         order = np.argsort(offsets)
-        starts = np.concatenate(([0], (offsets + entries[:, E_EXTENT].astype(np.int64))[order]))
+        starts = np.concatenate(([0], (offsets + extent_for(entries[:, E_USED].astype(np.int64)))[order]))
         ends = np.concatenate((offsets[order], [int(self._region.header[H_VIRTUAL])]))
         holes = ends > starts
         return starts[holes], ends[holes]

@@ -12,7 +12,7 @@ No tag comes back: they are numbered through, over all entries and all places th
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,13 +37,13 @@ EMPTY, GONE, COMING, HERE = range(4)
 PINNED = 1 << 63
 """Owner of an entry that stays until it is replaced or removed."""
 
-E_HIGH, E_LOW, E_OFFSET, E_EXTENT, E_USED, E_STAMP, E_OWNER, E_TAG = range(ENTRY_WORDS)
+E_HIGH, E_LOW, E_OFFSET, E_USED, E_STAMP, E_MARK, E_OWNER, E_TAG = range(ENTRY_WORDS)
 
 _ENTRY = struct.Struct("<8Q")
 _DIGEST = struct.Struct("<QQ")
-_FULLEST = 0.6
+_FULLEST = 0.7
 """Share of slots in use, removed ones included, from which on the table is made anew."""
-_FULL_ANEW = 0.45
+_FULL_ANEW = 0.5
 """Share of slots in use when it was."""
 
 
@@ -54,14 +54,19 @@ class Entry(NamedTuple):
     low: int
     offset: int
     """Where its extent begins in the data."""
-    extent_bytes: int
     used_bytes: int
     """How much of the extent is the value."""
     stamp: int
     """When it was last used."""
+    mark: int
+    """What the tier's policy wants to know of it besides."""
     owner: int
     """Row of the thread that is writing it; once it is here, ``PINNED`` or 0."""
     tag: int
+
+    @property
+    def extent_bytes(self) -> int:
+        return extent_for(self.used_bytes)
 
 
 class Table:
@@ -102,9 +107,12 @@ class Table:
         """Note that an entry was used."""
         self._region.words[at // 8 + E_STAMP] = stamp
 
+    def mark(self, at: int, mark: int) -> None:
+        self._region.words[at // 8 + E_MARK] = mark
+
     # -- changing, under the writer's lock ----------------------------------------------------
 
-    def add(self, digest: bytes, *, offset: int, extent_bytes: int, used_bytes: int, stamp: int, owner: int) -> int:
+    def add(self, digest: bytes, *, offset: int, used_bytes: int, stamp: int, mark: int, owner: int) -> int:
         """An entry that is coming; the key must have none. Gives where it is."""
         self._make_room()
         region = self._region
@@ -123,11 +131,11 @@ class Table:
             header[H_USED_SLOTS] += np.uint64(1)
         # Word by word, the tag on its own and last: packing several at once shows them as zeros for a moment.
         first = at // 8
-        for word, value in enumerate((high, low, offset, extent_bytes, used_bytes, stamp, owner)):
+        for word, value in enumerate((high, low, offset, used_bytes, stamp, mark, owner)):
             region.words[first + word] = value
         self._retag(at, COMING)
         header[H_ITEMS] += np.uint64(1)
-        header[H_VALUE_BYTES] += np.uint64(extent_bytes)
+        header[H_VALUE_BYTES] += np.uint64(extent_for(used_bytes))
         return at
 
     def arrive(self, at: int, *, pinned: bool = False) -> None:
@@ -165,11 +173,11 @@ class Table:
         """Slots whose entries lie where no value can, or where another one does: leftovers of a crash."""
         live = self.live()
         entries = self._region.table()[live]
-        offset, extent, used = (entries[:, word] for word in (E_OFFSET, E_EXTENT, E_USED))
-        virtual_bytes, page_bytes = self._region.header[H_VIRTUAL], np.uint64(PAGE_BYTES)
-        limit_bytes = self._region.header[H_LIMIT]
-        wrong = (extent == 0) | (extent > limit_bytes) | (used > extent) | (offset > virtual_bytes)
-        wrong |= (offset % page_bytes != 0) | (extent % page_bytes != 0) | (offset + extent > virtual_bytes)
+        offset, used = entries[:, E_OFFSET], entries[:, E_USED]
+        virtual_bytes, limit_bytes = self._region.header[H_VIRTUAL], self._region.header[H_LIMIT]
+        wrong = (used == 0) | (used > limit_bytes) | (offset > virtual_bytes) | (offset % np.uint64(PAGE_BYTES) != 0)
+        extent = extent_for(np.where(wrong, np.uint64(0), used))
+        wrong |= offset + extent > virtual_bytes
         order = np.flatnonzero(~wrong)[np.argsort(offset[~wrong], kind="stable")]
         ends = np.maximum.accumulate((offset + extent)[order])
         overlaps = offset[order][1:] < ends[:-1]
@@ -234,6 +242,11 @@ class Table:
         if first + (ENTRY_BYTES << slots_log2) <= present & ~63:
             return first
         return (present & ~63) + (ENTRY_BYTES << (present & 63))
+
+
+def extent_for(used_bytes: Any) -> Any:
+    """What a value of so many bytes takes, or each of several: whole pages."""
+    return (used_bytes + (PAGE_BYTES - 1)) // PAGE_BYTES * PAGE_BYTES
 
 
 def evictable(table: np.ndarray) -> np.ndarray:

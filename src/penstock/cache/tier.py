@@ -16,11 +16,11 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from penstock.cache.locks import KeyLocks
-from penstock.cache.policies import Policy
 from penstock.cache.readers import Readers
 from penstock.cache.region import (
     H_BEGAN,
@@ -46,8 +46,20 @@ from penstock.cache.region import (
     Packed,
     Region,
 )
-from penstock.cache.space import Space, extent_for
-from penstock.cache.table import COMING, E_EXTENT, E_OWNER, E_STAMP, E_TAG, EMPTY, HERE, Entry, Table, evictable
+from penstock.cache.space import Space
+from penstock.cache.table import (
+    COMING,
+    E_OWNER,
+    E_STAMP,
+    E_TAG,
+    E_USED,
+    EMPTY,
+    HERE,
+    Entry,
+    Table,
+    evictable,
+    extent_for,
+)
 
 _COPY_UNDER_LOCK_BYTES = 64 << 10
 """Values up to this size are copied while the lock is held: taking it twice costs more."""
@@ -64,9 +76,17 @@ the writer's lock."""
 
 
 class Tier:
-    def __init__(self, region: Region, policies: dict[int, Policy], *, headroom_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        region: Region,
+        policies: dict[int, Any],
+        *,
+        headroom_bytes: Callable[[], int],
+        turn: Callable[[], int] | None = None,
+    ) -> None:
         """``policies`` by the number the header names them by; ``headroom_bytes`` says what the machine, container or
-        disk can still give."""
+        disk can still give; ``turn`` says for which batch values are looked up now, to be noted on them."""
+        self._turn = turn
         self.region = region
         self.policies = policies
         self._headroom_bytes = headroom_bytes
@@ -116,6 +136,8 @@ class Tier:
                 row[R_READING] = 0
             if is_still:
                 table.touch(at, time.time_ns())
+                if self._turn is not None:
+                    table.mark(at, self._turn())
                 return True, copy
         return False, None
 
@@ -149,15 +171,15 @@ class Tier:
                 self._clear_after(number)
             if not replaces and self.has(digest):
                 return False
-            offset = self._place(digest, extent_for(used_bytes))
+            offset = self._place(digest, extent_for(used_bytes), must=pinned)
             if offset is None:
                 row[R_PASSED] += 1
                 return False
             # Before there is an entry: one that is coming is looked for only in rows that say so.
             row[R_WRITING] = 1
             at = self._table.add(
-                digest, offset=offset, extent_bytes=extent_for(used_bytes), used_bytes=used_bytes,
-                stamp=time.time_ns(), owner=number,
+                digest, offset=offset, used_bytes=used_bytes, stamp=time.time_ns(),
+                mark=self._turn() if self._turn is not None else 0, owner=number,
             )  # fmt: skip
             if packed.total_bytes <= _COPY_UNDER_LOCK_BYTES:
                 self.region.write(digest, offset, packed)
@@ -219,19 +241,20 @@ class Tier:
 
     # -- inside, under the writer's lock ------------------------------------------------------
 
-    def _place(self, digest: bytes, extent_bytes: int) -> int | None:
-        """Where a value is to lie; None if it is not to be kept, or somebody else is writing it."""
+    def _place(self, digest: bytes, extent_bytes: int, *, must: bool) -> int | None:
+        """Where a value is to lie; None if it is not to be kept, or somebody else is writing it. One that ``must`` be
+        kept is, whatever the policy would rather have, if there is room at all."""
         found = self._table.find(digest)
         if found is None:
-            return self._room_for(digest, extent_bytes)
+            return self._room_for(None if must else digest, extent_bytes)
         entry = found[1]
         if entry.tag & 3 == COMING and self._readers.is_alive(entry.owner):
             return None
         is_fit = entry.extent_bytes == extent_bytes and not self._readers.is_read(entry.offset)
         self._remove(*found, keep_pages=is_fit)
-        return entry.offset if is_fit else self._room_for(digest, extent_bytes)
+        return entry.offset if is_fit else self._room_for(None if must else digest, extent_bytes)
 
-    def _room_for(self, digest: bytes, extent_bytes: int) -> int | None:
+    def _room_for(self, digest: bytes | None, extent_bytes: int) -> int | None:
         """A place for a value, after others have made room if need be."""
         header = self.region.header
         fixed_bytes = self.region.index_bytes + self._table.grown_bytes()
@@ -247,7 +270,7 @@ class Tier:
             return self._replace(digest, extent_bytes, extent_bytes)
         return self._space.place(extent_bytes)
 
-    def _replace(self, digest: bytes, extent_bytes: int, over_bytes: int) -> int | None:
+    def _replace(self, digest: bytes | None, extent_bytes: int, over_bytes: int) -> int | None:
         """Evict what is wanted least, if it is wanted less than the newcomer; gives a place for that one."""
         reusable: int | None = None
         policy = self.policies[int(self.region.header[H_POLICY])]
@@ -334,5 +357,5 @@ class Tier:
     def _count_again(self) -> None:
         header, table, live = self.region.header, self.region.table(), self._table.live()
         header[H_ITEMS] = len(live)
-        header[H_VALUE_BYTES] = table[live, E_EXTENT].sum()
+        header[H_VALUE_BYTES] = extent_for(table[live, E_USED]).sum()
         header[H_USED_SLOTS] = np.count_nonzero(table[:, E_TAG] & np.uint64(3) != EMPTY)

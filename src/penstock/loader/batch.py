@@ -25,6 +25,8 @@ class Batch:
     indices: Any
     rows: int
     seed: int | None
+    turn: int = 0
+    """Where in its loader's plan it is, for a cache."""
     worker_id: int | None = None
     """The worker it is bound to, None when anyone may take part."""
     failure: BaseException | None = None

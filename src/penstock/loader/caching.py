@@ -7,9 +7,21 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
+import bisect
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset
 
 from penstock.cache import cache as room
+from penstock.cache.cached_dataset import CachedDataset
+from penstock.cache.fingerprint import fingerprint_of
+from penstock.errors import ConfigError
+from penstock.loader.cache_order import CacheOrder
 from penstock.meter import headroom_bytes, limits
 
 _LEFT_TO_TRAINING = 1 / 16
@@ -60,3 +72,88 @@ class LRUCache(Cache):
 
     def __init__(self, max_memory_gb: float = 50.0, name: str | None = None) -> None:
         super().__init__(int(max_memory_gb * 2**30), "lru", name)
+
+
+def attach(cache: Any, dataset: Any) -> tuple[room.Cache | None, Any]:
+    """The cache a loader was given, and the dataset through it.
+
+    A dataset that says which keys its samples are made of (``keys(index)``) uses the cache itself, and is given it if
+    its attribute ``cache`` is None; of any other, whole samples are kept.
+    """
+    if cache is None:
+        return None, dataset
+    is_size = not isinstance(cache, room.Cache)
+    if is_size:
+        # The same dataset's, in whatever process of the node.
+        cache = Cache(cache, name=f"loader-{fingerprint_of(dataset)[:16]}")
+    if isinstance(dataset, CachedDataset):
+        return cache, dataset
+    if keys_of(dataset) is None:
+        return cache, cache.wrap(dataset)
+    if getattr(dataset, "cache", dataset) is None:
+        dataset.cache = cache
+    elif is_size:
+        cache.close()
+        raise ConfigError(
+            f"{type(dataset).__name__} has keys(index), so it keeps parts of its samples itself; make a "
+            "penstock.Cache, let the dataset use it, and give the loader the same"
+        )
+    return cache, dataset
+
+
+def order_of(cache: room.Cache | None, dataset: Any, *, batched: bool) -> CacheOrder | None:
+    """What tells the cache the order of keys, where the dataset says which ones it asks for."""
+    keys = None if cache is None else keys_of(dataset)
+    return None if cache is None or keys is None else CacheOrder(cache, keys, batched=batched)
+
+
+def keys_of(dataset: Any) -> Callable[[Any], Any] | None:
+    """What says which keys an index needs, if anything does: the dataset's own ``keys``, or those of its parts."""
+    if isinstance(dataset, Subset):
+        inner, indices = keys_of(dataset.dataset), dataset.indices
+        return None if inner is None else lambda index: inner(indices[index])
+    if isinstance(dataset, ConcatDataset):
+        return _keys_of_parts(dataset)
+    # A dictionary's keys are of another kind, and a wrapped dataset's are not what is looked up.
+    keys = getattr(type(dataset), "keys", None)
+    if isinstance(dataset, CachedDataset) or not callable(keys):
+        return None
+    try:
+        inspect.signature(keys).bind(dataset, 0)
+    except (TypeError, ValueError):
+        return None
+    return dataset.keys
+
+
+def _keys_of_parts(dataset: ConcatDataset[Any]) -> Callable[[Any], Any] | None:
+    parts = [keys_of(part) for part in dataset.datasets]
+    if any(part is None for part in parts):
+        return None
+    ends = dataset.cumulative_sizes
+
+    def keys(index: int) -> Any:
+        index = index + len(dataset) if index < 0 else index
+        number = bisect.bisect_right(ends, index)
+        part = parts[number]
+        assert part is not None
+        return part(index - (ends[number - 1] if number else 0))
+
+    return keys
+
+
+def next_epoch_of(sampler: Any) -> Iterator[Any]:
+    """The batches a sampler will give in the epoch after this one, where that can be told."""
+    if type(sampler) is BatchSampler:
+        inner = next_epoch_of(sampler.sampler)
+        first = next(inner, None)
+        if first is None:
+            return iter(())
+        return iter(BatchSampler(itertools.chain((first,), inner), sampler.batch_size, sampler.drop_last))  # type: ignore[arg-type]
+    if type(sampler) is SequentialSampler:
+        return iter(sampler)
+    if type(sampler) is DistributedSampler:
+        # Whoever forgets set_epoch() gets the same order again; all others count up.
+        following = copy.copy(sampler)
+        following.epoch += 1
+        return iter(following)
+    return iter(())

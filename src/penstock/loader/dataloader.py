@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.cache.cache import Cache
 from penstock.errors import ConfigError
-from penstock.loader import state
+from penstock.loader import caching, state
 from penstock.loader.pipeline_iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
@@ -72,6 +73,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         device: str | int | torch.device | None = None,
         seeding: str = "batch",
         backend: str | None = None,
+        cache: Cache | str | int | float | None = None,
         name: str | None = None,
     ) -> None:
         if seeding not in ("batch", "worker"):
@@ -93,6 +95,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.seeding = seeding
         self.backend = backend
         self.name = name
+        self.cache, dataset = caching.attach(cache, dataset)
         super().__init__(
             dataset,
             batch_size,
@@ -258,7 +261,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             stall_fraction=min(1.0, counters.iteration_wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
             worker_restarts=counters.restarts,
             shared_batches=newest.dispatcher.shared_batches if newest else counters.shared_batches,
-            cache=None,
+            cache=None if self.cache is None else self.cache.stats(),
             device_ahead_bytes=counters.device_ahead_bytes,
             stages=StageTimes(
                 fetch_s=counters.fetch_s,

@@ -364,6 +364,7 @@ class Dispatcher:
                 first_row=rows.start,
                 batch_rows=batch.rows,
                 seed=batch.seed,
+                turn=batch.turn,
                 segment=segment,
                 by_template=batch.template is not None,
                 alone=batch.alone,

@@ -30,6 +30,8 @@ from penstock.device.slots import PageLocks
 from penstock.errors import WorkerError
 from penstock.loader.ahead import AheadOnDevice
 from penstock.loader.batch import Batch
+from penstock.loader.cache_order import CacheOrder
+from penstock.loader.caching import next_epoch_of, order_of
 from penstock.loader.diagnosis import OomWatch
 from penstock.loader.engine import Engine, TimedOut
 from penstock.loader.order import Order
@@ -62,6 +64,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise AssertionError("timeout needs num_workers > 0: nobody could be waited for")
         self._generator = loader.generator
         self._counters = loader._counters
+        self._cache_order = order_of(loader.cache, self._dataset, batched=self._auto_collation)
         self._epoch = 0
         self._draws_seed = True
         if state is not None:
@@ -85,7 +88,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
         self._engine = self._build_engine(loader, setup, resume)
-        self._finalizer = weakref.finalize(self, _end, self._engine, self._counters)
+        self._finalizer = weakref.finalize(self, _end, self._engine, self._counters, self._cache_order)
         self._begin_epoch(before, state, resume)
         if state is not None:
             kept.restore_global()
@@ -125,7 +128,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             counters=self._counters,
             depth=loader._depth,
             depth_ceiling=loader._depth_ceiling,
-            fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed),
+            fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed, batch.turn),
             resume=resume,
             page_locks=PageLocks() if self._locks_pages else None,
         )
@@ -162,6 +165,10 @@ class PipelineIterator(_BaseDataLoaderIter):
             place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
             self._sampler_done = state["drained"]
             self._go_to(place)
+        # A sampler with a state of its own must not be read ahead of its batches.
+        if self._cache_order is not None and self._state_keeper() is None:
+            following = next_epoch_of(self._index_sampler)
+            self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, place.turn)
         self._num_yielded = place.batches
         self._at = place
         self.position = Position(
@@ -237,7 +244,8 @@ class PipelineIterator(_BaseDataLoaderIter):
         seed = None
         if self._seeds_batches:
             seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=self._epoch, batch=self._drawn)
-        batch = Batch(self._drawn, indices, rows, seed, failure=failure, sampler_state=self._sampler_state())
+        turn = 0 if self._cache_order is None else self._cache_order.turn(self._drawn)
+        batch = Batch(self._drawn, indices, rows, seed, turn=turn, failure=failure, sampler_state=self._sampler_state())
         self._engine.offer(batch)
         self._drawn += 1
 
@@ -300,12 +308,16 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
         self.position.places.append(self._at)
         self._draw_ahead(self._wanted_ahead())
+        if self._cache_order is not None:
+            self._cache_order.advance(batch.number + 1)
         if self._sampler_done and not self._engine.undelivered and not self._ahead:
             self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
 
     def _end_epoch(self) -> None:
         self._exhausted = self.position.finished = True
         self._counters.end_iteration()
+        if self._cache_order is not None:
+            self._cache_order.end()
         if self._persistent_workers:
             self._engine.rest()
         else:
@@ -336,9 +348,11 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._finalizer()
 
 
-def _end(engine: Engine, counters: Counters) -> None:
+def _end(engine: Engine, counters: Counters, cache_order: CacheOrder | None) -> None:
     engine.close()
     counters.device_ahead_bytes = 0
+    if cache_order is not None:
+        cache_order.end()
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:

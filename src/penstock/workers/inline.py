@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.workers import turn
 from penstock.workers.seeds import KeptGenerators, seed_collate, seed_stretch, stretch_rows
 from penstock.workers.setup import Setup, can_split
 
@@ -19,7 +20,9 @@ class InlineFetcher:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
-    def fetch(self, indices: Any, seed: int | None) -> Any:
+    def fetch(self, indices: Any, seed: int | None, number: int) -> Any:
+        """``number`` is the batch's turn."""
+        turn.begin(number)
         if seed is None:
             return self._fetch(indices, None)
         with KeptGenerators():

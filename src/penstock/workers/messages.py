@@ -73,6 +73,8 @@ class Fetch(NamedTuple):
     """Length of the whole batch; this task covers it alone when it equals the number of its indices."""
     seed: int | None
     """The batch's own seed, from which rows and collation derive theirs; None leaves the generators alone."""
+    turn: int
+    """Where in its loader's plan the batch is, for a cache; 0 if there is none."""
     segment: int
     """Where to write, or NO_SEGMENT: fetch first, then ask with ``Need``."""
     by_template: bool

@@ -20,6 +20,7 @@ from torch._utils import ExceptionWrapper
 from penstock.arena.codec import Encoded, encode, encode_inline
 from penstock.arena.segment import Segment, round_up
 from penstock.arena.template import Layout, RowWriter, Template, layout_of
+from penstock.workers import turn
 from penstock.workers.mailbox import Dropped, Line, Mailbox, Stopped
 from penstock.workers.messages import (
     NO_SEGMENT,
@@ -173,6 +174,7 @@ class Worker:
 
     def _fetch(self, task: Fetch) -> Outcome:
         setup = self._setup
+        turn.begin(task.turn)
         if not setup.auto_collation:
             return self._finish(task, self._one_sample(task))
         if task.batch_rows == 0:

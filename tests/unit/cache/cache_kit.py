@@ -1,13 +1,16 @@
-"""What tests of the cache share: a machine with plenty, and when two values are the same."""
+"""What tests of the cache share: a machine with plenty, plans, and when two values are the same."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
 from penstock.cache.cache import Machine
+from penstock.cache.keys import digest
+from penstock.cache.plan import Plan
 
 MIB = 1 << 20
 
@@ -18,6 +21,16 @@ def plenty() -> int:
 
 def little() -> int:
     return 64 * MIB
+
+
+def lows(keys: Iterable[Any]) -> np.ndarray:
+    """The low words of keys' digests, by which plans know them."""
+    return np.array([int.from_bytes(digest(key)[8:], "little") for key in keys], np.uint64)
+
+
+def plan_of(batches: list[list[Any]]) -> Plan:
+    numbers = [number for number, batch in enumerate(batches) for _ in batch]
+    return Plan.of(lows(key for batch in batches for key in batch), np.array(numbers, np.int64), len(batches))
 
 
 MACHINE = Machine(memory_bytes=little, headroom_bytes=plenty)

@@ -21,7 +21,7 @@ from cache_kit import MACHINE, MIB
 from penstock.cache.cache import Cache
 from penstock.cache.disk_files import taken_bytes
 from penstock.cache.region import H_CHANGING, H_TABLE, MAGIC, PAGE_BYTES, R_WRITING, ROWS
-from penstock.cache.table import COMING, E_EXTENT, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
+from penstock.cache.table import COMING, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
 from penstock.errors import CacheError, ConfigError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sparse files, fcntl")
@@ -242,12 +242,12 @@ def test_one_folder_by_two_names_is_one_cache(tmp_path: Path) -> None:
 def test_a_newer_value_is_not_covered_by_one_from_disk(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         cache.put("key", 1)
-        cache._memory.remove(cache._digest("key"))
+        cache._memory.remove(cache.digest_of("key"))
         assert cache.get("key") == 1
         with pytest.warns(RuntimeWarning, match="set cannot be kept on disk"):
             cache.put("key", {2})
         assert cache.get("key") == {2}
-        cache._memory.remove(cache._digest("key"))
+        cache._memory.remove(cache.digest_of("key"))
         assert cache.get("key") is None
 
 
@@ -270,7 +270,7 @@ def test_an_entry_that_points_anywhere_is_forgotten_before_anything_is_done_abou
         here = np.flatnonzero(table[:, E_TAG] & np.uint64(3) == HERE)
         table[here[0], E_OFFSET] = 12345
         table[here[1], E_OFFSET] = 1 << 60
-        table[here[2], E_USED] = table[here[2], E_EXTENT] = 1 << 37
+        table[here[2], E_USED] = 1 << 37
         table[here[3], E_TAG] = np.uint64(4 * 999 | COMING)
         table[here[3], E_OFFSET] = (1 << 62) + 4096
         region.rows[int(table[here[3], E_OWNER]) % ROWS, R_WRITING] = 1

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
+from cache_kit import lows, plan_of
 
-from penstock.cache.keys import digest
-from penstock.cache.plan import NEVER, Plan
-
-
-def lows(keys: list[int]) -> np.ndarray:
-    return np.array([int.from_bytes(digest(key)[8:], "little") for key in keys], np.uint64)
+from penstock.cache.plan import NEVER
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_looking_through_the_epoch(seed: int) -> None:
     chance = random.Random(seed)
     batches = [[chance.randrange(60) for _ in range(chance.randrange(6))] for _ in range(50)]
-    plan = Plan.of_keys(batches)
+    plan = plan_of(batches)
     asked = list(range(70))
     for now in (0, 1, 17, 49, 50):
         expected = [
@@ -30,11 +25,11 @@ def test_it_agrees_with_looking_through_the_epoch(seed: int) -> None:
 
 
 def test_an_empty_epoch_needs_nothing() -> None:
-    assert Plan.of_keys([]).distances(lows([1, 2]), 0).tolist() == [NEVER, NEVER]
-    assert Plan.of_keys([[], []]).distances(lows([1]), 1).tolist() == [NEVER]
+    assert plan_of([]).distances(lows([1, 2]), 0).tolist() == [NEVER, NEVER]
+    assert plan_of([[], []]).distances(lows([1]), 1).tolist() == [NEVER]
 
 
 def test_keys_used_once_do_not_repeat_and_windows_do() -> None:
-    assert not Plan.of_keys([[1, 2], [3, 4]]).repeats
-    assert not Plan.of_keys([[1, 1], [3, 4]]).repeats, "twice in one batch is one use"
-    assert Plan.of_keys([[1, 2], [2, 3]]).repeats
+    assert not plan_of([[1, 2], [3, 4]]).repeats
+    assert not plan_of([[1, 1], [3, 4]]).repeats, "twice in one batch is one use"
+    assert plan_of([[1, 2], [2, 3]]).repeats

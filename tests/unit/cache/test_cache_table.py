@@ -15,7 +15,7 @@ from penstock.cache.table import COMING, GONE, HERE, Table
 
 
 def add(table: Table, known: bytes, *, offset: int = 0, extent: int = 4096) -> int:
-    return table.add(known, offset=offset, extent_bytes=extent, used_bytes=extent, stamp=1, owner=0)
+    return table.add(known, offset=offset, used_bytes=extent, stamp=1, mark=0, owner=0)
 
 
 @pytest.mark.parametrize("seed", range(5))

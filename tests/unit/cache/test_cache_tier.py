@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_kit import MIB, same
+from cache_kit import MIB, lows, plan_of, same
 
 from penstock.cache.figures import counts
 from penstock.cache.keys import digest
-from penstock.cache.plan import NEVER, Plan
-from penstock.cache.plans import Plans
+from penstock.cache.plan import NEVER
+from penstock.cache.plans import Plans, turn_of
 from penstock.cache.policies import LRU, Lru, NextUse, Policy, Static
 from penstock.cache.region import H_CHANGING, H_ITEMS, H_LIMIT, H_VALUE_BYTES, R_READING, Region
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
+from penstock.workers import turn
 
 
 def tier(region: Region, policy: Policy | None = None) -> Tier:
-    return Tier(region, {LRU: policy or Lru()}, headroom_bytes=lambda: 1 << 50)
+    return Tier(region, {LRU: policy or Lru()}, headroom_bytes=lambda: 1 << 50, turn=turn.current)
 
 
 def value_of(number: int, values: int = 40_000) -> torch.Tensor:
@@ -101,20 +102,22 @@ class ByNumber:
     """Key n is needed n batches from now."""
 
     def __init__(self, numbers: range) -> None:
-        self._uses = {digest(number): number for number in numbers}
+        self._uses = {digest(number)[8:]: number for number in numbers}
 
     def is_known(self) -> bool:
         return bool(self._uses)
 
-    def next_uses(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-        keys = np.stack([high, low], axis=1)
-        return np.array([self._uses[key.tobytes()] for key in keys], dtype=np.int64)
+    def bury(self) -> None:
+        """Nobody dies here."""
+
+    def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
+        return np.array([self._uses[key.tobytes()] for key in low], dtype=np.int64)
 
 
 def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(region: Region) -> None:
     numbers = list(range(60))
     random.Random(2).shuffle(numbers)
-    ram = tier(region, NextUse(ByNumber(range(60))))
+    ram = tier(region, NextUse(ByNumber(range(60)), turn.current))
     for number in numbers:
         put(ram, number)
     here = [number for number in range(60) if ram.has(digest(number))]
@@ -122,7 +125,7 @@ def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(
 
 
 def test_next_use_without_anything_known_is_lru(region: Region) -> None:
-    ram = tier(region, NextUse(ByNumber(range(0))))
+    ram = tier(region, NextUse(ByNumber(range(0)), turn.current))
     for number in range(60):
         assert put(ram, number)
     here = [number for number in range(60) if ram.has(digest(number))]
@@ -237,12 +240,15 @@ def windows(chance: random.Random, frames: int, length: int) -> list[list[int]]:
 
 def hit_rate(ram: Tier, epochs: list[list[list[int]]], plans: Plans | None) -> float:
     hits = asked = 0
+    claim = 0
     for number, epoch in enumerate(epochs):
         if plans is not None:
-            plans.publish(0, Plan.of_keys(epoch))
+            claim = plans.claim()
+            plans.publish(claim, plan_of(epoch), 0)
         for place, frames in enumerate(epoch):
             if plans is not None:
-                plans.advance(0, place)
+                plans.advance(claim, place)
+                turn.begin(turn_of(claim, place))
             for frame in frames:
                 found = ram.get(digest(frame))
                 if found is None:
@@ -251,6 +257,9 @@ def hit_rate(ram: Tier, epochs: list[list[list[int]]], plans: Plans | None) -> f
                     assert int(unpack(found)[0]) == frame
                 if number:
                     asked, hits = asked + 1, hits + (found is not None)
+        if plans is not None:
+            plans.withdraw(claim)
+    turn.begin(0)
     return hits / asked
 
 
@@ -264,26 +273,45 @@ def test_windows_under_next_use_have_the_hits_the_theory_gives_and_more_than_lru
     ram = tier(region, Static())
     ram.resize(limit_bytes)
     plans = Plans(region, ram)
-    ram.policies = {LRU: NextUse(plans)}
+    ram.policies = {LRU: NextUse(plans, turn.current)}
     by_plan = hit_rate(ram, epochs, plans)
     ram.clear()
-    plans.withdraw(0)
     ram.policies = {LRU: Lru()}
     by_age = hit_rate(ram, epochs, None)
     assert 0.72 < by_plan < 0.84
     assert by_age < by_plan - 0.2
 
 
-def test_of_several_ranks_the_one_that_needs_a_key_soonest_counts(region: Region) -> None:
+def test_of_several_loaders_the_one_that_needs_a_key_soonest_counts(region: Region) -> None:
     ram = tier(region)
     plans = Plans(region, ram)
-    plans.publish(0, Plan.of_keys([["a"], ["b"], ["c"]]))
-    plans.publish(3, Plan.of_keys([["c"], ["x"], ["a"], ["d"]]))
-    keys = [digest(key) for key in "abcdz"]
-    words = np.array([np.frombuffer(key, np.uint64) for key in keys])
-    assert plans.next_uses(words[:, 0], words[:, 1]).tolist() == [0, 1, 0, 3, NEVER]
-    plans.advance(0, 2)
-    plans.advance(3, 1)
-    assert plans.next_uses(words[:, 0], words[:, 1]).tolist() == [1, NEVER, 0, 2, NEVER]
-    plans.withdraw(0)
-    assert plans.next_uses(words[:, 0], words[:, 1]).tolist() == [1, NEVER, NEVER, 2, NEVER]
+    one, other = plans.claim(), plans.claim()
+    assert not plans.is_known()
+    plans.publish(one, plan_of([["a"], ["b"], ["c"]]), 0)
+    plans.publish(other, plan_of([["c"], ["x"], ["a"], ["d"]]), 0)
+    low, untouched = lows("abcdz"), np.zeros(5, np.uint64)
+    assert plans.next_uses(low, untouched).tolist() == [0, 1, 0, 3, NEVER]
+    plans.advance(one, 2)
+    plans.advance(other, 1)
+    assert plans.next_uses(low, untouched).tolist() == [1, NEVER, 0, 2, NEVER]
+    used = np.full(5, turn_of(one, 2), np.uint64)
+    assert plans.next_uses(low, used).tolist() == [1, NEVER, NEVER, 2, NEVER], (
+        "a worker has used it, ahead of its loader"
+    )
+    plans.withdraw(one)
+    assert plans.next_uses(low, untouched).tolist() == [1, NEVER, NEVER, 2, NEVER]
+    plans.bury()
+    assert plans.is_known(), "a plan of the living was buried"
+
+
+def test_the_plans_of_a_loader_that_died_are_buried(region: Region) -> None:
+    ram = tier(region)
+    plans = Plans(region, ram)
+    pid = os.fork()
+    if pid == 0:
+        plans.publish(plans.claim(), plan_of([["a"]]), 0)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert plans.is_known()
+    plans.bury()
+    assert not plans.is_known()
