@@ -7,13 +7,14 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from penstock.cache import opened, registry
 from penstock.cache.cached_dataset import CachedDataset
@@ -28,7 +29,7 @@ from penstock.cache.plan import Plan
 from penstock.cache.plans import Plans
 from penstock.cache.policies import LEFTOVERS, LRU, NEXT_USE, STATIC, Leftovers, Lru, NextUse, Static
 from penstock.cache.portable import Portable, read_portable
-from penstock.cache.region import H_AUTO, H_BEGAN, H_LIMIT, H_POLICY, PAGE_BYTES
+from penstock.cache.region import H_AUTO, H_GROUPS, H_LIMIT, H_POLICY, MOST_GROUPS, PAGE_BYTES
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 from penstock.errors import CacheError, ConfigError
@@ -36,7 +37,7 @@ from penstock.units import format_bytes, parse_size
 from penstock.workers import turn
 from penstock.workers.seeds import KeptGenerators, mix, seed_stretch
 
-LEAST_BYTES = 1 << 20
+LEAST_BYTES = 1_000_000
 DEFAULT_SHARE = 0.25
 """Of the machine's or container's memory, where no limit is given: 16 GB of 64, 32 of 128, 64 of 256."""
 DEFAULT_DISK_SHARE = 0.5
@@ -138,6 +139,8 @@ class Cache:
             self._disk_closer = weakref.finalize(self, opened.let_go, key)
         self._warned: set[str] = set()
         self._seed = digest(self.fingerprint) if self.fingerprint else b""
+        self._groups: dict[str, int] = {}
+        """Groups that were asked for here, and what the disk tier calls them."""
 
     def _open_memory(self) -> tuple[Tier, Callable[[], None]]:
         region, path = registry.open_region(self.name, self._make_memory, Memory)
@@ -168,44 +171,45 @@ class Cache:
             if is_first:
                 tier.begin()
                 region.join()
-            policies[LEFTOVERS] = Leftovers(int(region.header[H_BEGAN]))
+            policies[LEFTOVERS] = Leftovers(region.header[H_GROUPS : H_GROUPS + MOST_GROUPS])
         return tier, lambda: None
 
     # -- use ----------------------------------------------------------------------------------
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value, as the caller's own, or ``default``."""
-        found = self._find(self.digest_of(key))
+        found = self._find(self._known(key))
         return default if found is None else found[0]
 
     def put(self, key: Any, value: Any) -> bool:
         """Keep a value; False if there is no room for it, or it cannot be kept."""
-        return self._keep(self.digest_of(key), value)
+        return self._keep(self._known(key), value)
 
-    def get_or_load(self, key: Any, load: Callable[[], Any]) -> Any:
+    def get_or_load(self, key: Any, load: Callable[[], Any], *, group: str = "") -> Any:
         """The value, loaded and kept if it is not there.
 
         ``load`` runs under a seed derived from the key, and the global generators are put back afterwards: a hit and a
-        miss leave the same randomness to what comes after.
+        miss leave the same randomness to what comes after. Keys of one ``group`` are not those of another; when a disk
+        is full, groups that no process has asked for since it opened the cache make room for those that were.
         """
-        known = self.digest_of(key)
-        found = self._memory.get(known)
+        known = self._known(key, group)
+        found = self._memory.get(known.digest)
         if found is not None:
             return unpack(found)
         try:
-            with self._memory.loading.held(int.from_bytes(known[:8], "little"), _LOADING_WITHIN_S):
+            with self._memory.loading.held(known.number, _LOADING_WITHIN_S):
                 # Whoever held the lock was loading the same value.
                 again = self._find(known, counts=False)
                 return self._load(known, load) if again is None else again[0]
         except TooLong:
             return self._load(known, load)
 
-    def is_on_disk(self, key: Any) -> bool:
-        return self._on_disk is not None and self._on_disk.has(self.digest_of(key))
+    def is_on_disk(self, key: Any, *, group: str = "") -> bool:
+        return self._on_disk is not None and self._on_disk.has(self._known(key, group).digest)
 
-    def put_on_disk(self, key: Any, value: Any) -> bool:
+    def put_on_disk(self, key: Any, value: Any, *, group: str = "") -> bool:
         """Keep a value on disk; False if there is no room for it, or it cannot be kept there."""
-        return self._keep_on_disk(self.digest_of(key), value)
+        return self._keep_on_disk(self._known(key, group), value)
 
     def wrap(self, dataset: Any, *, fingerprint: str | None = None) -> CachedDataset:
         """The dataset with its samples in this cache, by index.
@@ -255,23 +259,35 @@ class Cache:
     # -- inside -------------------------------------------------------------------------------
 
     def digest_of(self, key: Any) -> bytes:
+        """What a key without a group is known by."""
         return digest(key) if not self._seed else digest((self._seed, key))
 
-    def _find(self, known: bytes, *, counts: bool = True) -> tuple[Any] | None:
+    def _known(self, key: Any, group: str = "") -> _Known:
+        if self._on_disk is None:
+            return _Known(self.digest_of((group, key) if group else key), 0)
+        number = self._groups.get(group)
+        if number is None:
+            number = int.from_bytes(digest((self.fingerprint, group))[:8], "little") | 1
+            with contextlib.suppress(TooLong, OSError):
+                self._on_disk.ask_for(number)
+            self._groups[group] = number
+        return _Known(self.digest_of((group, key) if group else key), number)
+
+    def _find(self, known: _Known, *, counts: bool = True) -> tuple[Any] | None:
         """The value from the nearest tier that has it."""
-        found = self._memory.get(known, counts=counts)
+        found = self._memory.get(known.digest, counts=counts)
         if found is not None:
             return (unpack(found),)
         if self._on_disk is None:
             return None
         try:
-            found = self._on_disk.get(known)
+            found = self._on_disk.get(known.digest)
             if found is None:
                 return None
             try:
                 value = read_portable(found)
             except ValueError:
-                self._on_disk.remove_corrupt(known)
+                self._on_disk.remove_corrupt(known.digest)
                 return None
         except (TooLong, OSError) as problem:
             self._warn("read", f"the cache in {self.disk} cannot be read ({problem}); values are loaded instead")
@@ -280,24 +296,24 @@ class Cache:
         self._keep_in_memory(known, value, replaces=False)
         return (value,)
 
-    def _load(self, known: bytes, load: Callable[[], Any]) -> Any:
+    def _load(self, known: _Known, load: Callable[[], Any]) -> Any:
         with KeptGenerators():
-            seed_stretch(mix(int.from_bytes(known[:8], "little")), 0)
+            seed_stretch(mix(known.number), 0)
             value = load()
         self._keep(known, value)
         return value
 
-    def _keep(self, known: bytes, value: Any) -> bool:
+    def _keep(self, known: _Known, value: Any) -> bool:
         in_memory = self._keep_in_memory(known, value)
         return self._keep_on_disk(known, value) or in_memory
 
-    def _keep_in_memory(self, known: bytes, value: Any, *, replaces: bool = True) -> bool:
+    def _keep_in_memory(self, known: _Known, value: Any, *, replaces: bool = True) -> bool:
         try:
             packed = Packed(value)
         except Exception as problem:
             self._warn("value", f"a value cannot be cached, and so is loaded every time: {problem}")
             # Nor may the one before it be taken for it.
-            self._memory.remove(known)
+            self._memory.remove(known.digest)
             return False
         kept = self._put(self._memory, known, packed, replaces=replaces)
         if self._memory.is_short:
@@ -310,23 +326,23 @@ class Cache:
             )
         return kept
 
-    def _keep_on_disk(self, known: bytes, value: Any) -> bool:
+    def _keep_on_disk(self, known: _Known, value: Any) -> bool:
         if self._on_disk is None:
             return False
         try:
             packed = Portable(value)
         except CacheError as problem:
             self._warn("value", str(problem))
-            self._on_disk.remove(known)
+            self._on_disk.remove(known.digest)
             return False
         kept = self._put(self._on_disk, known, packed)
         if self._on_disk.is_short:
             self._warn("disk", f"the disk of {self.disk} is nearly full; the cache there grows no further")
         return kept
 
-    def _put(self, tier: Tier, known: bytes, packed: Any, *, replaces: bool = True) -> bool:
+    def _put(self, tier: Tier, known: _Known, packed: Any, *, replaces: bool = True) -> bool:
         try:
-            return tier.put(known, packed, replaces=replaces)
+            return tier.put(known.digest, packed, replaces=replaces, group=known.group)
         except (TooLong, OSError) as problem:
             self._warn("write", f"the cache cannot be written to ({problem}); values are loaded instead")
             return False
@@ -391,6 +407,19 @@ class Cache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
+
+
+class _Known(NamedTuple):
+    """A key."""
+
+    digest: bytes
+    group: int
+    """What it belongs to on disk."""
+
+    @property
+    def number(self) -> int:
+        """Another for every key, and the same in every process."""
+        return int.from_bytes(self.digest[:8], "little")
 
 
 class _Closed:

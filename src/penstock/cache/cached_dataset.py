@@ -39,19 +39,19 @@ class CachedDataset(Dataset):
         self._watched = 0
 
     def __getitem__(self, index: Any) -> Any:
-        return self.cache.get_or_load((self.fingerprint, index), lambda: self._load(index))
+        return self.cache.get_or_load(index, lambda: self._load(index), group=self.fingerprint)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def is_on_disk(self, index: Any) -> bool:
         """Whether a sample is in the cache's disk tier."""
-        return self.cache.is_on_disk((self.fingerprint, index))
+        return self.cache.is_on_disk(index, group=self.fingerprint)
 
     def keep_on_disk(self, index: Any) -> bool:
         """Have a sample in the disk tier; False if it cannot be kept there."""
         sample = self[index]
-        return self.is_on_disk(index) or self.cache.put_on_disk((self.fingerprint, index), sample)
+        return self.is_on_disk(index) or self.cache.put_on_disk(index, sample, group=self.fingerprint)
 
     def print_cache_stats(self) -> None:
         self.cache.print_stats(type(self.dataset).__name__)

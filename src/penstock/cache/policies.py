@@ -68,22 +68,23 @@ class Lru:
 
 
 class Leftovers(Lru):
-    """What nobody has used since the tier was opened goes, oldest first; the rest stays.
+    """What is of a group nobody has asked for since the tier was opened goes, oldest first; the rest stays.
 
     On disk, what earlier runs left under fingerprints that no longer are makes room for what is used now.
     """
 
-    def __init__(self, began_ns: int) -> None:
+    def __init__(self, groups: np.ndarray) -> None:
+        """``groups`` that were asked for, as they come."""
         super().__init__()
-        self._began_ns = np.uint64(began_ns)
+        self._groups = groups
         self._are_none = False
 
     def _allowed(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self._are_none:
             return _NONE, _NONE
         slots, stamps = super()._allowed(table)
-        old = stamps < self._began_ns
-        # What is used now was not, once: after the last leftover there are no more.
+        old = ~np.isin(table[slots, E_MARK], self._groups)
+        # Nothing is added to a group nobody asks for: after the last leftover there are no more.
         self._are_none = not old.any()
         return slots[old], stamps[old]
 

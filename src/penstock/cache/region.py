@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -43,11 +42,15 @@ TABLES_AT = _ROWS_AT + 8 * ROWS * ROW_WORDS
 # Words of the header.
 H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_END = range(8)
 H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL, H_CORRUPT, H_POLICY = range(8, 16)
-H_BEGAN, H_TAGS, H_READY, H_AUTO, H_CLAIMS = range(16, 21)
+H_TAGS, H_READY, H_AUTO, H_CLAIMS = range(16, 20)
 
 H_PLACES = 64
 """From here on, one word per loader: which of its plans it is at (upper half), and how far, plus one."""
 MOST_PLANS = 256
+
+H_GROUPS = 320
+"""From here on, the groups of values that somebody has asked for since the tier was opened."""
+MOST_GROUPS = 128
 
 # Words of a thread's row.
 R_READING, R_HITS, R_MISSES, R_PASSED, R_WRITING, R_CORRUPT = range(6)
@@ -166,5 +169,5 @@ class Region:
 def write_header(meta_fd: int, *, limit_bytes: int, virtual_bytes: int, policy: int) -> None:
     header = np.zeros(_HEADER_WORDS, np.uint64)
     header[H_MAGIC], header[H_LIMIT], header[H_VIRTUAL] = MAGIC, limit_bytes, virtual_bytes
-    header[H_TABLE], header[H_POLICY], header[H_BEGAN] = TABLES_AT | FIRST_SLOTS_LOG2, policy, time.time_ns()
+    header[H_TABLE], header[H_POLICY] = TABLES_AT | FIRST_SLOTS_LOG2, policy
     os.pwrite(meta_fd, header.tobytes(), 0)

@@ -23,10 +23,10 @@ import numpy as np
 from penstock.cache.locks import KeyLocks
 from penstock.cache.readers import Readers
 from penstock.cache.region import (
-    H_BEGAN,
     H_CHANGING,
     H_CORRUPT,
     H_EVICTIONS,
+    H_GROUPS,
     H_HITS,
     H_ITEMS,
     H_LIMIT,
@@ -37,6 +37,7 @@ from penstock.cache.region import (
     H_USED_SLOTS,
     H_VALUE_BYTES,
     L_KEYS,
+    MOST_GROUPS,
     R_CORRUPT,
     R_HITS,
     R_MISSES,
@@ -159,10 +160,12 @@ class Tier:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, digest: bytes, packed: Packed, *, pinned: bool = False, replaces: bool = True) -> bool:
+    def put(
+        self, digest: bytes, packed: Packed, *, pinned: bool = False, replaces: bool = True, group: int = 0
+    ) -> bool:
         """Keep a value, if the policy and the room allow; a pinned one stays until it is replaced. Raises OSError.
 
-        Unless it ``replaces``, what is there already stays.
+        Unless it ``replaces``, what is there already stays. ``group`` is what it belongs to, where turns are not noted.
         """
         row, number = self._readers.row(), self._readers.number()
         used_bytes = self.region.record_bytes + packed.total_bytes
@@ -179,7 +182,7 @@ class Tier:
             row[R_WRITING] = 1
             at = self._table.add(
                 digest, offset=offset, used_bytes=used_bytes, stamp=time.time_ns(),
-                mark=self._turn() if self._turn is not None else 0, owner=number,
+                mark=group if self._turn is None else self._turn(), owner=number,
             )  # fmt: skip
             if packed.total_bytes <= _COPY_UNDER_LOCK_BYTES:
                 self.region.write(digest, offset, packed)
@@ -233,11 +236,20 @@ class Tier:
         self.region.rows[:] = 0
         for word in (H_HITS, H_MISSES, H_PASSED, H_CORRUPT, H_EVICTIONS):
             header[word] = 0
-        header[H_BEGAN] = time.time_ns()
+        header[H_GROUPS : H_GROUPS + MOST_GROUPS] = 0
         header[H_CHANGING] = 1
         with self.region.changing():
             self._evict_to_limit()
         header[H_READY] = 1
+
+    def ask_for(self, group: int) -> None:
+        """Values of this group are in use from now on."""
+        with self.region.changing() as header:
+            groups = header[H_GROUPS : H_GROUPS + MOST_GROUPS]
+            free = np.flatnonzero(groups == 0)
+            # More groups than there is room to note: the last ones are as good as leftovers.
+            if group not in groups and len(free):
+                groups[free[0]] = group
 
     # -- inside, under the writer's lock ------------------------------------------------------
 

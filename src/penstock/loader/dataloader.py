@@ -44,6 +44,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         seeding: ``"batch"`` makes randomness depend on seed, epoch, rank and place in the epoch only, so that
             batches are the same for any number of workers; ``"worker"`` is torch's own assignment.
         backend: ``"process"``, ``"thread"``, or None for the platform's best.
+        cache: keeps samples by index in memory that all processes of the node share: a ``penstock.Cache``, or the size
+            of one. Of a dataset with ``keys(index)``, which asks a cache for parts of its samples itself, the loader
+            tells that cache what comes next; the sampler is then read ahead of its batches.
         name: what monitors call this loader.
     """
 

@@ -64,7 +64,9 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise AssertionError("timeout needs num_workers > 0: nobody could be waited for")
         self._generator = loader.generator
         self._counters = loader._counters
-        self._cache_order = order_of(loader.cache, self._dataset, batched=self._auto_collation)
+        # A sampler with a state of its own must not be read ahead of its batches.
+        cache = loader.cache if self._state_keeper() is None else None
+        self._cache_order = order_of(cache, self._dataset, batched=self._auto_collation)
         self._epoch = 0
         self._draws_seed = True
         if state is not None:
@@ -165,8 +167,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
             self._sampler_done = state["drained"]
             self._go_to(place)
-        # A sampler with a state of its own must not be read ahead of its batches.
-        if self._cache_order is not None and self._state_keeper() is None:
+        if self._cache_order is not None:
             following = next_epoch_of(self._index_sampler)
             self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, place.turn)
         self._num_yielded = place.batches

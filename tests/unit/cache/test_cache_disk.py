@@ -76,6 +76,22 @@ def test_what_earlier_runs_left_makes_room_and_what_this_one_uses_stays(tmp_path
     assert taken_bytes(tmp_path) <= 2 * MIB + 64 * 1024
 
 
+def test_what_this_run_has_not_come_to_yet_is_no_leftover(tmp_path: Path) -> None:
+    for run in range(3):
+        with make(tmp_path, disk_limit=2 * MIB) as cache:
+            order = [(run * 70 + place) % 200 for place in range(200)]
+            for number in order:
+                cache.get_or_load(number, lambda number=number: value_of(number), group="photographs")
+            hits, kept = cache.stats().disk_hits, cache.stats().disk_items
+            assert hits == (0 if run == 0 else kept), "what does not fit pushed out what did"
+            assert 20 < kept < 200
+    with make(tmp_path, disk_limit=2 * MIB) as cache:
+        for number in range(200):
+            cache.put_on_disk(number, value_of(number), group="drawings")
+        assert sum(cache.is_on_disk(number, group="drawings") for number in range(200)) == kept
+        assert not any(cache.is_on_disk(number) for number in range(200)), "of another group"
+
+
 def test_values_that_need_code_to_come_back_stay_in_memory(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         with pytest.warns(RuntimeWarning, match="a builtins.set cannot be kept on disk"):

@@ -1,0 +1,309 @@
+"""A loader with a cache: the same batches as without, and the cache knows what they will need."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+)
+
+import penstock
+from penstock.errors import ConfigError
+from penstock.loader.caching import keys_of, next_epoch_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+FRAMES, WINDOW = 120, 4
+
+
+class Plain(Dataset):
+    def __init__(self, length: int = 40) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((50,), index)
+
+
+class Frames(Dataset):
+    """Windows over frames that a cache keeps, with something random after it."""
+
+    def __init__(self, cache: penstock.Cache | None = None, *, frames: int = FRAMES) -> None:
+        self.cache, self.frames = cache, frames
+
+    def __len__(self) -> int:
+        return self.frames - WINDOW + 1
+
+    def keys(self, index: int) -> list[tuple[str, int]]:
+        return [("frame", number) for number in range(index, index + WINDOW)]
+
+    def _frame(self, key: tuple[str, int]) -> torch.Tensor:
+        return torch.full((700,), key[1]) + torch.rand(())
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.cache is None:
+            return torch.zeros(())
+        frames = [self.cache.get_or_load(key, lambda key=key: self._frame(key)) for key in self.keys(index)]
+        return torch.stack(frames) + random.random()
+
+
+class Stateful(Sampler[int]):
+    def __init__(self, length: int) -> None:
+        self.length, self.at = length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.length:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.fixture
+def cache() -> Iterator[penstock.Cache]:
+    with penstock.Cache("2MB") as made:
+        yield made
+
+
+def plans_known(cache: penstock.Cache) -> bool:
+    return cache._plans.is_known()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("given", ["1MB", "cache"])
+def test_whole_samples_are_kept_by_index(workers: int, given: str) -> None:
+    with penstock.Cache("1MB") as own:
+        loader = penstock.DataLoader(
+            Plain(), batch_size=8, num_workers=workers, cache=own if given == "cache" else given, shuffle=True
+        )
+        for _ in range(2):
+            assert sorted(torch.cat(list(loader))[:, 0].tolist()) == list(range(40))
+        stats = loader.stats().cache
+        assert stats is not None and loader.cache is not None
+        assert (stats.items, stats.hits, stats.misses) == (40, 40, 40)
+        assert loader.cache is own or given != "cache"
+        loader.cache.close()
+
+
+def batches_of(workers: int, limit: str | None, **more: Any) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    random.seed(5)
+    with (
+        penstock.Cache(limit or "8MB") as cache,
+        penstock.DataLoader(
+            Frames(cache), batch_size=8, num_workers=workers, cache=cache if limit else None, shuffle=True, **more
+        ) as loader,
+    ):
+        return [batch for _ in range(2) for batch in loader]
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_batches_do_not_depend_on_the_cache(workers: int, seeding: str) -> None:
+    expected = batches_of(workers, None, seeding=seeding)
+    for limit in ("1MB", "8MB"):
+        found = batches_of(workers, limit, seeding=seeding)
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def test_workers_that_are_spawned_share_it(cache: penstock.Cache) -> None:
+    loader = penstock.DataLoader(
+        Frames(cache), batch_size=20, num_workers=2, cache=cache, multiprocessing_context="spawn"
+    )
+    assert sum(len(batch) for batch in loader) == len(Frames())
+    stats = cache.stats()
+    assert stats.hits + stats.misses == WINDOW * len(Frames()) and stats.hits > stats.misses
+
+
+def test_a_dataset_whose_cache_is_none_is_given_the_loaders() -> None:
+    dataset = Frames()
+    with penstock.DataLoader(dataset, batch_size=4, cache="2MB") as loader:
+        assert dataset.cache is loader.cache
+        list(loader)
+        assert loader.cache is not None and loader.cache.stats().hits > loader.cache.stats().misses
+        loader.cache.close()
+
+
+def test_what_cannot_be_cached_says_what_to_do(cache: penstock.Cache) -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(ConfigError, match="get_or_load"):
+        penstock.DataLoader(Stream(), cache=cache)
+    with pytest.raises(ConfigError, match="make a"):
+        penstock.DataLoader(Frames(cache), cache="2MB")
+    with pytest.raises(ValueError, match="plenty"):
+        penstock.DataLoader(Plain(), cache="plenty")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_order_is_known_while_the_epoch_lasts_and_no_longer(cache: penstock.Cache, workers: int) -> None:
+    loader = penstock.DataLoader(Frames(cache), batch_size=8, num_workers=workers, cache=cache, shuffle=True)
+    assert not plans_known(cache)
+    iterator = iter(loader)
+    next(iterator)
+    assert plans_known(cache)
+    del iterator
+    gc.collect()
+    assert not plans_known(cache), "the loop was left"
+    for _ in loader:
+        assert plans_known(cache)
+    assert not plans_known(cache)
+    assert not cache._plans._own, "a number is still taken"
+    list(loader)
+
+
+def test_two_loaders_over_one_cache_each_have_a_plan(cache: penstock.Cache) -> None:
+    one, other = (
+        iter(penstock.DataLoader(Frames(cache), batch_size=8, num_workers=1, cache=cache, shuffle=True))
+        for _ in range(2)
+    )
+    next(one), next(other)
+    assert len(cache._plans._own) == 2
+    assert len(list(one)) == len(list(other)) == 14
+    assert not cache._plans._own
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_resumes_at_the_next_batch(cache: penstock.Cache, workers: int) -> None:
+    def made() -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(
+            Frames(cache), batch_size=8, num_workers=workers, cache=cache, shuffle=True,
+            generator=torch.Generator().manual_seed(3),
+        )  # fmt: skip
+
+    expected = list(made())
+    loader = made()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = loader.state_dict()
+    resumed = made()
+    resumed.load_state_dict(state)
+    assert all(map(torch.equal, resumed, expected[5:]))
+
+
+def test_a_sampler_with_a_state_is_not_read_ahead(cache: penstock.Cache) -> None:
+    sampler = Stateful(100)
+    loader = penstock.DataLoader(Frames(cache), batch_size=5, sampler=sampler, cache=cache)
+    next(iter(loader))
+    assert sampler.at < 20 and not plans_known(cache)
+
+
+def test_a_sampler_that_never_ends_is_read_in_parts(cache: penstock.Cache) -> None:
+    class Endless(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[Any]:
+            chance = random.Random(1)
+            while True:
+                # Any iterable is a batch, also one that can be read once.
+                yield (chance.randrange(100) for _ in range(4))
+
+    loader = penstock.DataLoader(Frames(cache), batch_sampler=Endless(), cache=cache)
+    iterator = iter(loader)
+    assert all(next(iterator).shape == (4, WINDOW, 700) for _ in range(100))
+
+
+def test_what_a_sampler_raises_comes_in_its_turn(cache: penstock.Cache) -> None:
+    class Broken(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(10)
+            raise KeyError("no more")
+
+    loader = penstock.DataLoader(Frames(cache), batch_size=5, sampler=Broken(), cache=cache)
+    iterator = iter(loader)
+    assert len([next(iterator), next(iterator)]) == 2
+    with pytest.raises(KeyError, match="no more"):
+        next(iterator)
+
+
+def test_keys_that_fail_are_a_warning_and_training_goes_on(cache: penstock.Cache) -> None:
+    class Failing(Frames):
+        def keys(self, index: int) -> list[tuple[str, int]]:
+            if index == 50:
+                raise LookupError("not that one")
+            return super().keys(index)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.full((3,), index)
+
+    loader = penstock.DataLoader(Failing(cache), batch_size=5, cache=cache)
+    with pytest.warns(RuntimeWarning, match="not that one"):
+        assert torch.cat(list(loader))[:, 0].tolist() == list(range(len(Frames())))
+
+
+def test_a_cache_closed_under_a_loader_is_an_error_and_not_a_hang(cache: penstock.Cache) -> None:
+    loader = penstock.DataLoader(Frames(cache), batch_size=5, cache=cache)
+    iterator = iter(loader)
+    next(iterator)
+    cache.close()
+    with pytest.raises(penstock.CacheError, match="closed"):
+        for _ in range(100):
+            next(iterator)
+    del iterator
+    gc.collect()
+
+
+def test_subsets_and_joined_datasets_have_their_parts_keys(cache: penstock.Cache) -> None:
+    keys = keys_of(Subset(ConcatDataset([Frames(cache), Frames(cache, frames=10)]), [0, 117, 123, 5]))
+    assert keys is not None
+    assert [keys(index)[0][1] for index in range(4)] == [0, 0, 6, 5]
+    assert keys_of(ConcatDataset([Frames(cache), Plain()])) is None
+    assert keys_of({"a": 1}) is None and keys_of(cache.wrap(Frames(cache))) is None
+
+
+def test_the_next_epochs_order_is_told_where_it_can_be() -> None:
+    data = Plain(10)
+    assert list(next_epoch_of(BatchSampler(SequentialSampler(data), 4, False))) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    ranks = DistributedSampler(data, num_replicas=2, rank=1, seed=4)
+    foretold = list(next_epoch_of(BatchSampler(ranks, 2, False)))
+    ranks.set_epoch(1)
+    assert foretold == list(BatchSampler(ranks, 2, False))
+    assert list(next_epoch_of(BatchSampler(torch.utils.data.RandomSampler(data), 2, False))) == []
+
+
+def test_policies_that_were_asked_for_stay(cache: penstock.Cache) -> None:
+    with penstock.Cache("1MB", "lru") as own:
+        loader = penstock.DataLoader(Frames(own), batch_size=8, cache=own)
+        next(iter(loader))
+        assert not plans_known(own)
+
+
+def test_a_loader_without_a_cache_says_so() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = penstock.DataLoader(Plain(), batch_size=8)
+        list(loader)
+    assert loader.cache is None and loader.stats().cache is None
+
+
+def test_a_wrapped_dataset_is_pickled_with_its_cache(cache: penstock.Cache) -> None:
+    wrapped = cache.wrap(Plain())
+    again = pickle.loads(pickle.dumps(wrapped))
+    assert torch.equal(again[3], wrapped[3]) and cache.stats().hits == 1
+    again.cache.close()
