@@ -83,7 +83,8 @@ class Lmdb:
 
     def get(self, key: int) -> torch.Tensor:
         with self._env.begin(buffers=True) as transaction:
-            return torch.from_numpy(np.frombuffer(transaction.get(key.to_bytes(8, "little")), np.uint8).copy())
+            found: Any = transaction.get(key.to_bytes(8, "little"))
+            return torch.from_numpy(np.frombuffer(found, np.uint8).copy())
 
 
 class Diskcache:

@@ -139,6 +139,8 @@ class Cache:
             self._disk_closer = weakref.finalize(self, opened.let_go, key)
         self._warned: set[str] = set()
         self._seed = digest(self.fingerprint) if self.fingerprint else b""
+        self._claims: set[int] = set()
+        """What loaders have claimed through here."""
         self._groups: dict[str, int] = {}
         """Groups that were asked for here, and what the disk tier calls them."""
 
@@ -232,19 +234,38 @@ class Cache:
         be given back with the epoch's next plan; None if the policy does not ask, or there is no room for it."""
         self._suit(repeats=plan.repeats)
         if int(self._memory.region.header[H_POLICY]) != NEXT_USE:
-            return claim
+            return None
         if claim is None:
             claim = self._plans.claim()
-        if self._plans.publish(claim, plan, now):
-            return claim
-        self._plans.withdraw(claim)
+            self._claims.add(claim)
+        try:
+            if self._plans.publish(claim, plan, now):
+                return claim
+        except BaseException:
+            self.withdraw(claim)
+            raise
+        self.withdraw(claim)
         return None
 
     def advance(self, claim: int, now: int) -> None:
         self._plans.advance(claim, now)
 
     def withdraw(self, claim: int) -> None:
-        self._plans.withdraw(claim)
+        """The epoch is over. Any thread, also within the garbage collector."""
+        if claim in self._claims:
+            self._claims.discard(claim)
+            self._plans.withdraw(claim)
+
+    @property
+    def asks_for_plans(self) -> bool:
+        """Whether knowing what is needed next makes any difference here."""
+        header = self._memory.region.header
+        return bool(header[H_AUTO]) or int(header[H_POLICY]) == NEXT_USE
+
+    @property
+    def plans(self) -> int:
+        """Loaders that have said what they need."""
+        return self._plans.count()
 
     @property
     def _plans(self) -> Plans:
@@ -270,7 +291,7 @@ class Cache:
             number = int.from_bytes(digest((self.fingerprint, group))[:8], "little") | 1
             with contextlib.suppress(TooLong, OSError):
                 self._on_disk.ask_for(number)
-            self._groups[group] = number
+                self._groups[group] = number
         return _Known(self.digest_of((group, key) if group else key), number)
 
     def _find(self, known: _Known, *, counts: bool = True) -> tuple[Any] | None:
@@ -385,6 +406,8 @@ class Cache:
 
     def close(self) -> None:
         """Let go of it. The memory goes when the last process has; what is on disk stays."""
+        for claim in tuple(self._claims):
+            self.withdraw(claim)
         self._closer()
         if self._on_disk is not None:
             self._disk_closer()

@@ -10,15 +10,16 @@ The memory has no name and does not count against /dev/shm; it goes with the las
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.arena import mapping
 from penstock.cache.region import META_BYTES, PAGE_BYTES, Packed, Region, write_header
 
 _WORTH_THREADS_BYTES = 256 << 10
-_WORTH_POPULATING_BYTES = 16 * PAGE_BYTES
+_WORTH_A_CALL_BYTES = 16 * PAGE_BYTES
+_PIECES_A_CALL = 512
 
 
 class Memory(Region):
@@ -42,10 +43,11 @@ class Memory(Region):
         return copied(self.values[offset : offset + used_bytes])
 
     def write(self, digest: bytes, offset: int, packed: Packed) -> None:
-        if packed.total_bytes >= _WORTH_POPULATING_BYTES:
-            # All pages in one call, instead of one by one on first touch.
-            mapping.populate(self._data, offset, offset + packed.total_bytes)
-        packed.write(self.values[offset : offset + packed.total_bytes])
+        if packed.total_bytes >= _WORTH_A_CALL_BYTES and os.lseek(self.data_fd, offset, os.SEEK_HOLE) == offset:
+            # Pages that are written whole as they are made are neither zeroed nor mapped first.
+            write_pieces(self.data_fd, packed.pieces(), offset)
+        else:
+            packed.write(self.values[offset : offset + packed.total_bytes])
 
 
 def copied(source: np.ndarray) -> np.ndarray:
@@ -57,6 +59,18 @@ def copied(source: np.ndarray) -> np.ndarray:
         # By as many threads as torch would take; in a forked child they may not exist any more.
         torch.from_numpy(copy).copy_(torch.from_numpy(source))
     return copy
+
+
+def write_pieces(fd: int, pieces: list[Any], offset: int) -> None:
+    """One piece after the other, from ``offset`` on. Raises OSError."""
+    rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    while rest:
+        written = os.pwritev(fd, rest[:_PIECES_A_CALL], offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
 
 
 _is_forked = False

@@ -9,16 +9,21 @@ A loader's plan lies under a number it holds a lock on: the plans of the dead ar
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Iterable
+
 import numpy as np
 
 from penstock.cache.keys import digest
-from penstock.cache.locks import release, try_lock
+from penstock.cache.locks import release, renew_after_fork, try_lock
 from penstock.cache.plan import NEVER, Plan
 from penstock.cache.region import H_CLAIMS, H_PLACES, L_PLANS, MOST_PLANS, Region
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 from penstock.errors import CacheError
 
+# A place: which of the loader's two plans is in force, its serial, and the batch it is at, plus one.
 _BATCH_BITS = 32
 _BATCH = (1 << _BATCH_BITS) - 1
 _MOST_SERIAL = (1 << 20) - 1
@@ -32,26 +37,35 @@ class Plans:
         self._places = region.header[H_PLACES : H_PLACES + MOST_PLANS]
         self._region = region
         self._tier = tier
+        self._threads = threading.Lock()
+        """The kernel does not keep threads of one process out of each other's numbers."""
         self._own: dict[int, int] = {}
-        """Numbers this process holds, whose locks it cannot ask, and which of its two places each plan is in."""
+        """Numbers held here, or by the process this one was forked from, and which of its two plans is in force."""
         self._known: dict[int, tuple[int, Plan]] = {}
         """Per number, the plan as it lies in shared memory, and the tag that says which one it is."""
+        renew_after_fork(self)
+
+    def forget_threads(self) -> None:
+        self._threads = threading.Lock()
 
     # -- a loader's side ------------------------------------------------------------------------
 
     def claim(self) -> int:
-        """A loader's epoch begins: what its plans and turns will be known by."""
+        """A loader's epoch begins: what its plans and turns will be known by. Raises TooLong."""
         with self._region.changing() as header:
+            self._bury(range(MOST_PLANS))
             header[H_CLAIMS] = serial = int(header[H_CLAIMS]) % _MOST_SERIAL + 1
-        for number in range(MOST_PLANS):
-            if number not in self._own and try_lock(self._region.lock_fd, L_PLANS + number):
-                self._own[number] = 0
-                self._places[number] = 0
-                return serial * MOST_PLANS + number
+        with self._threads:
+            for number in range(MOST_PLANS):
+                if number not in self._own and try_lock(self._region.lock_fd, L_PLANS + number):
+                    self._own[number] = 0
+                    self._places[number] = 0
+                    return serial * MOST_PLANS + number
         raise CacheError(f"more than {MOST_PLANS} loaders use this cache at once")
 
     def publish(self, claim: int, plan: Plan, now: int) -> bool:
-        """What a loader is going to need, and that it is at batch ``now``; False if there is no room for it."""
+        """What a loader is going to need, and that it is at batch ``now``; False if there is no room for it. Raises
+        TooLong, OSError."""
         number = claim % MOST_PLANS
         before = self._own[number]
         # Beside the last one, which is asked until this one is there.
@@ -68,20 +82,27 @@ class Plans:
             self._places[claim % MOST_PLANS] = self._place(claim, now)
 
     def withdraw(self, claim: int) -> None:
-        """A loader's epoch is over, or the loader gone."""
+        """A loader's epoch is over, or the loader gone. Needs no lock of the cache's: the garbage collector may call.
+
+        What lies in the cache of it goes when the next loader claims a number.
+        """
         number = claim % MOST_PLANS
-        self._places[number] = 0
-        self._tier.remove(_name(number, self._own.pop(number)))
-        release(self._region.lock_fd, L_PLANS + number)
+        if self._own.pop(number, None) is not None:
+            self._places[number] = 0
+            release(self._region.lock_fd, L_PLANS + number)
 
     def _place(self, claim: int, now: int) -> int:
         number, serial = claim % MOST_PLANS, claim // MOST_PLANS
         return self._own[number] << _WHICH_BIT | serial << _BATCH_BITS | now + 1
 
-    # -- the policy's side ------------------------------------------------------------------------
+    # -- the policy's side, under the writer's lock -----------------------------------------------
 
     def is_known(self) -> bool:
-        return bool(self._places.any())
+        return any(self._plan(number, place >> _WHICH_BIT) is not None for number, place in self._all_places())
+
+    def count(self) -> int:
+        """Loaders that have said what they need."""
+        return len(self._all_places())
 
     def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
         soonest = np.full(len(low), NEVER, np.int64)
@@ -96,10 +117,17 @@ class Plans:
         return soonest
 
     def bury(self) -> None:
-        """Forget the plans of loaders that died."""
-        for number, _ in self._all_places():
-            if number not in self._own and try_lock(self._region.lock_fd, L_PLANS + number):
+        """Take the plans of loaders that died out of the cache."""
+        self._bury([number for number, _ in self._all_places()])
+
+    def _bury(self, numbers: Iterable[int]) -> None:
+        with self._threads:
+            for number in numbers:
+                if number in self._own or not try_lock(self._region.lock_fd, L_PLANS + number):
+                    continue
                 self._places[number] = 0
+                for which in range(2):
+                    self._tier.remove_held(_name(number, which))
                 release(self._region.lock_fd, L_PLANS + number)
 
     def _all_places(self) -> list[tuple[int, int]]:
@@ -122,6 +150,7 @@ def turn_of(claim: int, batch: int) -> int:
     return claim << _BATCH_BITS | batch
 
 
+@functools.cache
 def _name(number: int, which: int) -> bytes:
     """A loader has two places for plans, taken in turn."""
     return digest(("penstock plan", number, which))

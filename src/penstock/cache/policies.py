@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from penstock.cache.plan import NEVER
 from penstock.cache.table import E_LOW, E_MARK, E_STAMP, E_TAG, HERE, evictable
 
 STATIC, LRU, NEXT_USE, LEFTOVERS = range(4)
@@ -104,15 +105,15 @@ class Oracle(Protocol):
         ...
 
     def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
-        """Per low word of a key, and turn it was last used in, how many batches from now; large for never."""
+        """Per low word of a key, and turn it was last used in, how many batches from now; or NEVER."""
         ...
 
 
 class NextUse(Lru):
-    """What is needed latest goes first, unless the newcomer is needed later still; while nobody has said when what is
-    needed, what was not used for longest.
+    """What is needed latest goes first, unless the newcomer is needed later still; of what nobody says is needed, what
+    was not used for longest.
 
-    All of the table is looked at for every so many newcomers only; what came since is not considered until then.
+    Entries are looked at for every so many newcomers only; what came since is not considered until then.
     """
 
     def __init__(self, oracle: Oracle, turn: Callable[[], int]) -> None:
@@ -129,43 +130,48 @@ class NextUse(Lru):
         if not self.oracle.is_known():
             yield from super().victims(table, newcomer)
             return
-        if self._newcomers_left <= 0:
-            self._look(table)
+        if self._newcomers_left <= 0 or newcomer is None:
+            self._look(table, for_all=newcomer is None)
         self._newcomers_left -= 1
         own = None if newcomer is None else np.frombuffer(newcomer, np.uint64)[1]
-        for _ in range(2 + len(table) // _FEWEST):
+        for _ in range(_LOOKS):
             while self._far:
                 slot, tag = self._far[-1]
                 is_there = slot < len(table) and int(table[slot, E_TAG]) == tag
-                if is_there and own is not None and not self._is_later(table[slot], own):
+                if is_there and own is not None and not self._may_go(table[slot], own):
                     return
                 self._far.pop()
                 if is_there:
                     yield slot
-            self._look(table)
+            self._look(table, for_all=True)
 
-    def _is_later(self, entry: np.ndarray, own: np.uint64) -> bool:
-        """Whether an entry is needed later than the newcomer."""
+    def _may_go(self, entry: np.ndarray, own: np.uint64) -> bool:
+        """Whether an entry is needed later than the newcomer, or neither is that anybody knows of."""
         low, turns = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], self._turn()], np.uint64)
         its, newcomers = self.oracle.next_uses(low, turns)
-        return bool(its > newcomers)
+        return bool(its > newcomers or its == NEVER)
 
-    def _look(self, table: np.ndarray) -> None:
+    def _look(self, table: np.ndarray, *, for_all: bool) -> None:
+        """Find what is needed latest: for the next few newcomers, or ``for_all`` that one large one pushes out."""
         self.oracle.bury()
-        slots = evictable(table)
-        if len(slots) > _SAMPLE:
-            slots = slots[self._chance.integers(len(slots), size=_SAMPLE)]
-        count = max(_FEWEST, len(slots) // _PARTS)
-        uses = self.oracle.next_uses(table[slots, E_LOW], table[slots, E_MARK])
-        if len(slots) > count:
-            latest = np.argpartition(uses, -count)[-count:]
-            slots, uses = slots[latest], uses[latest]
-        slots = slots[np.argsort(uses, kind="stable")]
+        slots = self._some(table)
+        count = len(slots) if for_all else max(_FEWEST, len(slots) // _PARTS)
+        uses, stamps = self.oracle.next_uses(table[slots, E_LOW], table[slots, E_MARK]), table[slots, E_STAMP]
+        slots = slots[np.lexsort((~stamps, uses))[-count:]]
         self._far = list(zip(slots.tolist(), table[slots, E_TAG].tolist(), strict=True))
-        self._newcomers_left = count
+        self._newcomers_left = max(_FEWEST, len(self._far)) if not for_all else 0
+
+    def _some(self, table: np.ndarray) -> np.ndarray:
+        """Slots that may go; of a large table, some by chance."""
+        if len(table) <= 2 * _SAMPLE:
+            return evictable(table)
+        some = self._chance.integers(len(table), size=2 * _SAMPLE)
+        return some[evictable(table[some])]
 
 
 _FEWEST, _PARTS = 16, 512
 """How many of the entries that are looked at one look is for: a part of them, at least a few."""
 _SAMPLE = 1 << 14
-"""Of more entries than these, so many by chance: the farthest of them are far enough, and nobody waits for the rest."""
+"""Of a table of more slots than twice these, as many by chance: the farthest of them are far enough."""
+_LOOKS = 8
+"""How often one newcomer has others looked for that could go."""

@@ -16,7 +16,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from penstock.cache.locks import RangeLock
 from penstock.errors import CacheError
 
 PAGE_BYTES = mmap.PAGESIZE
-MAGIC = 0x324B4354534E4550
+MAGIC = 0x334B4354534E4550
 """The layout below; another layout, another number."""
 
 META_BYTES = 1 << 34
@@ -45,7 +45,7 @@ H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL, H_CORRUPT, H_P
 H_TAGS, H_READY, H_AUTO, H_CLAIMS = range(16, 20)
 
 H_PLACES = 64
-"""From here on, one word per loader: which of its plans it is at (upper half), and how far, plus one."""
+"""From here on, one word per loader: which plan it is at, and how far; see ``plans``."""
 MOST_PLANS = 256
 
 H_GROUPS = 320
@@ -67,6 +67,7 @@ class Packed(Protocol):
     total_bytes: int
 
     def write(self, target: np.ndarray) -> None: ...
+    def pieces(self) -> list[Any]: ...
 
 
 class Region:

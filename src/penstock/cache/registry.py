@@ -31,6 +31,7 @@ _L_REGISTRY = 1 << 40
 _WITHIN_S = 5.0
 _SUFFIX = ".cache"
 _LOCKS = ".locks"
+_FRESH = ".new"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -132,7 +133,10 @@ def listed() -> dict[str, list[Member]]:
 def remove_stale() -> list[str]:
     """Remove the files of caches whose processes are all dead; their memory went with them."""
     gone = []
-    for name in [name for name, members in listed().items() if not members]:
+    # Of a process that died while it made or left a cache there may be the files beside the list, and none.
+    names = {path.stem for suffix in (_SUFFIX, _LOCKS, _FRESH) for path in folder().glob(f"*{suffix}")}
+    living = {name for name, members in listed().items() if members}
+    for name in sorted(names - living):
         path = folder() / f"{name}{_SUFFIX}"
         with contextlib.suppress(OSError, CacheError):
             fd = _open_locked(path)
@@ -147,8 +151,8 @@ def remove_stale() -> list[str]:
 
 
 def _unlink(path: Path) -> None:
-    for each in (path, path.with_suffix(_LOCKS)):
-        each.unlink(missing_ok=True)
+    for suffix in (_FRESH, _SUFFIX, _LOCKS):
+        path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -217,6 +221,6 @@ def _read(path: Path) -> list[Member]:
 
 
 def _write(path: Path, members: list[Member]) -> None:
-    fresh = path.with_suffix(".new")
+    fresh = path.with_suffix(_FRESH)
     fresh.write_text("".join(json.dumps(asdict(member)) + "\n" for member in members))
     fresh.replace(path)

@@ -56,6 +56,7 @@ from penstock.cache.table import (
     E_USED,
     EMPTY,
     HERE,
+    PINNED,
     Entry,
     Table,
     evictable,
@@ -202,17 +203,22 @@ class Tier:
 
     def remove(self, digest: bytes) -> None:
         with self.region.changing():
-            found = self._table.find(digest)
-            if found is not None and found[1].tag & 3 == HERE:
-                self._remove(*found)
+            self.remove_held(digest)
+
+    def remove_held(self, digest: bytes) -> None:
+        """The same, by one who holds the writer's lock."""
+        found = self._table.find(digest)
+        if found is not None and found[1].tag & 3 == HERE:
+            self._remove(*found)
 
     def remove_corrupt(self, digest: bytes) -> None:
         self._readers.row()[R_CORRUPT] += 1
         self.remove(digest)
 
     def clear(self) -> None:
+        """Forget every value; what is pinned is of use while others come."""
         with self.region.changing():
-            for slot in self._table.live():
+            for slot in evictable(self.region.table()):
                 at = self._table.at_slot(int(slot))
                 entry = self._table.read(at)
                 if entry.tag & 3 == HERE:
@@ -304,10 +310,11 @@ class Tier:
         return None
 
     def _evict_to_limit(self) -> None:
-        """Whatever the policy: what was not used for longest goes until the rest fits."""
+        """Whatever the policy: what was not used for longest goes until the rest fits, what is pinned last."""
         header, table = self.region.header, self.region.table()
-        live = evictable(table)
-        for slot in live[np.argsort(table[live, E_STAMP], kind="stable")]:
+        live = self._table.live()
+        is_pinned = table[live, E_OWNER] == np.uint64(PINNED)
+        for slot in live[np.lexsort((table[live, E_STAMP], is_pinned))]:
             if self.region.index_bytes + int(header[H_VALUE_BYTES]) <= int(header[H_LIMIT]):
                 return
             at = self._table.at_slot(int(slot))

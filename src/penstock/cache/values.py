@@ -5,7 +5,7 @@ Out: ``Packed``, to be written in one place; later the value again, over a priva
 Runs in: trainer and worker.
 
 Layout: number of buffers and length of the pickle, place and length of every buffer, the pickle, then the buffers,
-each on a cache line.
+each on a cache line. A tensor that is nothing but its bytes needs no pickle: its dtype and shape are there instead.
 """
 
 from __future__ import annotations
@@ -14,47 +14,76 @@ import struct
 from typing import Any
 
 import numpy as np
+import torch
 
-from penstock.arena.codec import ALIGN_BYTES, decode, encode
+from penstock.arena.codec import ALIGN_BYTES, decode, encode, is_plain
 
 _COUNTS = struct.Struct("<II")
 _INSIDE = 0xFFFFFFFF
 """Length of a pickle that is itself the last buffer."""
+_TENSOR = 0xFFFFFFFE
+"""Instead of a pickle's length: one tensor."""
+_DTYPES = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64, torch.bool,
+]  # fmt: skip
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_PADDING = bytes(ALIGN_BYTES)
 
 
 class Packed:
     """A value ready to be written."""
 
-    __slots__ = ("_encoded", "_head", "_start", "total_bytes")
+    __slots__ = ("_buffers", "_head", "_offsets", "_start", "total_bytes")
 
     def __init__(self, value: Any) -> None:
         """Raises what pickle raises for objects that cannot travel."""
-        encoded = self._encoded = encode(value)
-        pickled = b"" if encoded.pickled is None else encoded.pickled
-        head_bytes = _COUNTS.size + 16 * len(encoded.offsets) + len(pickled)
-        self._start = -(-head_bytes // ALIGN_BYTES) * ALIGN_BYTES if encoded.offsets else head_bytes
-        places = [place for start, count in encoded.offsets for place in (self._start + start, count)]
-        self._head = b"".join(
-            (
-                _COUNTS.pack(len(encoded.offsets), _INSIDE if encoded.pickled is None else len(pickled)),
-                struct.pack(f"<{len(places)}Q", *places),
-                pickled,
-            )
-        )
-        self.total_bytes = self._start + encoded.total_bytes
+        if type(value) is torch.Tensor and value.dtype in _CODES and value.is_contiguous() and is_plain(value):
+            flat = value.view(-1).view(torch.uint8).numpy().data if value.numel() else memoryview(b"")
+            self._buffers, self._offsets = [flat], [(0, flat.nbytes)]
+            total_bytes, kind = flat.nbytes, _TENSOR
+            rest = struct.pack(f"<{2 + value.dim()}Q", _CODES[value.dtype], value.dim(), *value.shape)
+        else:
+            encoded = encode(value)
+            self._buffers, self._offsets, total_bytes = encoded.buffers, encoded.offsets, encoded.total_bytes
+            rest = b"" if encoded.pickled is None else encoded.pickled
+            kind = _INSIDE if encoded.pickled is None else len(rest)
+        head_bytes = _COUNTS.size + 16 * len(self._offsets) + len(rest)
+        self._start = -(-head_bytes // ALIGN_BYTES) * ALIGN_BYTES if self._offsets else head_bytes
+        places = [place for start, count in self._offsets for place in (self._start + start, count)]
+        counts = _COUNTS.pack(len(self._offsets), kind)
+        self._head = b"".join((counts, struct.pack(f"<{len(places)}Q", *places), rest))
+        self.total_bytes = self._start + total_bytes
 
     def write(self, target: np.ndarray) -> None:
         """Into at least ``total_bytes`` bytes."""
         target[: len(self._head)] = np.frombuffer(self._head, np.uint8)
-        self._encoded.write(target[self._start :])
+        for (start, count), buffer in zip(self._offsets, self._buffers, strict=True):
+            start += self._start
+            target[start : start + count] = np.frombuffer(buffer, np.uint8) if count else 0
+
+    def pieces(self) -> list[Any]:
+        """The same bytes, one piece after the other."""
+        pieces: list[Any] = [self._head]
+        end = len(self._head)
+        for (start, count), buffer in zip(self._offsets, self._buffers, strict=True):
+            pieces += [_PADDING[: self._start + start - end], buffer]
+            end = self._start + start + count
+        return pieces
 
 
 def unpack(source: np.ndarray) -> Any:
     """The value whose bytes are ``source``; tensors and arrays are views that keep it alive."""
     view = source.data
-    count, pickled_bytes = _COUNTS.unpack_from(view)
+    count, kind = _COUNTS.unpack_from(view)
     at = _COUNTS.size
+    if kind == _TENSOR:
+        start, length, code, dims = struct.unpack_from("<4Q", view, at)
+        shape = struct.unpack_from(f"<{dims}Q", view, at + 32)
+        if not length:
+            return torch.empty(shape, dtype=_DTYPES[code])
+        return torch.frombuffer(source, dtype=_DTYPES[code], offset=start).view(shape)
     places = struct.unpack_from(f"<{2 * count}Q", view, at)
     at += 16 * count
-    pickled = None if pickled_bytes == _INSIDE else view[at : at + pickled_bytes]
+    pickled = None if kind == _INSIDE else view[at : at + kind]
     return decode(pickled, list(zip(places[::2], places[1::2], strict=True)), source)  # type: ignore[arg-type]

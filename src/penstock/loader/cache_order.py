@@ -5,14 +5,14 @@ Out: the same batches; a plan in the cache that all ranks of the node see.
 Runs in: trainer.
 
 A short epoch is known whole before its first batch. Of a long one, so much as not to be waited for; from then on, two
-batches more for every one that is delivered.
+batches more for every one that is delivered, as far ahead as the cache has room to note.
 """
 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
+import os
 import warnings
 from array import array
 from collections import deque
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from penstock.cache.cache import Cache
+from penstock.cache.locks import TooLong
 from penstock.cache.plan import Plan
 from penstock.cache.plans import turn_of
 from penstock.errors import CacheError
@@ -30,9 +31,11 @@ _FIRST_USES = 1 << 16
 _MOST_USES = 1 << 20
 _USE_BYTES = 16
 """What one use takes in a plan, its key included."""
-_PLAN_SHARE = 16
-"""One part in so many of the cache is the most a plan may take."""
+_PLAN_SHARE = 32
+"""One part in so many of the cache is the most that all plans take; twice that while they are replaced."""
 _REMEMBERED = 1 << 16
+_CANNOT = (CacheError, TooLong, OSError)
+"""What a cache raises that is closed, or that somebody has stopped in the middle of a change."""
 
 
 class CacheOrder:
@@ -46,7 +49,7 @@ class CacheOrder:
         self._low = functools.lru_cache(_REMEMBERED)(lambda key: int.from_bytes(cache.digest_of(key)[8:], "little"))
         self._claim: int | None = None
         """Under which the cache knows this epoch's plans, if it does."""
-        self._is_planning = True
+        self._pid = os.getpid()
 
     def begin(self, batches: Iterator[Any], following: Iterator[Any], first: int) -> Iterator[Any]:
         """The epoch's batches from number ``first`` on, known to the cache. ``following`` are those of the next epoch,
@@ -55,9 +58,15 @@ class CacheOrder:
         self._source, self._following = batches, following
         self._first, self._now, self._count = first, 0, 0
         self._drawn: deque[Any] = deque()
+        self._is_drawn = False
         self._failure: Exception | None = None
         self._lows, self._numbers, self._published = array("Q"), array("q"), 0
-        self._most_uses = min(_MOST_USES, self._cache.limit_bytes // _PLAN_SHARE // _USE_BYTES)
+        self._is_planning = True
+        try:
+            share_bytes = self._cache.limit_bytes // _PLAN_SHARE // (1 + self._cache.plans)
+        except _CANNOT:
+            share_bytes = 0
+        self._most_uses = min(_MOST_USES, share_bytes // _USE_BYTES)
         for _ in range(_FIRST_USES):
             if len(self._lows) >= min(_FIRST_USES, self._most_uses) or not self._look_ahead():
                 break
@@ -69,28 +78,32 @@ class CacheOrder:
         return 0 if self._claim is None else turn_of(self._claim, number - self._first)
 
     def advance(self, number: int) -> None:
-        """All batches before ``number`` were delivered."""
+        """Of the batches before ``number``, none is to be fetched any more."""
+        if os.getpid() != self._pid or not self._is_planning:
+            return
         self._now = number - self._first
-        with contextlib.suppress(CacheError):
+        try:
             if self._claim is not None:
                 self._cache.advance(self._claim, self._now)
-            if not self._is_planning:
-                return
-            past = bisect.bisect_left(self._numbers, self._now)
-            has_more = True
-            for _ in range(2):
-                has_more = has_more and len(self._lows) - past < self._most_uses and self._look_ahead()
-            unsaid = len(self._lows) - self._published
-            if unsaid > self._published // 2 or (unsaid and not has_more):
-                del self._lows[:past], self._numbers[:past]
-                self._publish()
+        except _CANNOT:
+            self._stop_planning()
+            return
+        past = bisect.bisect_left(self._numbers, self._now)
+        is_dry = False
+        for _ in range(2):
+            if is_dry or len(self._lows) - past >= self._most_uses:
+                break
+            is_dry = not self._look_ahead()
+        unsaid = len(self._lows) - self._published
+        if unsaid > self._published // 2 or (unsaid and is_dry):
+            del self._lows[:past], self._numbers[:past]
+            self._publish()
 
     def end(self) -> None:
-        # A cache that was closed has forgotten the plan already.
-        with contextlib.suppress(CacheError):
-            if self._claim is not None:
-                self._cache.withdraw(self._claim)
-        self._claim = None
+        """The epoch is over. Any thread, also within the garbage collector; in a forked child it is the parent's."""
+        claim, self._claim = self._claim, None
+        if claim is not None and os.getpid() == self._pid:
+            self._cache.withdraw(claim)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -114,14 +127,16 @@ class CacheOrder:
 
     def _draw(self) -> bool:
         """Read one more batch from the sampler; what it raises is raised when that batch's turn comes."""
+        if self._is_drawn:
+            return False
         try:
             batch = next(self._source)
-        except StopIteration:
+        except Exception as end:
+            self._is_drawn = True
+            self._failure = None if isinstance(end, StopIteration) else end
             return False
-        except Exception as failure:
-            self._failure = failure
-            return False
-        if self._batched and isinstance(batch, Iterator):
+        # Some samplers fill the same list again, or give what can be read once.
+        if self._batched and isinstance(batch, (list, Iterator)):
             batch = list(batch)
         self._drawn.append(batch)
         self._note(batch)
@@ -134,9 +149,10 @@ class CacheOrder:
         try:
             lows = [self._low(key) for index in (batch if self._batched else (batch,)) for key in self._keys(index)]
         except Exception as problem:
-            self._is_planning = False
+            self._stop_planning()
             warnings.warn(
-                f"dataset.keys() failed ({problem!r}): the cache goes by what was used last, not by what comes next",
+                f"dataset.keys() failed ({problem!r}): until the epoch ends the cache goes by what was used last, not "
+                "by what comes next",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -145,6 +161,15 @@ class CacheOrder:
         self._numbers.extend([number] * len(lows))
 
     def _publish(self) -> None:
+        if not self._lows or not self._is_planning:
+            return
         self._published = len(self._lows)
         plan = Plan.of(np.array(self._lows, np.uint64), np.array(self._numbers, np.int64), self._count)
-        self._claim = self._cache.publish(plan, self._claim, self._now)
+        try:
+            self._claim = self._cache.publish(plan, self._claim, self._now)
+        except _CANNOT:
+            self._stop_planning()
+
+    def _stop_planning(self) -> None:
+        self._is_planning = False
+        self.end()

@@ -24,6 +24,8 @@ from penstock.errors import ConfigError
 from penstock.loader.cache_order import CacheOrder
 from penstock.meter import headroom_bytes, limits
 
+_LOADERS = "loader-"
+"""What the names of caches begin with that loaders make of a size."""
 _LEFT_TO_TRAINING = 1 / 16
 """Of the machine's or container's memory: where less is free, the cache grows no further."""
 
@@ -74,37 +76,52 @@ class LRUCache(Cache):
         super().__init__(int(max_memory_gb * 2**30), "lru", name)
 
 
-def attach(cache: Any, dataset: Any) -> tuple[room.Cache | None, Any]:
-    """The cache a loader was given, and the dataset through it.
+def attach(given: Any, dataset: Any) -> tuple[room.Cache, Any]:
+    """The cache a loader was given, or is to make of that size, and the dataset through it.
 
     A dataset that says which keys its samples are made of (``keys(index)``) uses the cache itself, and is given it if
     its attribute ``cache`` is None; of any other, whole samples are kept.
     """
-    if cache is None:
-        return None, dataset
-    is_size = not isinstance(cache, room.Cache)
-    if is_size:
-        # The same dataset's, in whatever process of the node.
-        cache = Cache(cache, name=f"loader-{fingerprint_of(dataset)[:16]}")
-    if isinstance(dataset, CachedDataset):
-        return cache, dataset
-    if keys_of(dataset) is None:
-        return cache, cache.wrap(dataset)
-    if getattr(dataset, "cache", dataset) is None:
-        dataset.cache = cache
-    elif is_size:
-        cache.close()
+    users = [dataset] if isinstance(dataset, CachedDataset) else _users_of(dataset)
+    own = next((user.cache for user in users if isinstance(getattr(user, "cache", None), room.Cache)), None)
+    if isinstance(given, room.Cache):
+        cache = given
+        if own is not None and own.name != cache.name:
+            raise ConfigError(
+                f"{type(dataset).__name__} uses another cache ({own.name}) than the loader was given ({cache.name}); "
+                "give the loader the dataset's own"
+            )
+    elif own is not None and own.name.startswith(_LOADERS):
+        # An earlier loader over this dataset has made it.
+        cache = own
+    elif users and (own is not None or not any(hasattr(user, "cache") for user in users)):
         raise ConfigError(
-            f"{type(dataset).__name__} has keys(index), so it keeps parts of its samples itself; make a "
-            "penstock.Cache, let the dataset use it, and give the loader the same"
+            f"{type(dataset).__name__} keeps its samples, or parts of them, in a cache itself; make a penstock.Cache, "
+            "let the dataset use it, and give the loader the same"
         )
-    return cache, dataset
+    else:
+        # The same dataset's, in whatever process of the node.
+        cache = Cache(given, name=f"{_LOADERS}{fingerprint_of(dataset)[:16]}")
+    for user in users:
+        if getattr(user, "cache", user) is None:
+            user.cache = cache
+    return cache, dataset if users else cache.wrap(dataset)
 
 
-def order_of(cache: room.Cache | None, dataset: Any, *, batched: bool) -> CacheOrder | None:
-    """What tells the cache the order of keys, where the dataset says which ones it asks for."""
-    keys = None if cache is None else keys_of(dataset)
-    return None if cache is None or keys is None else CacheOrder(cache, keys, batched=batched)
+def _users_of(dataset: Any) -> list[Any]:
+    """The datasets with keys of their own that a dataset is made of; none if it is one of whole samples."""
+    if isinstance(dataset, Subset):
+        return _users_of(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        parts = [_users_of(part) for part in dataset.datasets]
+        return [user for part in parts for user in part] if all(parts) else []
+    return [] if keys_of(dataset) is None else [dataset]
+
+
+def order_of(cache: room.Cache, dataset: Any, *, batched: bool) -> CacheOrder | None:
+    """What tells the cache the order of keys, where the dataset says which ones it asks for and that matters."""
+    keys = keys_of(dataset)
+    return None if keys is None or not cache.asks_for_plans else CacheOrder(cache, keys, batched=batched)
 
 
 def keys_of(dataset: Any) -> Callable[[Any], Any] | None:
@@ -144,16 +161,14 @@ def _keys_of_parts(dataset: ConcatDataset[Any]) -> Callable[[Any], Any] | None:
 def next_epoch_of(sampler: Any) -> Iterator[Any]:
     """The batches a sampler will give in the epoch after this one, where that can be told."""
     if type(sampler) is BatchSampler:
-        inner = next_epoch_of(sampler.sampler)
-        first = next(inner, None)
-        if first is None:
-            return iter(())
-        return iter(BatchSampler(itertools.chain((first,), inner), sampler.batch_size, sampler.drop_last))  # type: ignore[arg-type]
-    if type(sampler) is SequentialSampler:
-        return iter(sampler)
-    if type(sampler) is DistributedSampler:
+        first = next(inner := next_epoch_of(sampler.sampler), None)
+        if first is not None:
+            indices = itertools.chain((first,), inner)
+            yield from BatchSampler(indices, sampler.batch_size, sampler.drop_last)  # type: ignore[arg-type]
+    elif type(sampler) is SequentialSampler:
+        yield from sampler
+    elif type(sampler) is DistributedSampler:
         # Whoever forgets set_epoch() gets the same order again; all others count up.
         following = copy.copy(sampler)
         following.epoch += 1
-        return iter(following)
-    return iter(())
+        yield from following

@@ -11,22 +11,24 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
-from penstock.cache.cache import Cache
-from penstock.errors import ConfigError
-from penstock.loader import caching, state
+from penstock.errors import CacheError, ConfigError
+from penstock.loader import state
 from penstock.loader.pipeline_iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.loader.tuning import Tuning
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size
+
+if TYPE_CHECKING:
+    from penstock.cache.cache import Cache, CacheStats
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -98,7 +100,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.seeding = seeding
         self.backend = backend
         self.name = name
-        self.cache, dataset = caching.attach(cache, dataset)
+        self.cache: Cache | None = None
+        if cache is not None:
+            # Not every platform has what it takes.
+            from penstock.loader import caching
+
+            self.cache, dataset = caching.attach(cache, dataset)
         super().__init__(
             dataset,
             batch_size,
@@ -240,6 +247,13 @@ class DataLoader(TorchDataLoader[_T_co]):
             return self._memory.fixed_bytes
         return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=self._tuning.auto_memory) // ranks)
 
+    def _cache_stats(self) -> CacheStats | None:
+        try:
+            return None if self.cache is None else self.cache.stats()
+        except CacheError:
+            # It was closed.
+            return None
+
     def stats(self) -> LoaderStats:
         """The loader's gauges now."""
         counters = self._counters
@@ -264,7 +278,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             stall_fraction=min(1.0, counters.iteration_wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
             worker_restarts=counters.restarts,
             shared_batches=newest.dispatcher.shared_batches if newest else counters.shared_batches,
-            cache=None if self.cache is None else self.cache.stats(),
+            cache=self._cache_stats(),
             device_ahead_bytes=counters.device_ahead_bytes,
             stages=StageTimes(
                 fetch_s=counters.fetch_s,

@@ -344,7 +344,7 @@ class Dispatcher:
             seat.show(segment)
         parts = batch.parts()
         room = self.admission.room_ahead(task, seat)
-        seat.handle.post(Collate(task.number, parts, batch.seed, room))
+        seat.handle.post(Collate(task.number, parts, batch.seed, room, batch.turn))
 
     def _hand_out_rows(self, seat: Seat, batch: Batch) -> None:
         rows = batch.take_rows(self._rows_per_task(batch.rows), stretch_rows(batch.rows))

@@ -30,8 +30,6 @@ from penstock.device.slots import PageLocks
 from penstock.errors import WorkerError
 from penstock.loader.ahead import AheadOnDevice
 from penstock.loader.batch import Batch
-from penstock.loader.cache_order import CacheOrder
-from penstock.loader.caching import next_epoch_of, order_of
 from penstock.loader.diagnosis import OomWatch
 from penstock.loader.engine import Engine, TimedOut
 from penstock.loader.order import Order
@@ -45,6 +43,8 @@ from penstock.workers.seeds import batch_seed
 from penstock.workers.setup import Setup, can_split
 
 if TYPE_CHECKING:
+    from penstock.cache.cache import Cache
+    from penstock.loader.cache_order import CacheOrder
     from penstock.loader.dataloader import DataLoader
 
 _DRAWN_AHEAD = 16
@@ -64,9 +64,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise AssertionError("timeout needs num_workers > 0: nobody could be waited for")
         self._generator = loader.generator
         self._counters = loader._counters
-        # A sampler with a state of its own must not be read ahead of its batches.
-        cache = loader.cache if self._state_keeper() is None else None
-        self._cache_order = order_of(cache, self._dataset, batched=self._auto_collation)
+        self._cache_order = self._order_for(loader.cache)
         self._epoch = 0
         self._draws_seed = True
         if state is not None:
@@ -135,6 +133,14 @@ class PipelineIterator(_BaseDataLoaderIter):
             page_locks=PageLocks() if self._locks_pages else None,
         )
 
+    def _order_for(self, cache: Cache | None) -> CacheOrder | None:
+        """What tells the cache what comes next. A sampler with a state of its own must not be read ahead for it."""
+        if cache is None or self._state_keeper() is not None:
+            return None
+        from penstock.loader.caching import order_of
+
+        return order_of(cache, self._dataset, batched=self._auto_collation)
+
     # -- epochs -----------------------------------------------------------------------------
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -168,6 +174,8 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._sampler_done = state["drained"]
             self._go_to(place)
         if self._cache_order is not None:
+            from penstock.loader.caching import next_epoch_of
+
             following = next_epoch_of(self._index_sampler)
             self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, place.turn)
         self._num_yielded = place.batches
@@ -310,7 +318,8 @@ class PipelineIterator(_BaseDataLoaderIter):
         self.position.places.append(self._at)
         self._draw_ahead(self._wanted_ahead())
         if self._cache_order is not None:
-            self._cache_order.advance(batch.number + 1)
+            # Without workers it is still to be fetched.
+            self._cache_order.advance(batch.number + batch.ready)
         if self._sampler_done and not self._engine.undelivered and not self._ahead:
             self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
 

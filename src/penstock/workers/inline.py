@@ -22,11 +22,16 @@ class InlineFetcher:
 
     def fetch(self, indices: Any, seed: int | None, number: int) -> Any:
         """``number`` is the batch's turn."""
+        # The thread may be at another loader's batch, of whose dataset this loader is a part.
+        before = turn.current()
         turn.begin(number)
-        if seed is None:
-            return self._fetch(indices, None)
-        with KeptGenerators():
-            return self._fetch(indices, seed)
+        try:
+            if seed is None:
+                return self._fetch(indices, None)
+            with KeptGenerators():
+                return self._fetch(indices, seed)
+        finally:
+            turn.begin(before)
 
     def _fetch(self, indices: Any, seed: int | None) -> Any:
         setup = self._setup

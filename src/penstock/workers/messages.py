@@ -92,6 +92,7 @@ class Collate(NamedTuple):
     parts: tuple[Part, ...]
     seed: int | None
     segment: int
+    turn: int
 
 
 class Part(NamedTuple):

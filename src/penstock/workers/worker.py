@@ -108,6 +108,7 @@ class Worker:
             outcome, error, self._init_error = Outcome("error"), self._init_error, None
         else:
             try:
+                turn.begin(task.turn)
                 outcome = job(task)
             except Dropped:
                 outcome = Outcome("dropped")
@@ -174,7 +175,6 @@ class Worker:
 
     def _fetch(self, task: Fetch) -> Outcome:
         setup = self._setup
-        turn.begin(task.turn)
         if not setup.auto_collation:
             return self._finish(task, self._one_sample(task))
         if task.batch_rows == 0:

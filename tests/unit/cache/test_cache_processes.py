@@ -79,6 +79,14 @@ def test_a_name_whose_processes_are_all_dead_begins_anew() -> None:
     assert other.returncode == 1, other.stderr
     assert registry.listed() == {"shared": []}
     assert registry.remove_stale() == ["shared"] and registry.listed() == {}
+
+
+def test_what_a_process_left_that_died_while_making_a_cache_is_removed_too() -> None:
+    for leftover in ("made.locks", "written.new", "written.locks"):
+        (registry.folder() / leftover).touch()
+    with Cache("2MiB", name="living", machine=MACHINE) as living:
+        assert sorted(path.name for path in registry.folder().iterdir()) == ["living.cache", "living.locks"]
+        assert living.put("key", 1)
     with make("shared") as cache:
         assert cache.get("here") is None
         assert [member.pid for member in registry.listed()["shared"]] == [os.getpid()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock.cache.keys import digest
 from penstock.cache.plan import NEVER
 from penstock.cache.plans import Plans, turn_of
 from penstock.cache.policies import LRU, Lru, NextUse, Policy, Static
-from penstock.cache.region import H_CHANGING, H_ITEMS, H_LIMIT, H_VALUE_BYTES, R_READING, Region
+from penstock.cache.region import H_CHANGING, H_ITEMS, H_LIMIT, H_VALUE_BYTES, MOST_PLANS, R_READING, Region
 from penstock.cache.tier import Tier
 from penstock.cache.values import Packed, unpack
 from penstock.workers import turn
@@ -315,3 +316,25 @@ def test_the_plans_of_a_loader_that_died_are_buried(region: Region) -> None:
     assert plans.is_known()
     plans.bury()
     assert not plans.is_known()
+
+
+def test_threads_that_claim_at_once_get_numbers_of_their_own(region: Region) -> None:
+    plans = Plans(region, tier(region))
+    for _ in range(20):
+        with ThreadPoolExecutor(8) as threads:
+            claims = list(threads.map(lambda _: plans.claim(), range(8)))
+        assert len({claim % MOST_PLANS for claim in claims}) == 8
+        for claim in claims:
+            plans.withdraw(claim)
+
+
+def test_what_lies_in_the_cache_of_a_plan_that_is_over_goes_with_the_next(region: Region) -> None:
+    ram = tier(region)
+    plans = Plans(region, ram)
+    claim = plans.claim()
+    plans.publish(claim, plan_of([["a"], ["b"]]), 0)
+    plans.withdraw(claim)
+    plans.withdraw(claim)
+    assert not plans.is_known()
+    plans.claim()
+    assert counts(region)["items"] == 0

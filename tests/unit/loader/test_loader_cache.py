@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import random
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +27,7 @@ from torch.utils.data import (
 )
 
 import penstock
+from penstock.cache.locks import TooLong
 from penstock.errors import ConfigError
 from penstock.loader.caching import keys_of, next_epoch_of
 
@@ -140,13 +145,18 @@ def test_workers_that_are_spawned_share_it(cache: penstock.Cache) -> None:
     assert stats.hits + stats.misses == WINDOW * len(Frames()) and stats.hits > stats.misses
 
 
-def test_a_dataset_whose_cache_is_none_is_given_the_loaders() -> None:
+@pytest.mark.parametrize("part", [False, True])
+def test_a_dataset_whose_cache_is_none_is_given_the_loaders(part: bool) -> None:
     dataset = Frames()
-    with penstock.DataLoader(dataset, batch_size=4, cache="2MB") as loader:
+    given = ConcatDataset([Subset(dataset, range(len(dataset)))]) if part else dataset
+    with penstock.DataLoader(given, batch_size=4, cache="2MB") as loader:
         assert dataset.cache is loader.cache
         list(loader)
         assert loader.cache is not None and loader.cache.stats().hits > loader.cache.stats().misses
+        again = penstock.DataLoader(given, batch_size=4, cache="2MB")
+        assert again.cache is loader.cache, "the next loader over it uses the same"
         loader.cache.close()
+        assert loader.stats().cache is None
 
 
 def test_what_cannot_be_cached_says_what_to_do(cache: penstock.Cache) -> None:
@@ -156,8 +166,12 @@ def test_what_cannot_be_cached_says_what_to_do(cache: penstock.Cache) -> None:
 
     with pytest.raises(ConfigError, match="get_or_load"):
         penstock.DataLoader(Stream(), cache=cache)
-    with pytest.raises(ConfigError, match="make a"):
+    with pytest.raises(ConfigError, match="give the loader the same"):
         penstock.DataLoader(Frames(cache), cache="2MB")
+    with penstock.Cache("2MB") as other:
+        for dataset in (Frames(cache), Subset(Frames(cache), [1, 2]), cache.wrap(Plain())):
+            with pytest.raises(ConfigError, match="another cache"):
+                penstock.DataLoader(dataset, cache=other)
     with pytest.raises(ValueError, match="plenty"):
         penstock.DataLoader(Plain(), cache="plenty")
 
@@ -216,6 +230,30 @@ def test_a_sampler_with_a_state_is_not_read_ahead(cache: penstock.Cache) -> None
     assert sampler.at < 20 and not plans_known(cache)
 
 
+def test_samplers_that_use_a_list_again_or_begin_anew_give_what_they_always_did(cache: penstock.Cache) -> None:
+    class Odd(Sampler[list[int]]):
+        def __init__(self) -> None:
+            self.given: list[int] = []
+            self.turn = 0
+
+        def __iter__(self) -> Odd:
+            return self
+
+        def __next__(self) -> list[int]:
+            self.turn += 1
+            if self.turn % 6 == 0:
+                raise StopIteration
+            self.given[:] = [2 * self.turn, 2 * self.turn + 1]
+            return self.given
+
+    class Numbers(Frames):
+        def __getitem__(self, index: int) -> int:  # type: ignore[override]
+            return index
+
+    loader = penstock.DataLoader(Numbers(cache), batch_sampler=Odd(), cache=cache)
+    assert torch.cat(list(loader)).tolist() == list(range(2, 12))
+
+
 def test_a_sampler_that_never_ends_is_read_in_parts(cache: penstock.Cache) -> None:
     class Endless(Sampler[list[int]]):
         def __iter__(self) -> Iterator[Any]:
@@ -242,6 +280,23 @@ def test_what_a_sampler_raises_comes_in_its_turn(cache: penstock.Cache) -> None:
         next(iterator)
 
 
+def test_a_long_epoch_is_published_now_and_then(cache: penstock.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = 0
+
+    def publish(*arguments: Any) -> int | None:
+        nonlocal published
+        published += 1
+        return penstock.Cache.publish(cache, *arguments)
+
+    monkeypatch.setattr(cache, "publish", publish)
+    order = random.Random(2)
+    sampler = [order.randrange(len(Frames())) for _ in range(20_000)]
+    loader = penstock.DataLoader(Frames(cache), batch_size=10, sampler=sampler, cache=cache)
+    assert sum(1 for _ in loader) == 2000
+    # 80,000 uses, of which the cache has room to note some 4000.
+    assert 20 <= published <= 80
+
+
 def test_keys_that_fail_are_a_warning_and_training_goes_on(cache: penstock.Cache) -> None:
     class Failing(Frames):
         def keys(self, index: int) -> list[tuple[str, int]]:
@@ -254,7 +309,9 @@ def test_keys_that_fail_are_a_warning_and_training_goes_on(cache: penstock.Cache
 
     loader = penstock.DataLoader(Failing(cache), batch_size=5, cache=cache)
     with pytest.warns(RuntimeWarning, match="not that one"):
-        assert torch.cat(list(loader))[:, 0].tolist() == list(range(len(Frames())))
+        for batch in loader:
+            assert not plans_known(cache) and len(batch)
+    assert not cache._plans._own
 
 
 def test_a_cache_closed_under_a_loader_is_an_error_and_not_a_hang(cache: penstock.Cache) -> None:
@@ -307,3 +364,81 @@ def test_a_wrapped_dataset_is_pickled_with_its_cache(cache: penstock.Cache) -> N
     again = pickle.loads(pickle.dumps(wrapped))
     assert torch.equal(again[3], wrapped[3]) and cache.stats().hits == 1
     again.cache.close()
+
+
+def test_a_lock_that_somebody_holds_too_long_costs_the_plan_and_nothing_else(
+    cache: penstock.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> int:
+        raise TooLong
+
+    monkeypatch.setattr(cache._plans, "claim", never)
+    loader = penstock.DataLoader(Frames(cache), batch_size=8, cache=cache)
+    assert len(list(loader)) == 15
+    monkeypatch.undo()
+    iterator = iter(loader)
+    next(iterator)
+    monkeypatch.setattr(cache._plans, "advance", never)
+    assert len(list(iterator)) == 14 and not cache._plans._own
+
+
+def test_the_garbage_collector_may_take_an_iterator_in_the_middle_of_a_change(cache: penstock.Cache) -> None:
+    loader = penstock.DataLoader(Frames(cache), batch_size=8, cache=cache)
+    iterator = iter(loader)
+    next(iterator)
+    with cache._memory.region.changing():
+        began = time.monotonic()
+        del iterator
+        gc.collect()
+        assert time.monotonic() - began < 1 and not cache._plans._own
+    assert len(list(loader)) == 15
+
+
+def test_a_forked_child_that_drops_its_copy_leaves_the_plan(cache: penstock.Cache) -> None:
+    iterator = iter(penstock.DataLoader(Frames(cache), batch_size=8, cache=cache))
+    next(iterator)
+    pid = os.fork()
+    if pid == 0:
+        del iterator
+        gc.collect()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert plans_known(cache)
+    assert len(list(iterator)) == 14
+
+
+def test_a_cache_closed_while_another_of_its_name_is_open_leaves_no_plan() -> None:
+    with penstock.Cache("2MB", name="twice") as stays, penstock.Cache("2MB", name="twice") as goes:
+        iterator = iter(penstock.DataLoader(Frames(goes), batch_size=8, cache=goes))
+        next(iterator)
+        assert plans_known(stays)
+        goes.close()
+        assert not plans_known(stays) and not stays._plans._own
+
+
+def test_values_nobody_has_announced_are_kept_beside_those_that_are(cache: penstock.Cache) -> None:
+    iterator = iter(penstock.DataLoader(Frames(cache), batch_size=8, cache=cache, shuffle=True))
+    next(iterator)
+    assert plans_known(cache)
+    for number in range(600):
+        cache.put(("filling", number), torch.zeros(700))
+    before = cache.stats()
+    for _ in range(20):
+        for number in range(10):
+            cache.get_or_load(("validation", number), lambda: torch.zeros(700))
+    assert cache.stats().hits - before.hits == 190
+
+
+def test_a_cache_that_is_emptied_or_shrunk_goes_on_by_the_plan_or_without(cache: penstock.Cache) -> None:
+    iterator = iter(penstock.DataLoader(Frames(cache, frames=3000), batch_size=8, cache=cache, shuffle=True))
+    next(iterator)
+    cache.clear()
+    assert plans_known(cache)
+    cache.resize("1MB")
+    assert cache.stats().bytes <= 1_000_000
+    assert len(list(iterator)) == 374
+
+
+def test_a_loader_needs_no_file_locks_where_there_is_no_cache() -> None:
+    code = "import sys; sys.modules['fcntl'] = None; import penstock; penstock.DataLoader([1, 2, 3]); print('fine')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "fine\n"
