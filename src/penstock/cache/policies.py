@@ -110,10 +110,12 @@ class Oracle(Protocol):
 
 
 class NextUse(Lru):
-    """What is needed latest goes first, unless the newcomer is needed later still; of what nobody says is needed, what
-    was not used for longest.
+    """What is needed latest goes first, unless the newcomer is needed later still.
 
-    Entries are looked at for every so many newcomers only; what came since is not considered until then.
+    Of what nobody is known to need, what was used outside of all plans goes first, the oldest before the rest, and
+    newcomers from there may take its place: whoever has no plan is not left out. Then what plans have used, the newest
+    first: its turn is over, while the oldest may come up again beyond what is planned. Entries are looked at for every
+    so many newcomers only; what came since is not considered until then.
     """
 
     def __init__(self, oracle: Oracle, turn: Callable[[], int]) -> None:
@@ -146,18 +148,21 @@ class NextUse(Lru):
             self._look(table, for_all=True)
 
     def _may_go(self, entry: np.ndarray, own: np.uint64) -> bool:
-        """Whether an entry is needed later than the newcomer, or neither is that anybody knows of."""
-        low, turns = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], self._turn()], np.uint64)
+        """Whether an entry is needed later than the newcomer, or not at all and the newcomer is of no plan."""
+        turn = self._turn()
+        low, turns = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], turn], np.uint64)
         its, newcomers = self.oracle.next_uses(low, turns)
-        return bool(its > newcomers or its == NEVER)
+        return bool(its > newcomers or (its == NEVER and not turn))
 
     def _look(self, table: np.ndarray, *, for_all: bool) -> None:
         """Find what is needed latest: for the next few newcomers, or ``for_all`` that one large one pushes out."""
         self.oracle.bury()
         slots = self._some(table)
         count = len(slots) if for_all else max(_FEWEST, len(slots) // _PARTS)
-        uses, stamps = self.oracle.next_uses(table[slots, E_LOW], table[slots, E_MARK]), table[slots, E_STAMP]
-        slots = slots[np.lexsort((~stamps, uses))[-count:]]
+        marks, stamps = table[slots, E_MARK], table[slots, E_STAMP]
+        uses = self.oracle.next_uses(table[slots, E_LOW], marks)
+        ages = np.where(marks == 0, ~stamps, stamps)
+        slots = slots[np.lexsort((ages, marks == 0, uses))[-count:]]
         self._far = list(zip(slots.tolist(), table[slots, E_TAG].tolist(), strict=True))
         self._newcomers_left = max(_FEWEST, len(self._far)) if not for_all else 0
 

@@ -27,8 +27,8 @@ from penstock.cache.plan import Plan
 from penstock.cache.plans import turn_of
 from penstock.errors import CacheError
 
-_FIRST_USES = 1 << 16
-_MOST_USES = 1 << 20
+_FIRST_USES = 1 << 17
+_MOST_USES = 1 << 19
 _USE_BYTES = 16
 """What one use takes in a plan, its key included."""
 _PLAN_SHARE = 32
