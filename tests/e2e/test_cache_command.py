@@ -33,7 +33,7 @@ def run(*arguments: str, status: int = 0) -> str:
 
 
 def test_a_living_cache_is_listed_counted_and_cleared_while_it_is_used(tmp_path: Path) -> None:
-    assert run("list") == "no caches on this node\n"
+    assert run("list").startswith("no caches on this node")
     assert json.loads(run("list", "--json")) == []
     with penstock.Cache("16MiB", name="frames") as cache:
         for number in range(10):
@@ -59,7 +59,7 @@ def test_what_dead_processes_left_is_shown_and_removed() -> None:
     subprocess.run([sys.executable, "-c", code], check=False)
     assert "stale" in run("list")
     assert run("clear", "--stale") == "removed 1 stale: gone\n"
-    assert run("list") == "no caches on this node\n"
+    assert run("list").startswith("no caches on this node")
     assert run("clear", "--stale") == "removed 0 stale\n"
 
 

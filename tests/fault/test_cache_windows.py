@@ -19,6 +19,8 @@ pytestmark = [
 
 WINDOW = 8
 FRAME_BYTES = 64 << 10
+INDEX_BYTES = 5 << 19
+"""What table and plan take of the limit, about: the fraction is one of the frames."""
 
 
 class Windows(Dataset):
@@ -62,7 +64,7 @@ class Blocks(Sampler[int]):
 
 def hit_rate(policy: str, fraction: float, *, frames: int, blocks: bool, epochs: int = 3, workers: int = 2) -> float:
     """In the epochs after the first."""
-    limit = int(fraction * frames * FRAME_BYTES) + (1 << 20)
+    limit = int(fraction * frames * FRAME_BYTES) + INDEX_BYTES
     with penstock.Cache(limit, policy) as cache:
         dataset = Windows(frames, cache)
         order = {"sampler": Blocks(len(dataset))} if blocks else {"shuffle": True}
@@ -77,7 +79,7 @@ def hit_rate(policy: str, fraction: float, *, frames: int, blocks: bool, epochs:
                 pass
         after = cache.stats()
         loader.close()
-        assert after.bytes <= limit
+        assert after.bytes <= limit and after.items <= fraction * frames + 2
         hits, misses = after.hits - before.hits, after.misses - before.misses
         return hits / (hits + misses)
 

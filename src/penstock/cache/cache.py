@@ -8,6 +8,8 @@ Runs in: trainer and worker.
 from __future__ import annotations
 
 import contextlib
+import functools
+import multiprocessing
 import uuid
 import warnings
 import weakref
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from penstock.cache import opened, registry
-from penstock.cache.cached_dataset import CachedDataset
+from penstock.cache.cached_dataset import CachedDataset, is_loading_whole_for
 from penstock.cache.disk import Disk
 from penstock.cache.disk_files import folder_key, free_bytes, open_files, taken_bytes
 from penstock.cache.figures import counts as counts_of
@@ -103,6 +105,14 @@ class Cache:
         if policy not in _POLICIES:
             raise ConfigError(f"policy={policy!r} is none of {', '.join(_POLICIES)}")
         self.name = name or f"unnamed-{uuid.uuid4().hex[:12]}"
+        if name is None and multiprocessing.parent_process() is not None:
+            warnings.warn(
+                "this cache is made in a process that another one has started, and so is one of as many as there are "
+                "such processes; give it a name and they share one, or make it in the first and hand it over (as "
+                "dataset.cache, for instance)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self.policy = policy
         self.disk = None if disk is None else Path(disk).expanduser().resolve()
         self.fingerprint = fingerprint
@@ -198,6 +208,13 @@ class Cache:
         found = self._memory.get(known.digest)
         if found is not None:
             return unpack(found)
+        if not group and is_loading_whole_for(self.name):
+            self._warn(
+                "parts",
+                "the dataset asks this cache for parts of its samples, and the whole samples are kept in it too, which "
+                "leaves little room for either. Give the dataset keys(index), or do not wrap it or give the loader its "
+                "cache",
+            )
         try:
             with self._memory.loading.held(known.number, _LOADING_WITHIN_S):
                 # Whoever held the lock was loading the same value.
@@ -220,7 +237,7 @@ class Cache:
         it was made with), or given as ``fingerprint``.
         """
         self._suit(repeats=False)
-        return CachedDataset(dataset, self, fingerprint_of(dataset) if fingerprint is None else fingerprint)
+        return CachedDataset(dataset, self, _fingerprint_again(dataset) if fingerprint is None else fingerprint)
 
     @property
     def limit_bytes(self) -> int:
@@ -403,6 +420,8 @@ class Cache:
         print(f"  - Size: {stats.items} items")
         print(f"  - Memory: {stats.bytes / 2**20:.1f} / {stats.limit_bytes / 2**20:.1f} MB")
         print(f"  - Hit Rate: {100 * stats.hit_rate:.2f}% ({stats.hits} hits / {stats.misses} misses)", flush=True)
+        if stats.passed:
+            print(f"  - Not kept: {stats.passed} times there was no room, or a value is larger than all", flush=True)
 
     def close(self) -> None:
         """Let go of it. The memory goes when the last process has; what is on disk stays."""
@@ -430,6 +449,29 @@ class Cache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
+
+
+def _fingerprint_again(dataset: Any) -> str:
+    """A dataset's fingerprint; says so if it is no longer what it was."""
+    found = fingerprint_of(dataset)
+    before = _fingerprints.get(id(dataset))
+    if before is not None and before[0]() is dataset and before[1] != found:
+        warnings.warn(
+            f"this {type(dataset).__name__} is not what it was when it was cached before: an attribute or its code has "
+            "changed, so none of those samples are used. If that does not change them (a file opened late, a counter), "
+            "give wrap() or precompute() a fingerprint",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    with contextlib.suppress(TypeError):
+        # Not for ever: another object may get its id.
+        gone = functools.partial(_fingerprints.pop, id(dataset), None)
+        _fingerprints[id(dataset)] = (weakref.ref(dataset, lambda _: gone()), found)
+    return found
+
+
+_fingerprints: dict[int, tuple[Any, str]] = {}
+"""Of datasets that live, by id."""
 
 
 class _Known(NamedTuple):

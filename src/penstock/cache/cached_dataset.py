@@ -7,6 +7,7 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,11 @@ class CachedDataset(Dataset):
             return self.dataset[index]
         self._watched += 1
         before = get_generators()
-        sample = self.dataset[index]
+        _here.whole = self.cache.name
+        try:
+            sample = self.dataset[index]
+        finally:
+            _here.whole = None
         if not _are_same(before, get_generators()):
             self._watched = _WATCHED_LOADS
             warnings.warn(
@@ -77,6 +82,19 @@ class CachedDataset(Dataset):
         if name.startswith("__") or name == "dataset":
             raise AttributeError(name)
         return getattr(self.dataset, name)
+
+
+class _Here(threading.local):
+    whole: str | None = None
+    """The cache a whole sample is being loaded for in this thread."""
+
+
+_here = _Here()
+
+
+def is_loading_whole_for(name: str) -> bool:
+    """Whether this thread is loading a whole sample for the cache of that name."""
+    return _here.whole == name
 
 
 def _are_same(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> bool:

@@ -49,6 +49,8 @@ _MOST_VIRTUAL_BYTES = 1 << 43
 """Half of the largest file that common file systems can hold."""
 _MOST_SLOTS_LOG2 = 27
 _MOST_TAGS = 1 << 60
+_ANY_VERSION = (1 << 56) - 1
+"""Of the magic number, what all versions have in common."""
 _FILES = ("index", "values", "locks")
 
 
@@ -158,9 +160,14 @@ def _prepare(folder: Path, meta_fd: int, data_fd: int, *, limit_bytes: int, poli
         header[H_POLICY], header[H_READY] = policy, 0
         os.pwrite(meta_fd, header.tobytes(), 0)
         return
+    magic = int(header[H_MAGIC])
+    if magic != MAGIC and magic & _ANY_VERSION == MAGIC & _ANY_VERSION:
+        raise CacheError(
+            f"the cache in {folder} was made by another version of penstock; use another folder, or remove this one"
+        )
     if os.fstat(meta_fd).st_size:
         warnings.warn(
-            f"the cache in {folder} is damaged or was made by another version of penstock, and begins anew",
+            f"the cache in {folder} is damaged, and begins anew",
             RuntimeWarning,
             stacklevel=2,
         )

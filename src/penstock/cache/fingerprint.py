@@ -4,9 +4,10 @@ In:  a dataset.
 Out: a text that is the same in every process and run, until the class, a transform or an argument changes.
 Runs in: trainer.
 
-Looked at: the code of classes and functions, and attributes, however deep; of objects that keep theirs from Python,
-what pickling them would. Of long lists and large arrays, length and parts spread over them. What is no data (open
-files, locks, random generators) counts by its type alone; functions that are only called by name are not seen.
+Looked at: the code of classes and functions, what they refer to by name in their module, and attributes of objects
+and classes, however deep; of objects that keep theirs from Python, what pickling them would. Of packages that are
+installed, names and versions, not code. What is no data (open files, locks, random generators) counts by its type
+alone. Files a dataset reads are not looked at, but for arrays that are mapped from one: its size and age.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ import hashlib
 import inspect
 import io
 import logging
+import os
 import random
+import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence, Set
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
 _DEEPEST = 40
-_MOST_ITEMS = 1000
-_MOST_BYTES = 1 << 20
+_SIMPLE = (str, int, float, bool, type(None), bytes, complex)
+_AT_A_TIME = 1000
+_INSTALLED = ("site-packages", "dist-packages")
+_STANDARD = str(Path(os.__file__).parent)
 
 
 def fingerprint_of(dataset: Any) -> str:
@@ -69,11 +74,13 @@ class _Looker:
         if isinstance(value, (np.ndarray, torch.Tensor)):
             self._look_at_array(value)
         elif isinstance(value, Mapping):
-            self._look_at_items((part for key in _spread(list(value)) for part in (key, value[key])), len(value), depth)
+            self._look_at_items((part for item in value.items() for part in item), len(value), depth)
         elif isinstance(value, Set):
-            self._look_at_items(sorted(map(repr, value))[:_MOST_ITEMS], len(value), depth)
-        elif isinstance(value, (list, tuple, range)):
-            self._look_at_items(_spread(value), len(value), depth)
+            self._look_at_items(sorted(map(repr, value)), len(value), depth)
+        elif isinstance(value, range):
+            self._note(repr(value))
+        elif isinstance(value, (list, tuple)):
+            self._look_at_items(value, len(value), depth)
         elif isinstance(value, functools.partial):
             self._look_at_items((value.func, value.args, value.keywords), 3, depth)
         elif isinstance(value, types.MethodType):
@@ -101,8 +108,17 @@ class _Looker:
 
     def _look_at_items(self, items: Iterable[Any], count: int, depth: int) -> None:
         self._note("items", count)
+        plain: list[str] = []
         for item in items:
-            self.look(item, depth)
+            # A million paths and labels are told by their texts.
+            if is_plain := _is_plain(item, 3):
+                plain.append(repr(item))
+            if len(plain) >= _AT_A_TIME or (plain and not is_plain):
+                self._note("\0".join(plain))
+                plain.clear()
+            if not is_plain:
+                self.look(item, depth)
+        self._note("\0".join(plain))
 
     def _look_at_code(self, value: Any, depth: int) -> None:
         self._note(value.__module__, value.__qualname__)
@@ -110,18 +126,39 @@ class _Looker:
             self._look_at_function(value, depth)
             return
         for kind in value.__mro__:
-            if (kind.__module__ or "").partition(".")[0] in ("builtins", "torch", "typing", "abc", "collections"):
-                continue
             self._note(kind.__qualname__)
+            if self._is_installed(kind.__module__):
+                continue
             for name, part in sorted(vars(kind).items()):
                 part = getattr(part, "__func__", part)
                 for each in (part.fget, part.fset) if isinstance(part, property) else (part,):
                     if isinstance(each, types.FunctionType):
                         self._note(name)
                         self._look_at_function(each, depth)
+                    elif not name.startswith("__") and not hasattr(each, "__get__"):
+                        self._note(name)
+                        self.look(each, depth)
+
+    def _is_installed(self, module: str | None) -> bool:
+        """Whether a module is of Python or of a package that is installed: that one's version is noted instead."""
+        top = (module or "").partition(".")[0]
+        where = getattr(sys.modules.get(module or ""), "__file__", None)
+        if where is None:
+            return module not in ("__main__", None) and top not in ("__main__", "__mp_main__")
+        if not where.startswith(_STANDARD) and not any(part in where for part in _INSTALLED):
+            return False
+        self._note(top, getattr(sys.modules.get(top), "__version__", ""))
+        return True
 
     def _look_at_function(self, function: types.FunctionType, depth: int) -> None:
+        if self._is_installed(function.__module__):
+            self._note(function.__qualname__)
+            return
         self._look_at_compiled(function.__code__)
+        for name in _names_in(function.__code__):
+            if name in function.__globals__:
+                self._note(name)
+                self.look(function.__globals__[name], depth)
         self._look_at_items((function.__defaults__, function.__kwdefaults__), 2, depth)
         for cell in function.__closure__ or ():
             try:
@@ -152,16 +189,19 @@ class _Looker:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
                 return
-            flat = value.detach().reshape(-1)
-            flat = flat[:: max(1, flat.numel() * flat.element_size() // _MOST_BYTES)].cpu().contiguous()
+            flat = value.detach().reshape(-1).cpu().contiguous()
             raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
         elif value.dtype.hasobject:
-            self._look_at_items(_spread(value.reshape(-1).tolist()), value.size, _DEEPEST - 1)
+            self._look_at_items(value.reshape(-1).tolist(), value.size, _DEEPEST - 1)
+            return
+        elif isinstance(value, np.memmap) and value.filename is not None:
+            found = Path(value.filename).stat()
+            self._note(value.filename, value.offset, found.st_size, found.st_mtime_ns)
             return
         else:
-            flat = value.reshape(-1)
-            raw = np.ascontiguousarray(flat[:: max(1, flat.nbytes // _MOST_BYTES)]).view(np.uint8)
-        self._note(raw.tobytes())
+            raw = np.ascontiguousarray(value.reshape(-1)).view(np.uint8)
+        self._note("bytes", len(raw))
+        self._taken.update(raw.data)
 
 
 _NO_DATA = (
@@ -176,11 +216,23 @@ def _is_no_data(value: Any) -> bool:
     return is_ours or isinstance(value, _NO_DATA)
 
 
-def _spread(items: Sequence[Any]) -> Iterable[Any]:
-    """All of a few, or many of many, evenly."""
-    if len(items) <= _MOST_ITEMS:
-        return items
-    return (items[len(items) * number // _MOST_ITEMS] for number in range(_MOST_ITEMS))
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether a value's text says all there is to it."""
+    kind = type(value)
+    if kind in _SIMPLE:
+        return True
+    if kind in (tuple, list):
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return kind is dict and depth > 0 and all(_is_plain(part, depth - 1) for item in value.items() for part in item)
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    """Names a function may look up in its module, those of functions inside it too."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _names_in(constant)
+    return sorted(set(names))
 
 
 def _slots_of(value: Any) -> dict[str, Any]:

@@ -97,6 +97,8 @@ def _in_memory() -> list[Listed]:
 def _on_disk(folder: Path) -> Listed:
     from penstock.cache import disk_files
 
+    if not (folder / "cache.index").exists():
+        raise CacheError(f"there is no disk cache in {str(folder)!r}")
     with disk_files.visit(folder) as (region, _):
         return Listed(name=str(folder), state="disk", pids=[], figures=_figures(region))
 
@@ -145,7 +147,9 @@ def _show(listed: list[Listed], json_wanted: bool) -> None:
     from penstock.cli.page import make_console, make_grid
 
     if not listed:
-        click.echo("no caches on this node")
+        from penstock.cache import registry
+
+        click.echo(f"no caches on this node that are listed in {registry.folder()}")
         return
     grid = make_grid("bold", "", "", "", "", "")
     grid.add_row("cache", "state", "items", "memory", "hit rate", "processes")

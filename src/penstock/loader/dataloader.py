@@ -313,7 +313,8 @@ def _parse_device(device: Any) -> torch.device | None:
     if device is None:
         return None
     try:
-        parsed = torch.device(device)
+        # A number is a GPU's, also where torch would look for another accelerator.
+        parsed = torch.device("cuda", device) if type(device) is int else torch.device(device)
     except (RuntimeError, TypeError) as problem:
         raise ConfigError(
             f'device={device!r} is no device: {problem}; write "cuda", "cuda:1" or a torch.device'
@@ -321,9 +322,12 @@ def _parse_device(device: Any) -> torch.device | None:
     if parsed.type == "cuda":
         count = torch.cuda.device_count()
         if (parsed.index or 0) >= count:
-            raise ConfigError(
-                f"device={device!r}: this machine has {count} CUDA devices; leave device= out, or use another"
-            )
+            why = f"torch sees {count} CUDA devices here; leave device= out, or use another"
+            if torch.version.cuda is None and torch.version.hip is None:
+                why = "this torch was built without CUDA; install one with it, or leave device= out"
+            raise ConfigError(f"device={device!r}: {why}")
+    elif parsed.type in ("mps", "xpu") and not getattr(torch, parsed.type).is_available():
+        raise ConfigError(f"device={device!r}: torch finds no such device here; leave device= out, or use another")
     return parsed
 
 

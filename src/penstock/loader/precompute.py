@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -18,7 +19,10 @@ from penstock.cache.cache import Cache
 from penstock.cache.cached_dataset import CachedDataset
 from penstock.errors import ConfigError
 from penstock.loader.dataloader import DataLoader
+from penstock.units import format_bytes
 
+_MOST_IN_VAIN = 32
+"""So many samples in a row that were not kept, and the rest will not be either."""
 _SHOWN_EVERY_S = 0.5
 _SHOWN_EVERY_SHARE = 0.1
 """Where lines cannot be written over, one per tenth."""
@@ -33,7 +37,7 @@ class Precomputed:
     found: int
     """Samples that were on disk already."""
     not_kept: int
-    """Samples that were computed and found no room, or cannot be kept on disk."""
+    """Samples that found no room, or cannot be kept on disk; after many of those in a row it stops."""
     dataset: CachedDataset
     """The dataset to train on: it reads what was computed."""
 
@@ -59,12 +63,26 @@ def precompute(
     total = len(cached)
     with _Line(total, wanted=progress) as line:
         missing = [index for index in range(total) if not cached.is_on_disk(index)]
-        kept, found = 0, total - len(missing)
+        kept = in_vain = 0
+        found = total - len(missing)
         line.show(found)
-        loader = DataLoader(_Missing(cached, missing), batch_size=None, num_workers=num_workers)
-        for number, is_kept in enumerate(loader, 1):
-            kept += is_kept
-            line.show(found + number)
+        with DataLoader(_Missing(cached, missing), batch_size=None, num_workers=num_workers) as loader:
+            for number, is_kept in enumerate(loader, 1):
+                kept += is_kept
+                in_vain = 0 if is_kept else in_vain + 1
+                line.show(found + number)
+                if in_vain >= _MOST_IN_VAIN:
+                    break
+    if kept < len(missing):
+        stats = cache.stats()
+        warnings.warn(
+            f"precompute() kept {found + kept} of {total} samples"
+            + (f" and stopped after {in_vain} in a row that were not" if in_vain >= _MOST_IN_VAIN else "")
+            + f"; the disk tier holds {format_bytes(stats.disk_bytes)} of {format_bytes(stats.disk_limit_bytes)}. "
+            "Raise disk_limit if it is full; only detached CPU tensors, arrays, texts and numbers can be kept",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return Precomputed(computed=kept, found=found, not_kept=len(missing) - kept, dataset=cached)
 
 

@@ -223,3 +223,74 @@ def test_a_cache_inside_the_dataset_does_not_change_its_fingerprint() -> None:
         with make() as cache:
             prints.add(fingerprint_of(Numbers(transform=cache)))
     assert len(prints) == 1
+
+
+FACTOR = 2
+
+
+def helper(value: float) -> float:
+    return value * FACTOR
+
+
+def by_helper(value: float) -> float:
+    return helper(value)
+
+
+class WithClassValue(Numbers):
+    size = 2
+
+
+def test_what_code_refers_to_by_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = [fingerprint_of(Numbers(transform=by_helper)), fingerprint_of(WithClassValue())]
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    prints.append(fingerprint_of(Numbers(transform=by_helper)))
+    monkeypatch.setitem(globals(), "helper", lambda value: value * 7)
+    prints.append(fingerprint_of(Numbers(transform=by_helper)))
+    monkeypatch.setattr(WithClassValue, "size", 3)
+    prints.append(fingerprint_of(WithClassValue()))
+    assert len(set(prints)) == len(prints)
+
+
+def test_every_item_counts_of_however_many() -> None:
+    paths = [(f"{number}.png", number % 10) for number in range(20_000)]
+    array = torch.zeros(3_000_000)
+    tensors = {number: torch.zeros(3) for number in range(3000)}
+    before = [fingerprint_of(Numbers(transform=each)) for each in (paths, array, tensors)]
+    again = [fingerprint_of(Numbers(transform=each)) for each in (list(paths), array.clone(), dict(tensors))]
+    assert before == again
+    paths[12_345] = ("12345.png", 9)
+    array[1_234_567] = 1
+    tensors[1234][1] = 1
+    after = [fingerprint_of(Numbers(transform=each)) for each in (paths, array, tensors)]
+    assert not set(before) & set(after)
+
+
+def test_a_mapped_array_counts_by_its_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "array.npy", np.zeros(1000))
+    mapped = np.load(tmp_path / "array.npy", mmap_mode="r")
+    before = fingerprint_of(Numbers(transform=mapped))
+    assert before == fingerprint_of(Numbers(transform=np.load(tmp_path / "array.npy", mmap_mode="r")))
+    np.save(tmp_path / "array.npy", np.zeros(1001))
+    assert before != fingerprint_of(Numbers(transform=np.load(tmp_path / "array.npy", mmap_mode="r")))
+
+
+def test_a_dataset_that_has_changed_since_it_was_wrapped_says_so() -> None:
+    dataset = Numbers()
+    with make() as cache:
+        cache.wrap(dataset)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            cache.wrap(dataset)
+            dataset.handle = {"opened": 1}
+            cache.wrap(dataset, fingerprint="the same")
+        with pytest.warns(RuntimeWarning, match="is not what it was"):
+            cache.wrap(dataset)
+
+
+def test_whole_samples_beside_their_parts_are_a_warning() -> None:
+    with make() as cache:
+        inner = Numbers()
+        outer = Numbers(transform=lambda value: cache.get_or_load("part", lambda: value))
+        assert cache.wrap(inner)[1] is not None
+        with pytest.warns(RuntimeWarning, match="whole samples are kept"):
+            _ = cache.wrap(outer)[1]

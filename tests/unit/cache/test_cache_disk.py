@@ -171,6 +171,18 @@ def test_an_index_that_is_none_begins_anew_and_says_so(tmp_path: Path, damage: s
         assert cache.get("key") == 2
 
 
+def test_a_cache_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    with make(tmp_path) as cache:
+        cache.put("key", 2)
+    with (tmp_path / "cache.index").open("r+b") as file:
+        file.seek(7)
+        file.write(b"9")
+    before = (tmp_path / "cache.index").read_bytes()
+    with pytest.raises(CacheError, match="another version"):
+        make(tmp_path)
+    assert (tmp_path / "cache.index").read_bytes() == before
+
+
 def write_on(folder: Path, first: int) -> None:
     torch.set_num_threads(1)
     with make(folder, disk_limit=8 * MIB) as cache:

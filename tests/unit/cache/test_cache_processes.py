@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,21 @@ def test_processes_killed_while_they_hammer_leave_no_wrong_value_and_nobody_wait
             assert found is None or torch.equal(found, value_of(number))
         assert cache.put("after", 1)
         assert cache.stats().bytes <= 8 * MIB
+
+
+def make_there(queue: Any) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        make().close()
+        make("shared").close()
+    queue.put([str(each.message) for each in said])
+
+
+def test_a_cache_without_a_name_in_a_process_that_was_started_says_that_it_is_one_of_several() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=make_there, args=(queue,))
+    process.start()
+    (said,) = queue.get(timeout=60)
+    process.join()
+    assert "give it a name" in said

@@ -92,7 +92,8 @@ def test_without_a_disk_it_says_what_to_give(tmp_path: Path) -> None:
 
 def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
     with penstock.Cache("8MB", disk=tmp_path / "disk", disk_limit="1MiB") as cache:
-        done = penstock.precompute(torch.utils.data.TensorDataset(torch.zeros(20, 50_000)), cache)
+        with pytest.warns(RuntimeWarning, match="kept 4 of 20"):
+            done = penstock.precompute(torch.utils.data.TensorDataset(torch.zeros(20, 50_000)), cache)
         assert done.not_kept > 0 and done.computed + done.not_kept == 20
 
 
@@ -113,3 +114,21 @@ def test_the_line_shows_progress_where_it_is_wanted() -> None:
         line.show(100)
     assert out.getvalue().startswith("\rprecompute: 50 of 100 (50%)") and out.getvalue().endswith("\n")
     assert "100 of 100 (100%)" in out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be kept on disk")
+def test_it_does_not_go_on_in_vain(tmp_path: Path) -> None:
+    class Attached(Dataset):
+        computed = 0
+
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            Attached.computed += 1
+            return torch.ones(3, requires_grad=True) * index
+
+    with penstock.Cache("8MB", disk=tmp_path / "disk") as cache:
+        with pytest.warns(RuntimeWarning, match="stopped after 32"):
+            done = penstock.precompute(Attached(), cache)
+        assert (done.computed, done.not_kept) == (0, 1000) and Attached.computed < 100
