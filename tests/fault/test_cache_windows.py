@@ -19,8 +19,8 @@ pytestmark = [
 
 WINDOW = 8
 FRAME_BYTES = 64 << 10
-INDEX_BYTES = 5 << 19
-"""What table and plan take of the limit, about: the fraction is one of the frames."""
+INDEX_BYTES = 128
+"""What table and plan take of the limit for a frame, about: the fraction is one of the frames."""
 
 
 class Windows(Dataset):
@@ -64,7 +64,7 @@ class Blocks(Sampler[int]):
 
 def hit_rate(policy: str, fraction: float, *, frames: int, blocks: bool, epochs: int = 3, workers: int = 2) -> float:
     """In the epochs after the first."""
-    limit = int(fraction * frames * FRAME_BYTES) + INDEX_BYTES
+    limit = int(fraction * frames * FRAME_BYTES) + frames * INDEX_BYTES
     with penstock.Cache(limit, policy) as cache:
         dataset = Windows(frames, cache)
         order = {"sampler": Blocks(len(dataset))} if blocks else {"shuffle": True}
