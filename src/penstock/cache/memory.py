@@ -20,6 +20,8 @@ from penstock.cache.region import META_BYTES, PAGE_BYTES, Packed, Region, write_
 _WORTH_THREADS_BYTES = 256 << 10
 _WORTH_A_CALL_BYTES = 16 * PAGE_BYTES
 _PIECES_A_CALL = 512
+_MAPPED_AT_A_TOUCH_BYTES = 64 << 10
+"""How much of a file that is in memory already Linux maps around a page that is touched."""
 
 
 class Memory(Region):
@@ -44,8 +46,10 @@ class Memory(Region):
 
     def write(self, digest: bytes, offset: int, packed: Packed) -> None:
         if packed.total_bytes >= _WORTH_A_CALL_BYTES and os.lseek(self.data_fd, offset, os.SEEK_HOLE) == offset:
-            # Pages that are written whole as they are made are neither zeroed nor mapped first.
+            # Pages that are written whole as they are made need not be zeroed first. Touched afterwards, they count as
+            # this process's memory, where whoever watches it looks.
             write_pieces(self.data_fd, packed.pieces(), offset)
+            self.values[offset : offset + packed.total_bytes : _MAPPED_AT_A_TOUCH_BYTES].max()
         else:
             packed.write(self.values[offset : offset + packed.total_bytes])
 
