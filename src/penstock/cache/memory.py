@@ -45,9 +45,9 @@ class Memory(Region):
         return copied(self.values[offset : offset + used_bytes])
 
     def write(self, digest: bytes, offset: int, packed: Packed) -> None:
-        if packed.total_bytes >= _WORTH_A_CALL_BYTES and os.lseek(self.data_fd, offset, os.SEEK_HOLE) == offset:
-            # Pages that are written whole as they are made need not be zeroed first. Touched afterwards, they count as
-            # this process's memory, where whoever watches it looks.
+        if packed.total_bytes >= _WORTH_A_CALL_BYTES:
+            # Pages that are written whole as they are made need not be zeroed first, nor made writable here one by
+            # one. Touched afterwards, they count as this process's memory, where whoever watches it looks.
             write_pieces(self.data_fd, packed.pieces(), offset)
             self.values[offset : offset + packed.total_bytes : _MAPPED_AT_A_TOUCH_BYTES].max()
         else:
