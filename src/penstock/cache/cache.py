@@ -8,7 +8,6 @@ Runs in: trainer and worker.
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
 import uuid
 import warnings
@@ -23,7 +22,7 @@ from penstock.cache.cached_dataset import CachedDataset, is_loading_whole_for
 from penstock.cache.disk import Disk
 from penstock.cache.disk_files import folder_key, free_bytes, open_files, taken_bytes
 from penstock.cache.figures import counts as counts_of
-from penstock.cache.fingerprint import fingerprint_of
+from penstock.cache.fingerprint import fingerprint_again
 from penstock.cache.keys import digest
 from penstock.cache.locks import TooLong
 from penstock.cache.memory import Memory
@@ -237,7 +236,7 @@ class Cache:
         it was made with), or given as ``fingerprint``.
         """
         self._suit(repeats=False)
-        return CachedDataset(dataset, self, _fingerprint_again(dataset) if fingerprint is None else fingerprint)
+        return CachedDataset(dataset, self, fingerprint_again(dataset) if fingerprint is None else fingerprint)
 
     @property
     def limit_bytes(self) -> int:
@@ -449,29 +448,6 @@ class Cache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
-
-
-def _fingerprint_again(dataset: Any) -> str:
-    """A dataset's fingerprint; says so if it is no longer what it was."""
-    found = fingerprint_of(dataset)
-    before = _fingerprints.get(id(dataset))
-    if before is not None and before[0]() is dataset and before[1] != found:
-        warnings.warn(
-            f"this {type(dataset).__name__} is not what it was when it was cached before: an attribute or its code has "
-            "changed, so none of those samples are used. If that does not change them (a file opened late, a counter), "
-            "give wrap() or precompute() a fingerprint",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    with contextlib.suppress(TypeError):
-        # Not for ever: another object may get its id.
-        gone = functools.partial(_fingerprints.pop, id(dataset), None)
-        _fingerprints[id(dataset)] = (weakref.ref(dataset, lambda _: gone()), found)
-    return found
-
-
-_fingerprints: dict[int, tuple[Any, str]] = {}
-"""Of datasets that live, by id."""
 
 
 class _Known(NamedTuple):

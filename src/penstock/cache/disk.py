@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.cache import disk_files
 from penstock.cache.checksum import CHECKSUM_BYTES, checksum
-from penstock.cache.region import ENTRY_BYTES, Packed, Region
+from penstock.cache.region import ENTRY_BYTES, Packed, Region, write_pieces
 
 _RECORD = struct.Struct(f"<8s16sQ{CHECKSUM_BYTES}s")
 _RECORD_MAGIC = b"penstock"
@@ -53,10 +53,7 @@ class Disk(Region):
         value = record[self.record_bytes :]
         packed.write(value)
         _RECORD.pack_into(record.data, 0, _RECORD_MAGIC, digest, len(value), checksum(value))
-        rest = record.data
-        while rest:
-            written = os.pwrite(self.data_fd, rest, offset)
-            rest, offset = rest[written:], offset + written
+        write_pieces(self.data_fd, [record.data], offset)
 
     def reserve_table(self, where: int) -> None:
         os.posix_fallocate(self.meta_fd, where & ~63, ENTRY_BYTES << (where & 63))

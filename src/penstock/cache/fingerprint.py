@@ -12,6 +12,7 @@ alone. Files a dataset reads are not looked at, but for arrays that are mapped f
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import enum
 import functools
@@ -23,6 +24,8 @@ import os
 import random
 import sys
 import types
+import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path, PurePath
 from typing import Any
@@ -43,6 +46,29 @@ def fingerprint_of(dataset: Any) -> str:
     if hasattr(dataset, "__len__"):
         taken.update(b"len%d" % len(dataset))
     return taken.hexdigest()
+
+
+def fingerprint_again(dataset: Any) -> str:
+    """A dataset's fingerprint; says so if it is no longer what it was."""
+    found = fingerprint_of(dataset)
+    before = _fingerprints.get(id(dataset))
+    if before is not None and before[0]() is dataset and before[1] != found:
+        warnings.warn(
+            f"this {type(dataset).__name__} is not what it was when it was cached before: an attribute or its code has "
+            "changed, so none of those samples are used. If that does not change them (a file opened late, a counter), "
+            "give wrap() or precompute() a fingerprint",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    with contextlib.suppress(TypeError):
+        # Not for ever: another object may get its id.
+        gone = functools.partial(_fingerprints.pop, id(dataset), None)
+        _fingerprints[id(dataset)] = (weakref.ref(dataset, lambda _: gone()), found)
+    return found
+
+
+_fingerprints: dict[int, tuple[Any, str]] = {}
+"""Of datasets that live, by id."""
 
 
 class _Looker:

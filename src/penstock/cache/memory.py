@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.cache.region import META_BYTES, PAGE_BYTES, Packed, Region, write_header
+from penstock.cache.region import META_BYTES, PAGE_BYTES, Region, write_header, write_pieces
 
 _WORTH_THREADS_BYTES = 256 << 10
 _WORTH_A_CALL_BYTES = 16 * PAGE_BYTES
-_PIECES_A_CALL = 512
 _MAPPED_AT_A_TOUCH_BYTES = 64 << 10
 """How much of a file that is in memory already Linux maps around a page that is touched."""
 
@@ -44,7 +43,7 @@ class Memory(Region):
     def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
         return copied(self.values[offset : offset + used_bytes])
 
-    def write(self, digest: bytes, offset: int, packed: Packed) -> None:
+    def write(self, digest: bytes, offset: int, packed: Any) -> None:
         if packed.total_bytes >= _WORTH_A_CALL_BYTES:
             # Pages that are written whole as they are made need not be zeroed first, nor made writable here one by
             # one. Touched afterwards, they count as this process's memory, where whoever watches it looks.
@@ -63,18 +62,6 @@ def copied(source: np.ndarray) -> np.ndarray:
         # By as many threads as torch would take; in a forked child they may not exist any more.
         torch.from_numpy(copy).copy_(torch.from_numpy(source))
     return copy
-
-
-def write_pieces(fd: int, pieces: list[Any], offset: int) -> None:
-    """One piece after the other, from ``offset`` on. Raises OSError."""
-    rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    while rest:
-        written = os.pwritev(fd, rest[:_PIECES_A_CALL], offset)
-        offset += written
-        while rest and written >= len(rest[0]):
-            written -= len(rest.pop(0))
-        if written:
-            rest[0] = rest[0][written:]
 
 
 _is_forked = False

@@ -67,7 +67,6 @@ class Packed(Protocol):
     total_bytes: int
 
     def write(self, target: np.ndarray) -> None: ...
-    def pieces(self) -> list[Any]: ...
 
 
 class Region:
@@ -165,6 +164,21 @@ class Region:
         for fd in (self.meta_fd, self.data_fd, self.lock_fd):
             if fd >= 0:
                 os.close(fd)
+
+
+_PIECES_A_CALL = 512
+
+
+def write_pieces(fd: int, pieces: list[Any], offset: int) -> None:
+    """One piece after the other, from ``offset`` on. Raises OSError."""
+    rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    while rest:
+        written = os.pwritev(fd, rest[:_PIECES_A_CALL], offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
 
 
 def write_header(meta_fd: int, *, limit_bytes: int, virtual_bytes: int, policy: int) -> None:

@@ -11,7 +11,9 @@ batches more for every one that is delivered, as far ahead as the cache has room
 from __future__ import annotations
 
 import bisect
+import copy
 import functools
+import itertools
 import os
 import warnings
 from array import array
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from penstock.cache.cache import Cache
 from penstock.cache.locks import TooLong
@@ -51,11 +54,11 @@ class CacheOrder:
         """Under which the cache knows this epoch's plans, if it does."""
         self._pid = os.getpid()
 
-    def begin(self, batches: Iterator[Any], following: Iterator[Any], first: int) -> Iterator[Any]:
-        """The epoch's batches from number ``first`` on, known to the cache. ``following`` are those of the next epoch,
-        if they can be told."""
+    def begin(self, batches: Iterator[Any], sampler: Any, first: int) -> Iterator[Any]:
+        """The epoch's batches from number ``first`` on, known to the cache. ``sampler`` is where they come from, and
+        those of the next epoch."""
         self.end()
-        self._source, self._following = batches, following
+        self._source, self._following = batches, next_epoch_of(sampler)
         self._first, self._now, self._count = first, 0, 0
         self._drawn: deque[Any] = deque()
         self._is_drawn = False
@@ -173,3 +176,19 @@ class CacheOrder:
     def _stop_planning(self) -> None:
         self._is_planning = False
         self.end()
+
+
+def next_epoch_of(sampler: Any) -> Iterator[Any]:
+    """The batches a sampler will give in the epoch after this one, where that can be told."""
+    if type(sampler) is BatchSampler:
+        first = next(inner := next_epoch_of(sampler.sampler), None)
+        if first is not None:
+            indices = itertools.chain((first,), inner)
+            yield from BatchSampler(indices, sampler.batch_size, sampler.drop_last)  # type: ignore[arg-type]
+    elif type(sampler) is SequentialSampler:
+        yield from sampler
+    elif type(sampler) is DistributedSampler:
+        # Whoever forgets set_epoch() gets the same order again; all others count up.
+        following = copy.copy(sampler)
+        following.epoch += 1
+        yield from following

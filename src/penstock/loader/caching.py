@@ -8,14 +8,12 @@ Runs in: trainer and worker.
 from __future__ import annotations
 
 import bisect
-import copy
 import inspect
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from penstock.cache import cache as room
 from penstock.cache.cached_dataset import CachedDataset
@@ -156,19 +154,3 @@ def _keys_of_parts(dataset: ConcatDataset[Any]) -> Callable[[Any], Any] | None:
         return part(index - (ends[number - 1] if number else 0))
 
     return keys
-
-
-def next_epoch_of(sampler: Any) -> Iterator[Any]:
-    """The batches a sampler will give in the epoch after this one, where that can be told."""
-    if type(sampler) is BatchSampler:
-        first = next(inner := next_epoch_of(sampler.sampler), None)
-        if first is not None:
-            indices = itertools.chain((first,), inner)
-            yield from BatchSampler(indices, sampler.batch_size, sampler.drop_last)  # type: ignore[arg-type]
-    elif type(sampler) is SequentialSampler:
-        yield from sampler
-    elif type(sampler) is DistributedSampler:
-        # Whoever forgets set_epoch() gets the same order again; all others count up.
-        following = copy.copy(sampler)
-        following.epoch += 1
-        yield from following

@@ -109,8 +109,8 @@ class Engine:
         self._resume = threading.Event()
         self._closing = False
         self._closed = self._closed_here = False
-        self._told_s = 0.0
-        """When somebody last had something to say."""
+        self._looked_s = 0.0
+        """When a thread last stopped waiting for something to happen."""
         self._last_asked_s = self._left_s = time.monotonic()
         self._patience_s = tuning.idle_release_s
         """How long nobody may ask before the memory goes back."""
@@ -325,10 +325,10 @@ class Engine:
             # After this thread counts as sleeping: who sends something to the device from now on wakes it.
             if wait_s and self.poll():
                 wait_s = min(wait_s, _LOOK_AT_DEVICE_S)
-            if wait_s and time.monotonic() - self._told_s < _GATHER_S:
+            if wait_s and time.monotonic() - self._looked_s < _GATHER_S:
                 time.sleep(_GATHER_S)
             events = self._selector.select(wait_s)
-            self._told_s = time.monotonic()
+            self._looked_s = time.monotonic()
         finally:
             self._sleepers -= 1
         with self._lock:

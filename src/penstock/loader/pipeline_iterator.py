@@ -174,10 +174,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._sampler_done = state["drained"]
             self._go_to(place)
         if self._cache_order is not None:
-            from penstock.loader.caching import next_epoch_of
-
-            following = next_epoch_of(self._index_sampler)
-            self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, place.turn)
+            self._sampler_iter = self._cache_order.begin(self._sampler_iter, self._index_sampler, place.turn)
         self._num_yielded = place.batches
         self._at = place
         self.position = Position(

@@ -11,7 +11,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,8 @@ from torch.utils.data import (
 import penstock
 from penstock.cache.locks import TooLong
 from penstock.errors import ConfigError
-from penstock.loader.caching import keys_of, next_epoch_of
+from penstock.loader.cache_order import next_epoch_of
+from penstock.loader.caching import keys_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -88,14 +88,6 @@ class Stateful(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where no other test's caches are: those a loader makes of a size are shared by all that load the same."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    yield
-    assert not list(tmp_path.glob("penstock/*")), "a cache's file was left behind"
 
 
 @pytest.fixture
