@@ -13,6 +13,7 @@ from penstock._version import __version__
 from penstock.errors import BudgetError, CacheError, ConfigError, DataError, PenstockError, WorkerError
 
 if TYPE_CHECKING:
+    from penstock import data
     from penstock.cache.cache import CacheStats
     from penstock.loader import DataLoader, LoaderStats
     from penstock.loader.caching import Cache, LRUCache
@@ -31,6 +32,9 @@ _LAZY = {
 }
 """Public name -> the room that defines it."""
 
+_ROOMS = ("data",)
+"""Rooms that are used by name."""
+
 __all__ = [
     "BudgetError",
     "Cache",
@@ -44,6 +48,7 @@ __all__ = [
     "PenstockError",
     "WorkerError",
     "__version__",
+    "data",
     "limits",
     "memory",
     "precompute",
@@ -54,6 +59,8 @@ logging.getLogger("penstock").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f"penstock.{name}")
     room = _LAZY.get(name)
     if room is None:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")

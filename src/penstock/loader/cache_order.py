@@ -44,6 +44,9 @@ _CANNOT = (CacheError, TooLong, OSError)
 class CacheOrder:
     """One loader's part in a cache."""
 
+    sampler_state: Any = None
+    """The sampler's own state as it was after the batch given last, where it keeps one."""
+
     def __init__(self, cache: Cache, keys: Callable[[Any], Any], *, batched: bool) -> None:
         """``keys`` gives an index's keys; ``batched`` says whether the sampler gives lists of indices."""
         self._cache = cache
@@ -54,13 +57,16 @@ class CacheOrder:
         """Under which the cache knows this epoch's plans, if it does."""
         self._pid = os.getpid()
 
-    def begin(self, batches: Iterator[Any], sampler: Any, first: int) -> Iterator[Any]:
+    def begin(self, batches: Iterator[Any], sampler: Any, first: int, keeper: Any) -> Iterator[Any]:
         """The epoch's batches from number ``first`` on, known to the cache. ``sampler`` is where they come from, and
-        those of the next epoch."""
+        those of the next epoch; ``keeper``, the one in it that keeps a state of its own, or None."""
         self.end()
         self._source, self._following = batches, next_epoch_of(sampler)
+        self._keeper = keeper
+        self.sampler_state = self._state_now()
         self._first, self._now, self._count = first, 0, 0
-        self._drawn: deque[Any] = deque()
+        self._drawn: deque[tuple[Any, Any]] = deque()
+        """Batches, and the sampler's state after each."""
         self._is_drawn = False
         self._failure: Exception | None = None
         self._lows, self._numbers, self._published = array("Q"), array("q"), 0
@@ -112,7 +118,8 @@ class CacheOrder:
 
     def _batches(self) -> Iterator[Any]:
         while self._drawn or self._draw():
-            yield self._drawn.popleft()
+            batch, self.sampler_state = self._drawn.popleft()
+            yield batch
         if self._failure is not None:
             raise self._failure
 
@@ -141,9 +148,12 @@ class CacheOrder:
         # Some samplers fill the same list again, or give what can be read once.
         if self._batched and isinstance(batch, (list, Iterator)):
             batch = list(batch)
-        self._drawn.append(batch)
+        self._drawn.append((batch, self._state_now()))
         self._note(batch)
         return True
+
+    def _state_now(self) -> Any:
+        return None if self._keeper is None else self._keeper.state_dict()
 
     def _note(self, batch: Any) -> None:
         number, self._count = self._count, self._count + 1
@@ -179,16 +189,18 @@ class CacheOrder:
 
 
 def next_epoch_of(sampler: Any) -> Iterator[Any]:
-    """The batches a sampler will give in the epoch after this one, where that can be told."""
+    """The batches a sampler will give in the epoch after the one it is at, where that can be told."""
     if type(sampler) is BatchSampler:
         first = next(inner := next_epoch_of(sampler.sampler), None)
-        if first is not None:
-            indices = itertools.chain((first,), inner)
-            yield from BatchSampler(indices, sampler.batch_size, sampler.drop_last)  # type: ignore[arg-type]
-    elif type(sampler) is SequentialSampler:
-        yield from sampler
-    elif type(sampler) is DistributedSampler:
+        if first is None:
+            return iter(())
+        indices = itertools.chain((first,), inner)
+        return iter(BatchSampler(indices, sampler.batch_size, sampler.drop_last))  # type: ignore[arg-type]
+    if type(sampler) is SequentialSampler:
+        return iter(sampler)
+    if type(sampler) is DistributedSampler:
         # Whoever forgets set_epoch() gets the same order again; all others count up.
         following = copy.copy(sampler)
         following.epoch += 1
-        yield from following
+        return iter(following)
+    return sampler.next_epoch() if hasattr(sampler, "next_epoch") else iter(())

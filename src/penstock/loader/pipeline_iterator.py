@@ -134,8 +134,10 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
 
     def _order_for(self, cache: Cache | None) -> CacheOrder | None:
-        """What tells the cache what comes next. A sampler with a state of its own must not be read ahead for it."""
-        if cache is None or self._state_keeper() is not None:
+        """What tells the cache what comes next. A sampler with a state of its own must not be read ahead for it, unless
+        it is one that begins each iteration where it was told to, as those do that know their next epoch."""
+        keeper = self._state_keeper()
+        if cache is None or not (keeper is None or hasattr(keeper, "next_epoch")):
             return None
         from penstock.loader.caching import order_of
 
@@ -168,13 +170,15 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._sampler_done = False
         self._exhausted = False
         self._drawn = 0
-        place = Place(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
+        place = Place(batches=0, turn=0, sampler=self._keepers_state(), resume=resume)
         if state is not None:
             place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
             self._sampler_done = state["drained"]
             self._go_to(place)
         if self._cache_order is not None:
-            self._sampler_iter = self._cache_order.begin(self._sampler_iter, self._index_sampler, place.turn)
+            self._sampler_iter = self._cache_order.begin(
+                self._sampler_iter, self._index_sampler, place.turn, self._state_keeper()
+            )
         self._num_yielded = place.batches
         self._at = place
         self.position = Position(
@@ -205,6 +209,10 @@ class PipelineIterator(_BaseDataLoaderIter):
         return None
 
     def _sampler_state(self) -> Any:
+        """As of the batch drawn last, also where the cache has had the sampler read further."""
+        return self._keepers_state() if self._cache_order is None else self._cache_order.sampler_state
+
+    def _keepers_state(self) -> Any:
         keeper = self._state_keeper()
         return None if keeper is None else keeper.state_dict()
 

@@ -28,6 +28,7 @@ from torch.utils.data import (
 
 import penstock
 from penstock.cache.locks import TooLong
+from penstock.data.samplers import BlockShuffleSampler
 from penstock.errors import ConfigError
 from penstock.loader.cache_order import next_epoch_of
 from penstock.loader.caching import keys_of
@@ -229,6 +230,41 @@ def test_a_sampler_with_a_state_is_not_read_ahead(cache: penstock.Cache) -> None
     loader = penstock.DataLoader(Frames(cache), batch_size=5, sampler=sampler, cache=cache)
     next(iter(loader))
     assert sampler.at < 20 and not plans_known(cache)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_knows_its_next_epoch_is_read_ahead_and_resumes_exactly(
+    cache: penstock.Cache, workers: int
+) -> None:
+    def made() -> penstock.DataLoader[Any]:
+        sampler = BlockShuffleSampler([30, 40, 47], window=60, seed=5)
+        return penstock.DataLoader(Frames(cache), batch_size=8, num_workers=workers, cache=cache, sampler=sampler)
+
+    loader = made()
+    torch.manual_seed(1)
+    expected = [list(loader), list(loader)]
+    torch.manual_seed(1)
+    loader = made()
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    assert plans_known(cache)
+    state = loader.state_dict()
+    resumed = made()
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    assert len(rest) == len(expected[1]) - 5 and all(map(torch.equal, rest, expected[1][5:]))
+    del iterator
+
+
+def test_a_sampler_of_ours_tells_its_next_epoch_while_it_is_being_iterated() -> None:
+    sampler = BlockShuffleSampler([3, 4, 5], window=4)
+    iterator = iter(sampler)
+    next(iterator)
+    foretold = list(next_epoch_of(BatchSampler(sampler, 5, False)))
+    list(iterator)
+    assert foretold == list(BatchSampler(sampler, 5, False))
 
 
 def test_samplers_that_use_a_list_again_or_begin_anew_give_what_they_always_did(cache: penstock.Cache) -> None:

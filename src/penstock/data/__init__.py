@@ -1,0 +1,54 @@
+"""Where samples are and in what order: datasets that take little memory, and orders that read them well.
+
+Public names load on first use: none of them needs what another one is read through.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.data.arrow_dataset import ArrowDataset
+    from penstock.data.low_mem import LowMemDataset
+    from penstock.data.parquet_dataset import ParquetDataset
+    from penstock.data.samplers import BlockShuffleSampler, SequenceSampler
+    from penstock.data.shared_list import SharedList
+    from penstock.data.tar_dataset import TarDataset
+    from penstock.data.windows import WindowDataset
+
+_LAZY = {
+    "ArrowDataset": "arrow_dataset",
+    "BlockShuffleSampler": "samplers",
+    "LowMemDataset": "low_mem",
+    "ParquetDataset": "parquet_dataset",
+    "SequenceSampler": "samplers",
+    "SharedList": "shared_list",
+    "TarDataset": "tar_dataset",
+    "WindowDataset": "windows",
+}
+"""Public name -> the file that defines it."""
+
+__all__ = [
+    "ArrowDataset",
+    "BlockShuffleSampler",
+    "LowMemDataset",
+    "ParquetDataset",
+    "SequenceSampler",
+    "SharedList",
+    "TarDataset",
+    "WindowDataset",
+]
+
+
+def __getattr__(name: str) -> object:
+    file = _LAZY.get(name)
+    if file is None:
+        raise AttributeError(f"module 'penstock.data' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"penstock.data.{file}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,74 @@
+"""Pairs of prompt and response out of Parquet files, for fine-tuning on a machine with little memory.
+
+In:  Parquet files with a column of prompts and one of responses.
+Out: pairs of texts, cut and ended; batches of token numbers, where there is a tokenizer.
+Runs in: trainer and worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.data.parquet_dataset import ParquetDataset
+from penstock.errors import ConfigError, DataError
+
+
+class LowMemDataset(ParquetDataset):
+    """``(prompt, response)``, each cut to ``max_seq_len`` characters and followed by ``end``.
+
+    ``ultra_low_mem`` keeps nothing between reads; ``keep_in_memory`` reads everything once, for all workers together.
+    With ``tokenizer_dir``, ``collate_fn`` makes batches of token numbers.
+    """
+
+    def __init__(
+        self,
+        parquet_file: str | os.PathLike[str] | Sequence[Any],
+        tokenizer_dir: str | os.PathLike[str] | None = None,
+        ultra_low_mem: bool = False,
+        *,
+        keep_in_memory: bool = False,
+        max_seq_len: int = 512,
+        end: str = "[EOS]",
+        prompt: str = "prompt",
+        response: str = "response",
+        keep: object = "32MiB",
+    ) -> None:
+        if ultra_low_mem and keep_in_memory:
+            raise ConfigError("ultra_low_mem keeps nothing and keep_in_memory everything: choose one")
+        mode = "ultra" if ultra_low_mem else "memory" if keep_in_memory else "mapped"
+        super().__init__(parquet_file, [prompt, response], self._pair, mode, keep=keep)
+        self.tokenizer_dir = tokenizer_dir
+        self.max_seq_len = max_seq_len
+        self._end = end
+        self._columns = prompt, response
+        self._tokenizer: Any = None
+
+    def collate_fn(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """Token numbers of prompts (``input_ids``, ``attention_mask``) and of responses (``labels``), as long as the
+        longest of each; what is added to ``labels`` is -100, which losses pass over."""
+        prompts, responses = (list(texts) for texts in zip(*pairs, strict=True))
+        inputs = self._tokens(prompts)
+        targets = self._tokens(responses)
+        labels = targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100)
+        return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "labels": labels}
+
+    def _pair(self, row: dict[str, Any]) -> tuple[str, str]:
+        for name in self._columns:
+            if not isinstance(row[name], str):
+                raise DataError(f"{name} is no text in a row: {row!r:.200}")
+        prompt, response = (f"{row[name][: self.max_seq_len]}{self._end}" for name in self._columns)
+        return prompt, response
+
+    def _tokens(self, texts: list[str]) -> Any:
+        if self._tokenizer is None:
+            if self.tokenizer_dir is None:
+                raise ConfigError("there is no tokenizer: give tokenizer_dir=")
+            from transformers import AutoTokenizer  # type: ignore[import-not-found]
+
+            self._tokenizer = AutoTokenizer.from_pretrained(os.fspath(self.tokenizer_dir))
+        return self._tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tokenizer": None}

@@ -1,0 +1,246 @@
+"""Rows of Parquet files, read when they are asked for.
+
+In:  files, the columns wanted.
+Out: a map-style dataset whose memory does not grow with the files.
+Runs in: trainer and worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from penstock.data.parquet_files import ParquetFiles, arrow
+from penstock.data.rows import row_of, rows_of
+from penstock.data.shared_bytes import SharedBytes
+from penstock.data.sources import locate
+from penstock.errors import ConfigError
+from penstock.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MODES = ("mapped", "ultra", "memory")
+SUFFIXES = (".parquet", ".pq", ".parq")
+_ALIGNED_BYTES = 64
+_MOST_OPENED = 256
+"""Views of groups in shared memory that a process keeps: a few kilobytes each."""
+
+
+class ParquetDataset(Dataset[Any]):
+    """A dict per row, or what ``transform`` makes of it. Lists of numbers are numpy arrays.
+
+    ``path``: a file, a glob, a folder, a URL that fsspec knows, or a list of those. All files have the same columns.
+    ``columns``: only these are read.
+    ``mode``: ``"mapped"`` keeps the row groups read last, up to ``keep`` bytes in every worker; ``"ultra"`` keeps
+    nothing between reads; ``"memory"`` reads everything once, into memory that all workers share.
+
+    A batch reads each of its row groups once. For speed, let the order stay within a few of them at a time:
+    ``BlockShuffleSampler(dataset)``.
+    """
+
+    splittable = True
+    """Several workers may fetch the rows of one batch."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[Any],
+        columns: Sequence[str] | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        mode: str = "mapped",
+        *,
+        keep: object = "32MiB",
+    ) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode={mode!r} is none of {', '.join(MODES)}")
+        if isinstance(columns, str) or (columns is not None and not columns):
+            raise ConfigError(f"columns={columns!r} is no list of names; give several, or None for all")
+        self.transform = transform
+        self.mode = mode
+        self._files = ParquetFiles(locate(path, suffixes=SUFFIXES), columns)
+        self._groups: _Groups | _Copy = (
+            _Copy(self._files)
+            if mode == "memory"
+            else _Groups(self._files, parse_bytes(keep, name="keep"), keeps=mode == "mapped")
+        )
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """Number of each row group's first row, and of all rows."""
+        return self._files.starts
+
+    @property
+    def block_bytes(self) -> np.ndarray:
+        """What each row group takes, about, when it is read."""
+        return self._files.group_bytes
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._files.schema
+
+    def __len__(self) -> int:
+        return int(self._files.starts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        group, place = self._find(np.array([index]))
+        row = row_of(*self._groups.row(int(group[0]), int(place[0])))
+        return row if self.transform is None else self.transform(row)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        groups, places = self._find(np.asarray(indices, np.int64))
+        samples: list[Any] = [None] * len(places)
+        for group in np.unique(groups):
+            asked = np.flatnonzero(groups == group)
+            for batch, at, numbers in self._groups.rows(int(group), places[asked]):
+                for number, row in zip(asked[numbers].tolist(), rows_of(batch, at), strict=True):
+                    samples[number] = row
+        return samples if self.transform is None else [self.transform(row) for row in samples]
+
+    def _find(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The groups rows are in, and their places there."""
+        count = len(self)
+        at = np.where(indices < 0, indices + count, indices)
+        wrong = (at < 0) | (at >= count)
+        if wrong.any():
+            raise IndexError(f"row {indices[wrong][0]} of {count}")
+        groups = np.searchsorted(self._files.starts, at, "right") - 1
+        return groups, at - self._files.starts[groups]
+
+    def __repr__(self) -> str:
+        return f"ParquetDataset({len(self):,} rows in {len(self.blocks) - 1:,} row groups, mode={self.mode!r})"
+
+
+class _Groups:
+    """Row groups as they are needed; those used last are kept, within limits, by each process for itself."""
+
+    def __init__(self, files: ParquetFiles, keep_bytes: int, *, keeps: bool) -> None:
+        self._files = files
+        self._keep_bytes = keep_bytes
+        self._keeps = keeps
+        self._growth = 1.0
+        """How much larger than their footer says groups have turned out to be: repeated values are stored once."""
+        self._has_warned = False
+        # No lock, which a fork could inherit locked: threads that read the same group at once both decode it.
+        self._kept: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": OrderedDict()}
+
+    def row(self, group: int, place: int) -> tuple[pa.RecordBatch, int]:
+        if self._is_too_large(group):
+            ((batch, at, _),) = self.rows(group, np.array([place]))
+            return batch, int(at[0])
+        return self._whole(group), place
+
+    def rows(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
+        """Batches, places in them, and which of the asked ones these are."""
+        if not self._is_too_large(group):
+            return [(self._whole(group), places, np.arange(len(places)))]
+        return self._from_pieces(group, places)
+
+    def _is_too_large(self, group: int) -> bool:
+        return self._size_bytes(group) > self._keep_bytes
+
+    def _size_bytes(self, group: int) -> int:
+        return int(self._growth * self._files.group_bytes[group])
+
+    def _whole(self, group: int) -> pa.RecordBatch:
+        with contextlib.suppress(KeyError):
+            batch = self._kept[group]
+            self._kept.move_to_end(group)
+            return batch
+        if self._keeps:
+            self._make_room(self._size_bytes(group))
+        batch = self._files.read(group, keeps_footer=self._keeps)
+        self._growth = max(self._growth, batch.nbytes / max(1, int(self._files.group_bytes[group])))
+        if self._keeps and batch.nbytes <= self._keep_bytes:
+            self._make_room(batch.nbytes)
+            self._kept[group] = batch
+        return batch
+
+    def _make_room(self, need_bytes: int) -> None:
+        while self._kept and sum(batch.nbytes for batch in list(self._kept.values())) + need_bytes > self._keep_bytes:
+            with contextlib.suppress(KeyError):
+                self._kept.popitem(last=False)
+
+    def _from_pieces(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
+        """Go through a group that is too large to be held, and hold only the rows that are asked for."""
+        self._warn(group)
+        rows = int(self._files.starts[group + 1] - self._files.starts[group])
+        at_a_time = max(1, self._keep_bytes // 8 * rows // max(1, self._size_bytes(group)))
+        found = []
+        first = 0
+        for piece in self._files.read_pieces(group, at_a_time, keeps_footer=self._keeps):
+            numbers = np.flatnonzero((places >= first) & (places < first + piece.num_rows))
+            if len(numbers):
+                found.append((piece.take(places[numbers] - first), np.arange(len(numbers)), numbers))
+            first += piece.num_rows
+            if first > places.max():
+                break
+        return found
+
+    def _warn(self, group: int) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{self._files.name(group)} takes {format_bytes(self._size_bytes(group))} when it is read, and "
+            f"keep={format_bytes(self._keep_bytes)} is the most that is held: each read goes through it from its "
+            "beginning. Rewrite the files (penstock pack, or a smaller row_group_size), or raise keep=",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+class _Copy:
+    """All row groups, in memory that all workers share, each as an Arrow stream of its own."""
+
+    def __init__(self, files: ParquetFiles) -> None:
+        ends = [0]
+
+        def streams() -> Iterator[Any]:
+            for group in range(len(files.starts) - 1):
+                stream = _stream_of(files.read(group, keeps_footer=True))
+                padding = -len(stream) % _ALIGNED_BYTES
+                ends.append(ends[-1] + len(stream) + padding)
+                yield stream
+                yield bytes(padding)
+
+        self._streams = SharedBytes.of(streams())
+        self._ends = np.array(ends, np.int64)
+        self._opened: dict[int, pa.RecordBatch] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": {}}
+
+    def row(self, group: int, place: int) -> tuple[pa.RecordBatch, int]:
+        return self._batch(group), place
+
+    def rows(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
+        return [(self._batch(group), places, np.arange(len(places)))]
+
+    def _batch(self, group: int) -> pa.RecordBatch:
+        batch = self._opened.get(group)
+        if batch is None:
+            pa = arrow()
+            first, end = (int(place) for place in self._ends[group : group + 2])
+            batch = pa.ipc.open_stream(pa.py_buffer(self._streams.view()[first:end])).read_next_batch()
+            if len(self._opened) >= _MOST_OPENED:
+                self._opened.clear()
+            self._opened[group] = batch
+        return batch
+
+
+def _stream_of(batch: pa.RecordBatch) -> memoryview:
+    pa = arrow()
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(out.getvalue())

@@ -1,0 +1,264 @@
+"""Parquet files as row groups, numbered through: what each holds, and reading one.
+
+In:  locations of files, the columns wanted.
+Out: where row groups begin, how large they are, and their rows as record batches.
+Runs in: trainer and worker. Footers are read once, by whoever makes the dataset; workers share what was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.data.shared_bytes import SharedBytes
+from penstock.data.sources import Source, is_remote, open_source
+from penstock.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_MAGIC = b"PAR1"
+_TAIL_BYTES = 64 << 10
+"""What is read first of a file's end: most footers fit."""
+_READERS = 8
+_PARSED_BYTES = 8 << 20
+"""Footers that are kept ready for use, by their size in the file."""
+
+
+def arrow() -> Any:
+    """pyarrow, with its Parquet reader."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError('Parquet and Arrow files are read through pyarrow: pip install "penstock[parquet]"') from None
+    return pyarrow
+
+
+class ParquetFiles:
+    """Row groups of one or several files of the same columns."""
+
+    def __init__(self, locations: Sequence[str], columns: Sequence[str] | None) -> None:
+        arrow()
+        with ThreadPoolExecutor(_READERS) as readers:
+            footers = list(readers.map(_read_footer, locations))
+        self._locations = tuple(locations)
+        self._versions = tuple(version for _, version in footers)
+        schema: Any = None
+        starts, groups, group_bytes = [0], [], []
+        for number, (location, (footer, _)) in enumerate(zip(locations, footers, strict=True)):
+            about = _parse(location, footer)
+            own = _wanted(location, about, columns)
+            if schema is None:
+                schema = own
+            _compare(locations[0], schema, location, own)
+            for group in range(about.num_row_groups):
+                rows = about.row_group(group).num_rows
+                if rows < 0:
+                    raise DataError(f"{location}: row group {group} claims {rows} rows; the file is damaged")
+                if not rows:
+                    continue
+                starts.append(starts[-1] + rows)
+                groups.append((number, group))
+                group_bytes.append(_decoded_bytes(about.row_group(group), own))
+        self.schema: pa.Schema = schema
+        self.columns = None if columns is None else list(columns)
+        ends = np.cumsum([0] + [len(footer) for footer, _ in footers])
+        numbers = [np.array(starts, np.int64), np.array(group_bytes, np.int64), np.array(groups, np.int32), ends]
+        self._numbers = SharedBytes.of(numbers)
+        self._footers = SharedBytes.of(footer for footer, _ in footers)
+        self._count = len(groups)
+        self._ready()
+
+    def _ready(self) -> None:
+        count = self._count
+        self.starts = self._numbers.array(np.int64, 0, count + 1)
+        """Number of each group's first row, and of all rows."""
+        self.group_bytes = self._numbers.array(np.int64, 8 * (count + 1), count)
+        """What a group's wanted columns take, about, when they are read."""
+        self._groups = self._numbers.array(np.int32, 8 * (2 * count + 1), 2 * count).reshape(count, 2)
+        self._ends = self._numbers.array(np.int64, 8 * (2 * count + 1) + 8 * count)
+        # No lock, which a fork could inherit locked: threads may parse the same footer twice.
+        self._parsed: OrderedDict[int, Any] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("starts", "group_bytes", "_groups", "_ends", "_parsed"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._ready()
+
+    def name(self, group: int) -> str:
+        file, number = self._groups[group]
+        return f"row group {number} of {self._locations[file]}"
+
+    def read(self, group: int, *, keeps_footer: bool) -> pa.RecordBatch:
+        """The rows of a group, wanted columns only."""
+        with self._opened(group, keeps_footer=keeps_footer) as (file, number):
+            table = file.read_row_group(number, columns=self.columns, use_threads=False)
+        rows = int(self.starts[group + 1] - self.starts[group])
+        if len(table) != rows:
+            raise DataError(f"{self.name(group)} has {len(table)} rows, its footer says {rows}; the file is damaged")
+        batches = self._in_order(table).to_batches()
+        return batches[0] if len(batches) == 1 else arrow().concat_batches(batches)
+
+    def read_pieces(self, group: int, rows: int, *, keeps_footer: bool) -> Iterator[pa.RecordBatch]:
+        """The same, so many rows at a time: for groups that are too large to be held."""
+        with self._opened(group, keeps_footer=keeps_footer) as (file, number):
+            for piece in file.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=False):
+                yield self._in_order(piece)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _in_order(self, rows: Any) -> Any:
+        return rows if rows.schema.names == self.schema.names else rows.select(self.schema.names)
+
+    @contextlib.contextmanager
+    def _opened(self, group: int, *, keeps_footer: bool) -> Iterator[tuple[pq.ParquetFile, int]]:
+        """The file a group is in, and its number there. Opened for one read: a footer at hand makes that cheap."""
+        pa = arrow()
+        index, number = (int(value) for value in self._groups[group])
+        location = self._locations[index]
+        with contextlib.ExitStack() as opened:
+            source = _file_of(location, self._versions[index], opened)
+            try:
+                about = self._footer(index, keeps=keeps_footer)
+                file = pa.parquet.ParquetFile(source, metadata=about, pre_buffer=is_remote(location))
+                yield opened.enter_context(file), number
+            except (pa.ArrowException, OSError, OverflowError, ValueError, IndexError, MemoryError) as problem:
+                if isinstance(problem, DataError):
+                    raise
+                raise DataError(f"{self.name(group)} cannot be read: {problem}") from problem
+
+    def _footer(self, index: int, *, keeps: bool) -> Any:
+        with contextlib.suppress(KeyError):
+            about = self._parsed[index]
+            self._parsed.move_to_end(index)
+            return about
+        first, end = (int(place) for place in self._ends[index : index + 2])
+        about = _parse(self._locations[index], self._footers.view()[first:end])
+        if keeps:
+            while sum(self._footer_bytes(one) for one in [*self._parsed, index]) > _PARSED_BYTES and self._parsed:
+                with contextlib.suppress(KeyError):
+                    self._parsed.popitem(last=False)
+            self._parsed[index] = about
+        return about
+
+    def _footer_bytes(self, index: int) -> int:
+        return int(self._ends[index + 1] - self._ends[index])
+
+
+def _read_footer(location: str) -> tuple[bytes, str]:
+    """The end of a file, where Parquet says what is in it, and which version of the file that was."""
+    source = open_source(location)
+    with contextlib.closing(source):
+        size = source.size_bytes
+        if size < 12:
+            raise DataError(f"{location} has {size} bytes: {'an empty' if not size else 'no Parquet'} file")
+        tail = source.read(max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+        if tail[-4:] == b"PARE":
+            raise DataError(f"{location} is encrypted")
+        if tail[-4:] != _MAGIC:
+            what = "cut short" if source.read(0, 4) == _MAGIC else "no Parquet file"
+            raise DataError(f"{location} ({size} bytes) does not end as a Parquet file does: it is {what}")
+        length = struct.unpack("<I", tail[-8:-4])[0] + 8
+        if length > size - 4:
+            raise DataError(f"{location} says its footer has {length - 8} bytes; the whole file has {size}")
+        footer = tail[-length:] if length <= len(tail) else source.read(size - length, length)
+        if len(footer) != length:
+            raise DataError(f"{location} was changed while its footer was read")
+        return footer, source.version
+
+
+def _parse(location: str, footer: bytes | memoryview) -> Any:
+    pa = arrow()
+    try:
+        return pa.parquet.read_metadata(pa.BufferReader(_MAGIC + bytes(footer)))
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as problem:
+        raise DataError(f"the footer of {location} is damaged: {problem}") from problem
+
+
+def _wanted(location: str, about: Any, columns: Sequence[str] | None) -> pa.Schema:
+    pa = arrow()
+    try:
+        schema = about.schema.to_arrow_schema().remove_metadata()
+    except (pa.ArrowException, ValueError) as problem:
+        raise DataError(f"the columns of {location} cannot be read: {problem}") from problem
+    if len(set(schema.names)) < len(schema.names):
+        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        raise DataError(f"{location} has several columns of the same name: {', '.join(twice)}")
+    if columns is None:
+        return schema
+    missing = [name for name in columns if name not in schema.names]
+    if missing:
+        raise DataError(f"{location} has no column {', '.join(missing)}; it has {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def _compare(first: str, schema: pa.Schema, location: str, own: pa.Schema) -> None:
+    """Refuse a file whose columns are not those of the first."""
+    differences = [f"no column {name}" for name in schema.names if name not in own.names]
+    differences += [f"a column {name} more" for name in own.names if name not in schema.names]
+    differences += [
+        f"{name} is {own.field(name).type}, not {schema.field(name).type}"
+        for name in own.names
+        if name in schema.names and own.field(name).type != schema.field(name).type
+    ]
+    if differences:
+        raise DataError(f"{location} does not fit {first}: {'; '.join(differences)}")
+
+
+def _decoded_bytes(group: Any, schema: pa.Schema) -> int:
+    wanted = set(schema.names)
+    chunks = (group.column(number) for number in range(group.num_columns))
+    return sum(max(0, c.total_uncompressed_size) for c in chunks if c.path_in_schema.partition(".")[0] in wanted)
+
+
+def _file_of(location: str, version: str, opened: contextlib.ExitStack) -> Any:
+    """What pyarrow reads a file through; checks that it is still the one whose footer is known."""
+    source = opened.enter_context(contextlib.closing(open_source(location)))
+    if source.version != version:
+        raise DataError(f"{location} has changed since the dataset was made; make the dataset again")
+    if not is_remote(location):
+        return opened.enter_context(arrow().OSFile(str(Path(location.removeprefix("file://")))))
+    return arrow().PythonFile(_SourceFile(source), mode="r")
+
+
+class _SourceFile(io.RawIOBase):
+    """A source with a position."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        length = self._source.size_bytes - self._position if size is None or size < 0 else size
+        data = self._source.read(self._position, length)
+        self._position += len(data)
+        return data

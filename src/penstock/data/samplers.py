@@ -1,0 +1,221 @@
+"""Orders that stay near: a few row groups, shards or sequences at a time, shuffled anew every epoch.
+
+In:  where blocks begin and how large they are; seed, epoch, rank.
+Out: indices, each once per epoch over all ranks.
+Runs in: trainer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from penstock.errors import ConfigError
+from penstock.units import parse_bytes
+
+
+class _BlockOrder(Sampler[int]):
+    """What the samplers have in common: blocks in an order of the epoch, cut evenly among ranks.
+
+    ``seed`` and epoch decide the order. An epoch that was iterated to its end is followed by the next one; whoever
+    counts epochs themselves calls ``set_epoch``. ``rank`` and ``num_replicas`` are torch.distributed's, or torchrun's,
+    if not given. Over all ranks an epoch gives each index exactly once, so some ranks may have one more than others;
+    with ``drop_last`` all have the same number, and the few that are left over are not given in this epoch.
+    """
+
+    def __init__(
+        self,
+        starts: np.ndarray,
+        *,
+        shuffle: bool,
+        seed: int,
+        rank: int | None,
+        num_replicas: int | None,
+        drop_last: bool,
+    ) -> None:
+        self._starts = starts
+        self.shuffle = shuffle
+        self.seed = seed
+        self.rank, self.num_replicas = _place(rank, num_replicas)
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._first = 0
+        """From where the next iteration goes on."""
+        self._position = 0
+        """How many indices of this epoch have been given."""
+
+    def __len__(self) -> int:
+        first, end = self._share()
+        return end - first
+
+    def __iter__(self) -> Iterator[int]:
+        first, self._first = self._first, 0
+        epoch, self._position = self.epoch, first
+        for number, index in enumerate(itertools.islice(self.order(epoch), first, None), first + 1):
+            self._position = number
+            yield index
+        self._position = 0
+        if self.epoch == epoch:
+            self.epoch += 1
+
+    def order(self, epoch: int) -> Iterator[int]:
+        """This rank's indices in an epoch."""
+        chance = np.random.default_rng((self.seed, epoch))
+        count = len(self._starts) - 1
+        blocks = chance.permutation(count) if self.shuffle else np.arange(count)
+        lengths = np.diff(self._starts)[blocks]
+        begins = np.concatenate(([0], np.cumsum(lengths)))
+        first, end = self._share()
+        # The blocks that this rank has a part of; at most its first and last are cut.
+        mine = range(np.searchsorted(begins, first, "right") - 1, np.searchsorted(begins, end, "left"))
+        pieces = [
+            (int(blocks[place]), max(0, first - int(begins[place])), min(int(lengths[place]), end - int(begins[place])))
+            for place in mine
+            if first < end
+        ]
+        return self._within(pieces, np.random.default_rng((self.seed, epoch, self.rank)))
+
+    def next_epoch(self) -> Iterator[int]:
+        """The indices of the epoch after this one."""
+        return self.order(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._first = self._position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Make the next iteration go on where ``state_dict`` was taken."""
+        self.epoch = state["epoch"]
+        self._first = self._position = state["position"]
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _within(self, pieces: list[tuple[int, int, int]], chance: np.random.Generator) -> Iterator[int]:
+        """The indices of these pieces: block, and from which to which of its places."""
+        raise NotImplementedError
+
+    def _indices(self, piece: tuple[int, int, int]) -> np.ndarray:
+        block, first, end = piece
+        return np.arange(first, end) + self._starts[block]
+
+    def _share(self) -> tuple[int, int]:
+        total, ranks = int(self._starts[-1]), self.num_replicas
+        if self.drop_last:
+            share = total // ranks
+            return self.rank * share, (self.rank + 1) * share
+        return self.rank * total // ranks, (self.rank + 1) * total // ranks
+
+
+class BlockShuffleSampler(_BlockOrder):
+    """Blocks (row groups, shards) in random order, and all indices of a few blocks shuffled together.
+
+    ``blocks``: a dataset that has them (``ParquetDataset``, ``TarDataset``, ``ArrowDataset``), or the lengths of
+    blocks. ``window``: how many bytes of blocks are shuffled together; give the dataset's ``keep``, or less, and every
+    block is read once an epoch. Lengths without ``block_bytes`` are counted instead: ``window`` is then a number of
+    indices.
+    """
+
+    def __init__(
+        self,
+        blocks: Any,
+        window: object = "24MiB",
+        *,
+        block_bytes: Sequence[int] | np.ndarray | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        starts = _starts_of(blocks, "blocks")
+        if block_bytes is None:
+            block_bytes = getattr(blocks, "block_bytes", None)
+        self._sizes = np.diff(starts) if block_bytes is None else np.asarray(block_bytes, np.int64)
+        if len(self._sizes) != len(starts) - 1:
+            raise ConfigError(f"block_bytes has {len(self._sizes)} sizes for {len(starts) - 1} blocks")
+        self._window = parse_bytes(window, name="window")
+        super().__init__(
+            starts, shuffle=shuffle, seed=seed, rank=rank, num_replicas=num_replicas, drop_last=drop_last
+        )  # fmt: skip
+
+    def _within(self, pieces: list[tuple[int, int, int]], chance: np.random.Generator) -> Iterator[int]:
+        window: list[np.ndarray] = []
+        size = 0
+        for piece in pieces:
+            own = int(self._sizes[piece[0]])
+            if window and size + own > self._window:
+                yield from self._mixed(window, chance)
+                window, size = [], 0
+            window.append(self._indices(piece))
+            size += own
+        if window:
+            yield from self._mixed(window, chance)
+
+    def _mixed(self, window: list[np.ndarray], chance: np.random.Generator) -> Iterator[int]:
+        indices = np.concatenate(window)
+        if self.shuffle:
+            chance.shuffle(indices)
+        return iter(indices.tolist())
+
+
+class SequenceSampler(_BlockOrder):
+    """Sequences in random order, one after another, each in its own order.
+
+    ``sequences``: a dataset that has them (``WindowDataset``), or their lengths. Neighbours share frames, so a cache
+    that holds one sequence has most of its hits.
+    """
+
+    def __init__(
+        self,
+        sequences: Any,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(
+            _starts_of(sequences, "sequences"),
+            shuffle=shuffle, seed=seed, rank=rank, num_replicas=num_replicas, drop_last=drop_last,
+        )  # fmt: skip
+
+    def _within(self, pieces: list[tuple[int, int, int]], chance: np.random.Generator) -> Iterator[int]:
+        return itertools.chain.from_iterable(self._indices(piece).tolist() for piece in pieces)
+
+
+def _starts_of(given: Any, what: str) -> np.ndarray:
+    """Where blocks begin, and where the last one ends: of a dataset that says so, or of lengths."""
+    known = getattr(given, what, None)
+    if known is not None:
+        return np.asarray(known, np.int64)
+    try:
+        lengths = np.asarray(given, np.int64)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"a {type(given).__name__} has no {what}: give a dataset that has, or the length of each"
+        ) from None
+    if lengths.ndim != 1 or (lengths < 0).any():
+        raise ConfigError(f"{what} are given as a list of lengths, none below zero")
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
+    import torch.distributed as distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        found = distributed.get_rank(), distributed.get_world_size()
+    else:
+        found = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, ranks = found[0] if rank is None else rank, found[1] if num_replicas is None else num_replicas
+    if not 0 <= rank < ranks:
+        raise ConfigError(f"rank {rank} of {ranks} is no rank: they count from 0 to {ranks - 1}")
+    return rank, ranks

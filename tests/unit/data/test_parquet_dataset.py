@@ -1,0 +1,327 @@
+"""Parquet rows: what was written is what is read, in every mode, by whoever asks."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+
+import penstock
+from penstock.data import BlockShuffleSampler, LowMemDataset, ParquetDataset
+from penstock.errors import ConfigError, DataError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+MODES = ["mapped", "ultra", "memory"]
+
+
+def table(rows: int, first: int = 0) -> Any:
+    numbers = range(first, first + rows)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "text": [f"text {n} é漢" for n in numbers],
+            "maybe": [None if n % 3 == 0 else n / 2 for n in numbers],
+            "vector": pa.array([[float(n), n + 0.5] for n in numbers], pa.list_(pa.float32())),
+            "nested": [{"a": n, "b": [f"x{n}"] * (n % 3)} for n in numbers],
+            "raw": [bytes([n % 256]) * (n % 5) for n in numbers],
+        }
+    )
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"vector": row["vector"].tolist()}
+
+
+def write(path: Path, rows: int, first: int = 0, group: int = 7, **more: Any) -> Path:
+    pq.write_table(table(rows, first), path, row_group_size=group, **more)
+    return path
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_what_was_written_one_by_one_and_many_at_once(tmp_path: Path, mode: str) -> None:
+    write(tmp_path / "b.parquet", 30)
+    write(tmp_path / "c.parquet", 20, first=30)
+    dataset = ParquetDataset(tmp_path, mode=mode)
+    expected = table(50).to_pylist()
+    assert len(dataset) == 50
+    assert [plain(dataset[i]) for i in range(50)] == expected
+    asked = [49, 0, 29, 30, 7, 7, -1, 13]
+    assert [plain(row) for row in dataset.__getitems__(asked)] == [expected[i] for i in asked]
+    assert dataset.__getitems__([]) == []
+    for wrong in (50, -51):
+        with pytest.raises(IndexError, match="of 50"):
+            dataset[wrong]
+        with pytest.raises(IndexError):
+            dataset.__getitems__([0, wrong])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lists_of_numbers_are_arrays_of_the_readers_own(tmp_path: Path, mode: str) -> None:
+    numbers = pa.table(
+        {
+            "list": pa.array([[1, 2], None, [], [3, None]], pa.list_(pa.int32())),
+            "large": pa.array([[1.0], [2.0], [], None], pa.large_list(pa.float64())),
+            "fixed": pa.array([[1.0, 2.0], [3.0, 4.0], None, [5.0, 6.0]], pa.list_(pa.float32(), 2)),
+        }
+    )
+    pq.write_table(numbers, tmp_path / "a.parquet")
+    dataset = ParquetDataset(tmp_path / "a.parquet", mode=mode)
+    for rows in ([dataset[i] for i in range(4)], dataset.__getitems__(range(4))):
+        assert rows[0]["list"].dtype == np.int32 and rows[0]["list"].tolist() == [1, 2]
+        assert rows[1]["list"] is None and rows[2]["list"].tolist() == [] and rows[3]["list"] == [3, None]
+        assert [None if r["large"] is None else r["large"].tolist() for r in rows] == [[1.0], [2.0], [], None]
+        assert [None if r["fixed"] is None else r["fixed"].tolist() for r in rows] == [[1, 2], [3, 4], None, [5, 6]]
+        rows[0]["list"][:] = 9
+    assert dataset[0]["list"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dictionaries_and_other_types_survive_in_every_mode(tmp_path: Path, mode: str) -> None:
+    import datetime
+    import decimal
+
+    odd = pa.table(
+        {
+            "category": pa.array(["a", "b", "a", None]).dictionary_encode(),
+            "categories": pa.array([["a"], ["b", "a"], [], None], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+            "when": pa.array([datetime.datetime(2026, 1, n + 1) for n in range(4)], pa.timestamp("us")),
+            "exact": pa.array([decimal.Decimal("1.25")] * 4, pa.decimal128(10, 2)),
+            "pairs": pa.array([[("k", 1)], [], None, [("a", 2), ("b", 3)]], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    pq.write_table(odd, tmp_path / "a.parquet", row_group_size=3)
+    dataset = ParquetDataset(tmp_path / "a.parquet", mode=mode)
+    assert dataset.__getitems__(range(4)) == odd.to_pylist()
+    assert [dataset[n] for n in range(4)] == odd.to_pylist()
+
+
+def test_only_the_columns_asked_for_are_given_in_the_order_asked_for(tmp_path: Path) -> None:
+    dataset = ParquetDataset(write(tmp_path / "a.parquet", 10), columns=["text", "id"])
+    assert list(dataset[3].items()) == [("text", "text 3 é漢"), ("id", 3)]
+    assert list(dataset.__getitems__([4])[0]) == ["text", "id"]
+    assert int(dataset.block_bytes.sum()) < int(ParquetDataset(tmp_path / "a.parquet").block_bytes.sum())
+
+
+def test_columns_in_another_order_are_the_same_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 5)
+    pq.write_table(table(5, 5).select(["text", "id", "raw", "maybe", "nested", "vector"]), tmp_path / "b.parquet")
+    dataset = ParquetDataset(tmp_path)
+    assert [row["id"] for row in dataset.__getitems__(range(10))] == list(range(10))
+    assert list(dataset[7]) == list(dataset[2])
+
+
+def test_transform_gets_each_row(tmp_path: Path) -> None:
+    dataset = ParquetDataset(write(tmp_path / "a.parquet", 10), transform=lambda row: row["id"] * 2)
+    assert dataset[4] == 8 and dataset.__getitems__([1, 9]) == [2, 18]
+
+
+@pytest.mark.parametrize("keep", ["1kB", "40kB"])
+def test_groups_too_large_to_be_held_are_gone_through_and_said_once(tmp_path: Path, keep: str) -> None:
+    big = pa.table({"n": pa.array(range(20_000), pa.int64())})
+    pq.write_table(big, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False, compression="none")
+    dataset = ParquetDataset(tmp_path / "a.parquet", keep=keep)
+    asked = np.random.default_rng(0).permutation(20_000)[:50].tolist()
+    with pytest.warns(RuntimeWarning, match="row group 0 of .*keep=") as said:
+        assert [row["n"] for row in dataset.__getitems__(asked)] == asked
+        assert dataset[19_999]["n"] == 19_999 and dataset[0]["n"] == 0
+    assert len(said) == 1
+
+
+def test_repeated_values_that_unfold_beyond_the_limit_are_not_held(tmp_path: Path) -> None:
+    text = "x" * 1000
+    pq.write_table(pa.table({"t": [text] * 5000}), tmp_path / "a.parquet", row_group_size=1000)
+    dataset = ParquetDataset(tmp_path / "a.parquet", keep="200kB")
+    assert int(dataset.block_bytes.sum()) < 100_000, "the footer does not tell"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for index in range(0, 5000, 100):
+            assert dataset[index]["t"] == text
+    assert not dataset._groups._kept  # type: ignore[union-attr]
+
+
+def test_no_more_is_kept_than_allowed_and_a_group_in_use_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.parquet", 700, group=100)
+    dataset = ParquetDataset(tmp_path / "a.parquet", keep="40kB")
+    reads: list[int] = []
+    read = dataset._files.read
+    monkeypatch.setattr(dataset._files, "read", lambda group, **more: reads.append(group) or read(group, **more))
+    dataset.__getitems__(list(range(700)))
+    assert reads == list(range(7))
+    kept = dataset._groups._kept  # type: ignore[union-attr]
+    assert 0 < sum(batch.nbytes for batch in kept.values()) <= 40_000
+    dataset.__getitems__([650, 699])
+    assert len(reads) == 7
+    ultra = ParquetDataset(tmp_path / "a.parquet", mode="ultra")
+    ultra.__getitems__([1, 2, 3])
+    assert not ultra._groups._kept and not ultra._files._parsed  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pickled_dataset_reads_the_same_and_carries_no_rows(tmp_path: Path, mode: str) -> None:
+    dataset = ParquetDataset(write(tmp_path / "a.parquet", 500, group=50), columns=["id"], mode=mode)
+    dataset.__getitems__(range(500))
+    pickled = pickle.dumps(dataset)
+    assert pickle.loads(pickled).__getitems__([7, 499]) == [{"id": 7}, {"id": 499}]
+    if mode != "memory":
+        assert len(pickled) < 50_000
+
+
+@pytest.mark.parametrize(
+    ("make", "context", "mode"),
+    [
+        (torch.utils.data.DataLoader, "fork", "mapped"),
+        (torch.utils.data.DataLoader, "spawn", "memory"),
+        (penstock.DataLoader, "fork", "ultra"),
+        (penstock.DataLoader, "spawn", "mapped"),
+        (penstock.DataLoader, "forkserver", "memory"),
+    ],
+)
+def test_loaders_read_it_through_workers(tmp_path: Path, mode: str, context: str, make: Callable[..., Any]) -> None:
+    dataset = ParquetDataset(write(tmp_path / "a.parquet", 60), columns=["id", "text"], mode=mode)
+    dataset[0]
+    loader = make(dataset, batch_size=16, num_workers=2, multiprocessing_context=context)
+    batches = list(loader)
+    assert torch.equal(torch.cat([batch["id"] for batch in batches]), torch.arange(60))
+    assert batches[0]["text"][3] == "text 3 é漢"
+
+
+def test_threads_read_it_at_once(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    dataset = ParquetDataset(write(tmp_path / "a.parquet", 2000, group=50), columns=["id"], keep="2kB")
+    orders = [np.random.default_rng(n).permutation(2000)[:300].tolist() for n in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        for asked, rows in zip(orders, threads.map(dataset.__getitems__, orders), strict=True):
+            assert [row["id"] for row in rows] == asked
+
+
+def test_ranks_share_the_rows(tmp_path: Path) -> None:
+    dataset = ParquetDataset(write(tmp_path / "a.parquet", 60), columns=["id"])
+    seen = []
+    for rank in range(3):
+        sampler = DistributedSampler(dataset, num_replicas=3, rank=rank, shuffle=True, seed=2)
+        for batch in penstock.DataLoader(dataset, batch_size=5, sampler=sampler):
+            seen += batch["id"].tolist()
+    assert sorted(seen) == list(range(60))
+    seen = []
+    for rank in range(3):
+        sampler = BlockShuffleSampler(dataset, num_replicas=3, rank=rank)
+        for batch in penstock.DataLoader(dataset, batch_size=5, sampler=sampler):
+            seen += batch["id"].tolist()
+    assert sorted(seen) == list(range(60)) != seen
+
+
+# -- files that are not what they should be -----------------------------------------------------------------
+
+
+def test_what_names_no_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no .*nothing\.parquet"):
+        ParquetDataset(tmp_path / "nothing.parquet")
+    with pytest.raises(DataError, match=r"names no \.parquet"):
+        ParquetDataset(tmp_path)
+    with pytest.raises(DataError, match="names no"):
+        ParquetDataset(str(tmp_path / "*.parquet"))
+    with pytest.raises(ConfigError, match="mode='fast'"):
+        ParquetDataset(write(tmp_path / "a.parquet", 3), mode="fast")
+    for wrong in ("id", []):
+        with pytest.raises(ConfigError, match="columns="):
+            ParquetDataset(tmp_path / "a.parquet", columns=wrong)
+
+
+def test_empty_damaged_and_cut_files_are_named(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.parquet", 100).read_bytes()
+    length = int.from_bytes(whole[-8:-4], "little") + 8
+    cases = {
+        "empty": (b"", "empty"),
+        "text": (b"hello, this is no parquet at all", "no Parquet file"),
+        "cut": (whole[: len(whole) // 2], "cut short"),
+        "long-footer": (whole[:-8] + b"\xff\xff\xff\x7f" + b"PAR1", "says its footer has"),
+        "damaged-footer": (whole[:-length] + b"\xff" * 32 + whole[32 - length :], "footer of .* is damaged"),
+        "encrypted": (whole[:-4] + b"PARE", "encrypted"),
+    }
+    for name, (content, message) in cases.items():
+        path = tmp_path / f"{name}.parquet"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message) as raised:
+            ParquetDataset(path)
+        assert str(path) in str(raised.value)
+
+
+def test_damage_among_the_rows_names_file_and_group(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 1000, group=500, compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[100:2000] = bytes(1900)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"row group 0 of .*a\.parquet cannot be read"):
+        ParquetDataset(path)[0]
+
+
+def test_a_file_that_was_changed_is_not_read_by_its_old_footer(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 100)
+    dataset = ParquetDataset(path)
+    write(path, 90, first=1000)
+    with pytest.raises(DataError, match=r"a\.parquet has changed"):
+        dataset[3]
+
+
+def test_columns_that_do_not_fit_are_named_with_their_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 10)
+    with pytest.raises(DataError, match=r"a\.parquet has no column nope; it has id, text"):
+        ParquetDataset(tmp_path, columns=["nope"])
+    pq.write_table(table(5).drop(["raw"]).append_column("more", [list(range(5))]), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet does not fit .*a\.parquet: no column raw; a column more more"):
+        ParquetDataset(tmp_path)
+    pq.write_table(table(5).set_column(0, "id", pa.array(["a"] * 5)), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="id is string, not int64"):
+        ParquetDataset(tmp_path)
+    assert len(ParquetDataset(tmp_path, columns=["text"])) == 15
+    pq.write_table(pa.table([[1], [2]], names=["x", "x"]), tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match="several columns of the same name: x"):
+        ParquetDataset(tmp_path / "twice.parquet")
+
+
+def test_files_without_rows_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 0)
+    assert len(ParquetDataset(tmp_path / "a.parquet")) == 0
+    write(tmp_path / "b.parquet", 4)
+    write(tmp_path / "c.parquet", 0)
+    write(tmp_path / "d.parquet", 4, first=4)
+    for mode in MODES:
+        dataset = ParquetDataset(tmp_path, columns=["id"], mode=mode)
+        assert [row["id"] for row in dataset.__getitems__(range(8))] == list(range(8))
+
+
+# -- pairs of texts -----------------------------------------------------------------------------------------
+
+
+def test_pairs_are_cut_and_ended_as_the_team_does(tmp_path: Path) -> None:
+    pairs = pa.table({"prompt": ["abcdef", "x"], "response": ["ghijkl", ""], "more": [1, 2]})
+    pq.write_table(pairs, tmp_path / "a.parquet")
+    for more in ({}, {"ultra_low_mem": True}, {"keep_in_memory": True}):
+        dataset = LowMemDataset(parquet_file=str(tmp_path / "a.parquet"), tokenizer_dir=None, max_seq_len=4, **more)
+        assert dataset[0] == ("abcd[EOS]", "ghij[EOS]")
+        assert dataset.__getitems__([1]) == [("x[EOS]", "[EOS]")]
+        assert pickle.loads(pickle.dumps(dataset))[1] == ("x[EOS]", "[EOS]")
+    batch = next(iter(penstock.DataLoader(dataset, batch_size=2, num_workers=1)))
+    assert batch == [("abcd[EOS]", "x[EOS]"), ("ghij[EOS]", "[EOS]")]
+    with pytest.raises(ConfigError, match="tokenizer_dir="):
+        dataset.collate_fn([("a", "b")])
+    with pytest.raises(ConfigError, match="choose one"):
+        LowMemDataset(tmp_path / "a.parquet", ultra_low_mem=True, keep_in_memory=True)
+
+
+def test_a_missing_text_is_an_error_that_shows_the_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["a", None], "response": ["b", "c"]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="prompt is no text"):
+        LowMemDataset(tmp_path / "a.parquet")[1]

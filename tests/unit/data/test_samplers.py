@@ -1,0 +1,139 @@
+"""Orders that stay near: every index once, the same for the same seed, and gone on with exactly."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.data import BlockShuffleSampler, SequenceSampler
+from penstock.errors import ConfigError
+
+LENGTHS = [5, 0, 7, 1, 12, 3]
+
+
+def blocks_of(indices: list[int]) -> list[int]:
+    """Which block each index is of."""
+    return (np.searchsorted(np.cumsum(LENGTHS), indices, "right")).tolist()
+
+
+def test_a_window_holds_whole_blocks_in_random_order_mixed() -> None:
+    sampler = BlockShuffleSampler(LENGTHS, window=12, seed=1)
+    order = list(sampler)
+    assert sorted(order) == list(range(28)) and len(sampler) == 28
+    for block in set(blocks := blocks_of(order)):
+        places = [place for place, one in enumerate(blocks) if one == block]
+        assert places[-1] - places[0] < 12, "nothing of a block comes outside of its window"
+    assert order != sorted(order)
+    alone = list(BlockShuffleSampler(LENGTHS, window=1, seed=1))
+    assert len([block for block, _ in itertools.groupby(blocks_of(alone))]) == 5, "one block at a time"
+
+
+def test_bytes_decide_how_many_blocks_are_mixed() -> None:
+    mixed = list(BlockShuffleSampler([10] * 10, window="1kB", block_bytes=[100] * 10))
+    apart = list(BlockShuffleSampler([10] * 10, window="1kB", block_bytes=[1000] * 10))
+    assert [len(set(np.array(apart[n : n + 10]) // 10)) for n in range(0, 100, 10)] == [1] * 10
+    assert len(set(np.array(mixed[:10]) // 10)) > 3
+    with pytest.raises(ConfigError, match="2 sizes for 3 blocks"):
+        BlockShuffleSampler([1, 2, 3], block_bytes=[1, 2])
+
+
+def test_every_epoch_has_its_own_order_and_the_same_seed_the_same_ones() -> None:
+    first, again = (BlockShuffleSampler(LENGTHS, window=12, seed=3) for _ in range(2))
+    epochs = [list(first) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    again.set_epoch(2)
+    assert list(again) == epochs[2]
+    again.set_epoch(0)
+    assert list(again) == epochs[0] and list(again) == epochs[1]
+    assert list(BlockShuffleSampler(LENGTHS, window=12, seed=4)) != epochs[0]
+
+
+def test_an_epoch_that_was_left_begins_anew() -> None:
+    sampler = BlockShuffleSampler(LENGTHS, window=12)
+    whole = list(sampler.order(0))
+    iterator = iter(sampler)
+    assert [next(iterator) for _ in range(4)] == whole[:4]
+    assert list(sampler) == whole
+
+
+@pytest.mark.parametrize("at", [0, 1, 13, 27, 28])
+def test_a_state_goes_on_at_the_next_index_and_with_the_epochs_after(at: int) -> None:
+    sampler = BlockShuffleSampler(LENGTHS, window=12, seed=3)
+    list(sampler)
+    iterator = iter(sampler)
+    given = [next(iterator) for _ in range(at)]
+    state = sampler.state_dict()
+    resumed = BlockShuffleSampler(LENGTHS, window=12, seed=3)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert given + list(resumed) == list(sampler.order(1))
+    assert list(resumed) == list(sampler.order(2))
+
+
+def test_ranks_have_parts_of_nearly_the_same_length_that_are_neighbours() -> None:
+    parts = [list(BlockShuffleSampler([10] * 9 + [5], window=20, rank=rank, num_replicas=4)) for rank in range(4)]
+    assert sorted(itertools.chain(*parts)) == list(range(95))
+    assert sorted(map(len, parts)) == [23, 24, 24, 24]
+    assert all(len({index // 10 for index in part}) <= 4 for part in parts)
+    even = [BlockShuffleSampler([10] * 9 + [5], rank=rank, num_replicas=4, drop_last=True) for rank in range(4)]
+    assert [len(list(sampler)) for sampler in even] == [len(sampler) for sampler in even] == [23] * 4
+
+
+def test_ranks_come_from_torchrun_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sampler = SequenceSampler([4, 4], shuffle=False)
+    assert (sampler.rank, sampler.num_replicas, list(sampler)) == (1, 2, [4, 5, 6, 7])
+    with pytest.raises(ConfigError, match="rank 5 of 2"):
+        SequenceSampler([4], rank=5)
+
+
+def test_sequences_are_kept_together_and_in_order() -> None:
+    sampler = SequenceSampler(LENGTHS, seed=2)
+    order = list(sampler)
+    runs = [list(run) for _, run in itertools.groupby(order, key=lambda index: blocks_of([index])[0])]
+    assert len(runs) == 5 and all(run == list(range(run[0], run[0] + len(run))) for run in runs)
+    assert sorted(order) == list(range(28)) and order != sorted(order) and list(sampler) != order
+    assert list(SequenceSampler(LENGTHS, shuffle=False)) == list(range(28))
+
+
+def test_nothing_at_all_is_an_empty_order() -> None:
+    for sampler in (BlockShuffleSampler([]), SequenceSampler([0, 0]), BlockShuffleSampler([2], rank=2, num_replicas=3)):
+        assert list(sampler) == [] or len(sampler) == len(list(sampler))
+    assert list(BlockShuffleSampler([])) == []
+
+
+@pytest.mark.parametrize("wrong", [[1, -1], [[1, 2]], object(), "abc"])
+def test_what_has_no_blocks_is_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="blocks"):
+        BlockShuffleSampler(wrong)
+
+
+def test_ten_million_indices_are_ordered_as_they_are_needed() -> None:
+    sampler = BlockShuffleSampler([1000] * 10_000, window=50_000)
+    assert len(sampler) == 10_000_000
+    assert len(set(itertools.islice(sampler, 100_000))) == 100_000
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_in_the_middle_of_a_later_epoch(workers: int) -> None:
+    def made() -> penstock.DataLoader[int]:
+        data = list(range(28))
+        sampler = BlockShuffleSampler(LENGTHS, window=12, seed=9)
+        return penstock.DataLoader(data, batch_size=4, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+
+    loader = made()
+    epochs = [[batch.tolist() for batch in loader] for _ in range(3)]  # type: ignore[attr-defined]
+    loader = made()
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    resumed = made()
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in resumed] == epochs[1][3:]  # type: ignore[attr-defined]
+    assert [batch.tolist() for batch in resumed] == epochs[2]  # type: ignore[attr-defined]
+    del iterator
