@@ -1,8 +1,8 @@
-"""`penstock doctor`: what this machine or container allows, and what in it will hurt.
+"""`penstock doctor`: what this machine or container allows, and what in it, or in a dataset, will hurt.
 
-In:  ``Roots``.
+In:  ``Roots``; a TARGET.
 Out: a page or JSON; exit status 1 when something will hurt.
-Runs in: command line. Does not import torch.
+Runs in: command line. Does not import torch unless there is a TARGET.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 
 from penstock._version import __version__
 from penstock.cli.facts import as_json, gather
-from penstock.cli.findings import find, will_hurt
+from penstock.cli.findings import find, will_hurt, worst_first
 from penstock.meter import Roots
 
 
@@ -22,18 +22,30 @@ from penstock.meter import Roots
     epilog="Exit status: 1 when there is a finding of severity hurts or warning, 0 otherwise; "
     "info never counts. 2 is wrong usage."
 )
+@click.argument("target", required=False)
 @click.option("--json", "json_wanted", is_flag=True, help="Print everything known as one JSON object.")
 @click.pass_obj
-def command(roots: Roots, json_wanted: bool) -> None:
+def command(roots: Roots, target: str | None, json_wanted: bool) -> None:
     """Show what this machine or container allows (memory, swap, /dev/shm, CPUs, open files, GPUs) and what in
     it will hurt a training run, each with its fix.
+
+    With a TARGET (module:attribute or file.py:attribute: a dataset, or a function that returns one) show also the
+    large Python containers in it, which every worker copies as it reads them.
     """
     facts = gather(roots)
     found = find(facts)
+    dataset = None
+    if target is not None:
+        from penstock.cli.dataset_facts import find_in_dataset, look_into
+        from penstock.cli.target import load_target
+
+        dataset = look_into(load_target(target))
+        found = worst_first([*find_in_dataset(dataset, facts), *found])
     if json_wanted:
         answer = {
             "penstock": __version__,
             **as_json(facts),
+            **({} if dataset is None else {"dataset": dataset.as_json()}),
             "findings": [asdict(finding) for finding in found],
         }
         click.echo(json.dumps(answer, indent=2))
@@ -41,6 +53,6 @@ def command(roots: Roots, json_wanted: bool) -> None:
         from penstock.cli.doctor_page import show_doctor
         from penstock.cli.page import make_console
 
-        show_doctor(make_console(), facts, found)
+        show_doctor(make_console(), facts, found, dataset)
     if will_hurt(found):
         raise click.exceptions.Exit(1)

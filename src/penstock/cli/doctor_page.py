@@ -1,6 +1,6 @@
 """The doctor's page: a table of facts, then what will hurt and how to fix it.
 
-In:  ``Facts`` and ``Finding``s.
+In:  ``Facts`` and ``Finding``s, of a machine and perhaps of a dataset.
 Out: lines on a rich console, no colour needed to read them.
 Runs in: command line.
 """
@@ -8,6 +8,7 @@ Runs in: command line.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
@@ -19,14 +20,21 @@ from penstock.cli.page import make_grid
 from penstock.meter import Gpu
 from penstock.units import format_bytes
 
+if TYPE_CHECKING:
+    from penstock.cli.dataset_facts import DatasetFacts
+
 _STYLES = {"hurts": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-def show_doctor(console: Console, facts: Facts, found: Sequence[Finding]) -> None:
+def show_doctor(console: Console, facts: Facts, found: Sequence[Finding], dataset: DatasetFacts | None = None) -> None:
     """Print the whole page."""
     console.print(Text("What this machine allows", style="bold"))
     show_facts(console, facts)
     console.print()
+    if dataset is not None:
+        console.print(Text("What the dataset holds", style="bold"))
+        show_dataset(console, dataset)
+        console.print()
     show_findings(console, found)
 
 
@@ -35,6 +43,21 @@ def show_facts(console: Console, facts: Facts) -> None:
     grid = make_grid("dim", "", "")
     for name, number, note in _rows(facts):
         grid.add_row(name, number, note)
+    console.print(Padding(grid, (0, 0, 0, 2)))
+
+
+def show_dataset(console: Console, dataset: DatasetFacts) -> None:
+    """Print the large containers in a dataset: the way to each, its size, what a worker copies of it."""
+    length = "length not known" if dataset.length is None else f"{dataset.length:,} samples"
+    grid = make_grid("dim", "", "")
+    grid.add_row(dataset.type, length, "" if dataset.containers.complete else "too much in it to look at everything")
+    for container in dataset.containers.found:
+        holds = f" × {container.holds}" if container.holds else ""
+        cost = f"{format_bytes(container.per_worker_bytes)} in each worker" if container.per_worker_bytes else "shared"
+        size = f"{container.kind}, {container.items:,}{holds}, {format_bytes(container.bytes)}"
+        grid.add_row(container.path, size, cost)
+    if not dataset.containers.found:
+        grid.add_row("", "no large containers", "")
     console.print(Padding(grid, (0, 0, 0, 2)))
 
 

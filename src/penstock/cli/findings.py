@@ -65,6 +65,10 @@ def find(facts: Facts) -> tuple[Finding, ...]:
         if diagnosis is not None:
             severity, what, fix = diagnosis
             found.append(Finding(id=name, severity=severity, what=what, fix=fix))
+    return worst_first(found)
+
+
+def worst_first(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 

@@ -74,11 +74,15 @@ def _header_bytes(data: bytes) -> int:
 def _layout(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, order and dtype. The text in it takes longer to read than most arrays, and most arrays share one."""
     stream = io.BytesIO(header)
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(stream)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(stream)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(stream)
+    except Exception as problem:
+        # numpy reads it as Python source, and fails in as many ways as that can.
+        raise DataError(f"an array whose header cannot be read: {problem}") from problem
     raise DataError(f"an array in format {version[0]}.{version[1]}; 1.0 and 2.0 are read")
 
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 MODES = ("mapped", "ultra", "memory")
 SUFFIXES = (".parquet", ".pq", ".parq")
+_PIECE_BYTES = 256 << 10
+"""What is held at a time of a row group that is not held whole."""
+_RETURN_BYTES = 8 << 20
+"""After so much was gone through, what malloc keeps of it is given back: each time costs as much as a small group."""
 _ALIGNED_BYTES = 64
 _MOST_OPENED = 256
 """Views of groups in shared memory that a process keeps: a few kilobytes each."""
@@ -91,6 +95,8 @@ class ParquetDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         group, place = self._find(np.array([index]))
         row = row_of(*self._groups.row(int(group[0]), int(place[0])))
+        if self.mode == "ultra":
+            self._files.forget()
         return row if self.transform is None else self.transform(row)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -101,6 +107,8 @@ class ParquetDataset(Dataset[Any]):
             for batch, at, numbers in self._groups.rows(int(group), places[asked]):
                 for number, row in zip(asked[numbers].tolist(), rows_of(batch, at), strict=True):
                     samples[number] = row
+        if self.mode == "ultra":
+            self._files.forget()
         return samples if self.transform is None else [self.transform(row) for row in samples]
 
     def _find(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,6 +135,7 @@ class _Groups:
         self._growth = 1.0
         """How much larger than their footer says groups have turned out to be: repeated values are stored once."""
         self._has_warned = False
+        self._unreturned_bytes = 0
         # No lock, which a fork could inherit locked: threads that read the same group at once both decode it.
         self._kept: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
@@ -134,19 +143,23 @@ class _Groups:
         return self.__dict__ | {"_kept": OrderedDict()}
 
     def row(self, group: int, place: int) -> tuple[pa.RecordBatch, int]:
-        if self._is_too_large(group):
-            ((batch, at, _),) = self.rows(group, np.array([place]))
-            return batch, int(at[0])
-        return self._whole(group), place
+        if self._holds(group):
+            return self._whole(group), place
+        ((batch, at, _),) = self._from_pieces(group, np.array([place]))
+        return batch, int(at[0])
 
     def rows(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
         """Batches, places in them, and which of the asked ones these are."""
-        if not self._is_too_large(group):
+        if self._holds(group):
             return [(self._whole(group), places, np.arange(len(places)))]
         return self._from_pieces(group, places)
 
-    def _is_too_large(self, group: int) -> bool:
-        return self._size_bytes(group) > self._keep_bytes
+    def _holds(self, group: int) -> bool:
+        """Whether a group is read whole, to be kept for the next reads."""
+        if self._keeps and self._size_bytes(group) > self._keep_bytes:
+            self._warn(group)
+            return False
+        return self._keeps
 
     def _size_bytes(self, group: int) -> int:
         return int(self._growth * self._files.group_bytes[group])
@@ -156,11 +169,10 @@ class _Groups:
             batch = self._kept[group]
             self._kept.move_to_end(group)
             return batch
-        if self._keeps:
-            self._make_room(self._size_bytes(group))
-        batch = self._files.read(group, keeps_footer=self._keeps)
+        self._make_room(self._size_bytes(group))
+        batch = self._files.read(group)
         self._growth = max(self._growth, batch.nbytes / max(1, int(self._files.group_bytes[group])))
-        if self._keeps and batch.nbytes <= self._keep_bytes:
+        if batch.nbytes <= self._keep_bytes:
             self._make_room(batch.nbytes)
             self._kept[group] = batch
         return batch
@@ -171,19 +183,22 @@ class _Groups:
                 self._kept.popitem(last=False)
 
     def _from_pieces(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
-        """Go through a group that is too large to be held, and hold only the rows that are asked for."""
-        self._warn(group)
+        """Go through a group as far as needed, and hold only the rows that are asked for."""
         rows = int(self._files.starts[group + 1] - self._files.starts[group])
-        at_a_time = max(1, self._keep_bytes // 8 * rows // max(1, self._size_bytes(group)))
+        at_a_time = max(1, _PIECE_BYTES * rows // max(1, self._size_bytes(group)))
         found = []
         first = 0
-        for piece in self._files.read_pieces(group, at_a_time, keeps_footer=self._keeps):
+        for piece in self._files.read_pieces(group, at_a_time):
             numbers = np.flatnonzero((places >= first) & (places < first + piece.num_rows))
             if len(numbers):
                 found.append((piece.take(places[numbers] - first), np.arange(len(numbers)), numbers))
             first += piece.num_rows
             if first > places.max():
                 break
+        self._unreturned_bytes += self._size_bytes(group)
+        if self._unreturned_bytes > _RETURN_BYTES:
+            self._unreturned_bytes = 0
+            arrow().default_memory_pool().release_unused()
         return found
 
     def _warn(self, group: int) -> None:
@@ -207,7 +222,7 @@ class _Copy:
 
         def streams() -> Iterator[Any]:
             for group in range(len(files.starts) - 1):
-                stream = _stream_of(files.read(group, keeps_footer=True))
+                stream = _stream_of(files.read(group))
                 padding = -len(stream) % _ALIGNED_BYTES
                 ends.append(ends[-1] + len(stream) + padding)
                 yield stream

@@ -8,7 +8,9 @@ Runs in: trainer and worker. Footers are read once, by whoever makes the dataset
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -29,18 +31,29 @@ if TYPE_CHECKING:
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
 """What is read first of a file's end: most footers fit."""
+_BUFFER_BYTES = 64 << 10
 _READERS = 8
 _PARSED_BYTES = 8 << 20
 """Footers that are kept ready for use, by their size in the file."""
 
 
+@functools.cache
 def arrow() -> Any:
-    """pyarrow, with its Parquet reader."""
+    """pyarrow with its Parquet reader, ready for workers to be forked from here."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise ConfigError('Parquet and Arrow files are read through pyarrow: pip install "penstock[parquet]"') from None
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        # Arrow's own pool keeps what was freed: tens of megabytes in every worker.
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    # What is set up by the first read of a process takes 50 MB: better here, once, than in every worker.
+    written = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), written)
+    table = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(written.getvalue())).read_row_group(0, use_threads=False)
+    table.to_batches()[0].take(np.zeros(1, np.int64)).to_pylist()
     return pyarrow
 
 
@@ -104,9 +117,9 @@ class ParquetFiles:
         file, number = self._groups[group]
         return f"row group {number} of {self._locations[file]}"
 
-    def read(self, group: int, *, keeps_footer: bool) -> pa.RecordBatch:
+    def read(self, group: int) -> pa.RecordBatch:
         """The rows of a group, wanted columns only."""
-        with self._opened(group, keeps_footer=keeps_footer) as (file, number):
+        with self._opened(group) as (file, number):
             table = file.read_row_group(number, columns=self.columns, use_threads=False)
         rows = int(self.starts[group + 1] - self.starts[group])
         if len(table) != rows:
@@ -114,11 +127,16 @@ class ParquetFiles:
         batches = self._in_order(table).to_batches()
         return batches[0] if len(batches) == 1 else arrow().concat_batches(batches)
 
-    def read_pieces(self, group: int, rows: int, *, keeps_footer: bool) -> Iterator[pa.RecordBatch]:
-        """The same, so many rows at a time: for groups that are too large to be held."""
-        with self._opened(group, keeps_footer=keeps_footer) as (file, number):
+    def read_pieces(self, group: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """The same, so many rows at a time, without ever holding all of them."""
+        with self._opened(group) as (file, number):
             for piece in file.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=False):
                 yield self._in_order(piece)
+
+    def forget(self) -> None:
+        """Keep nothing for the next read, and give back what the last ones took."""
+        self._parsed.clear()
+        arrow().default_memory_pool().release_unused()
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -126,7 +144,7 @@ class ParquetFiles:
         return rows if rows.schema.names == self.schema.names else rows.select(self.schema.names)
 
     @contextlib.contextmanager
-    def _opened(self, group: int, *, keeps_footer: bool) -> Iterator[tuple[pq.ParquetFile, int]]:
+    def _opened(self, group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
         """The file a group is in, and its number there. Opened for one read: a footer at hand makes that cheap."""
         pa = arrow()
         index, number = (int(value) for value in self._groups[group])
@@ -134,26 +152,25 @@ class ParquetFiles:
         with contextlib.ExitStack() as opened:
             source = _file_of(location, self._versions[index], opened)
             try:
-                about = self._footer(index, keeps=keeps_footer)
-                file = pa.parquet.ParquetFile(source, metadata=about, pre_buffer=is_remote(location))
+                about = self._footer(index)
+                file = pa.parquet.ParquetFile(source, metadata=about, buffer_size=_BUFFER_BYTES, pre_buffer=False)
                 yield opened.enter_context(file), number
             except (pa.ArrowException, OSError, OverflowError, ValueError, IndexError, MemoryError) as problem:
                 if isinstance(problem, DataError):
                     raise
                 raise DataError(f"{self.name(group)} cannot be read: {problem}") from problem
 
-    def _footer(self, index: int, *, keeps: bool) -> Any:
+    def _footer(self, index: int) -> Any:
         with contextlib.suppress(KeyError):
             about = self._parsed[index]
             self._parsed.move_to_end(index)
             return about
         first, end = (int(place) for place in self._ends[index : index + 2])
         about = _parse(self._locations[index], self._footers.view()[first:end])
-        if keeps:
-            while sum(self._footer_bytes(one) for one in [*self._parsed, index]) > _PARSED_BYTES and self._parsed:
-                with contextlib.suppress(KeyError):
-                    self._parsed.popitem(last=False)
-            self._parsed[index] = about
+        while self._parsed and sum(self._footer_bytes(one) for one in [*self._parsed, index]) > _PARSED_BYTES:
+            with contextlib.suppress(KeyError):
+                self._parsed.popitem(last=False)
+        self._parsed[index] = about
         return about
 
     def _footer_bytes(self, index: int) -> int:

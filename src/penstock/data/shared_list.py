@@ -90,7 +90,7 @@ class SharedList(Sequence[T_co]):
     @overload
     def __getitem__(self, index: slice) -> SharedList[T_co]: ...
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
+        if type(index) is slice:
             return SharedList._over(self._bytes, self._layout, self._rows[index])
         try:
             row = self._rows[index]

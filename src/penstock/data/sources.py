@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import ConfigError, DataError
@@ -72,7 +72,11 @@ def _files_of(path: str, suffixes: tuple[str, ...]) -> Iterator[str]:
         return
     place = Path(path.removeprefix("file://")).expanduser()
     if place.is_dir():
-        yield from (str(file) for file in sorted(place.rglob("*")) if _is_data(file.name, suffixes))
+        yield from (
+            str(file)
+            for file in sorted(place.rglob("*"))
+            if _is_data(file.relative_to(place), suffixes) and file.is_file()
+        )
     elif place.exists():
         yield str(place)
     elif glob.has_magic(path):
@@ -82,9 +86,9 @@ def _files_of(path: str, suffixes: tuple[str, ...]) -> Iterator[str]:
         raise DataError(f"there is no {path}")
 
 
-def _is_data(name: str, suffixes: tuple[str, ...]) -> bool:
-    # Hidden files and those that begin with _ are how writers mark what is unfinished or not data.
-    return name.lower().endswith(suffixes) and not name.startswith((".", "_"))
+def _is_data(path: PurePath, suffixes: tuple[str, ...]) -> bool:
+    # Files and folders that are hidden or begin with _ are how writers mark what is unfinished or not data.
+    return path.name.lower().endswith(suffixes) and not any(part.startswith((".", "_")) for part in path.parts)
 
 
 def _remote_files_of(url: str, suffixes: tuple[str, ...]) -> Iterator[str]:
@@ -96,7 +100,8 @@ def _remote_files_of(url: str, suffixes: tuple[str, ...]) -> Iterator[str]:
             return sorted(filesystem.glob(path))
         if filesystem.isfile(path):
             return [path]
-        return sorted(name for name in filesystem.find(path) if _is_data(name.rpartition("/")[2], suffixes))
+        below = len(path.rstrip("/")) + 1
+        return sorted(name for name in filesystem.find(path) if _is_data(PurePosixPath(name[below:]), suffixes))
 
     for name in _again_and_again(f"listing {url}", names):
         yield filesystem.unstrip_protocol(name)

@@ -1,0 +1,45 @@
+"""Parquet files of prompts and responses, as large as asked for.
+
+In:  a folder, bytes.
+Out: one file of row groups that differ, made once and found again.
+Runs in: the harness.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+GROUP_ROWS = 4096
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
+
+
+def make_file(folder: Path, size_bytes: int) -> Path:
+    """Texts of 100 to 700 letters, two in a row; stored without compression, so that the size is what was asked."""
+    path = folder / f"rows-{size_bytes}.parquet"
+    if path.exists():
+        return path
+    chance = np.random.default_rng(size_bytes)
+    unfinished = path.with_suffix(".unfinished")
+    schema = pa.schema({"id": pa.int64(), "prompt": pa.string(), "response": pa.string(), "score": pa.float32()})
+    written = rows = 0
+    with pq.ParquetWriter(unfinished, schema, compression="none", use_dictionary=False) as writer:
+        while written < size_bytes:
+            texts = [_texts(chance) for _ in range(2)]
+            numbers = np.arange(rows, rows + GROUP_ROWS)
+            batch = pa.record_batch([numbers, *texts, chance.random(GROUP_ROWS, np.float32)], schema=schema)
+            writer.write_batch(batch, row_group_size=GROUP_ROWS)
+            rows += GROUP_ROWS
+            written += batch.nbytes
+    unfinished.rename(path)
+    return path
+
+
+def _texts(chance: np.random.Generator) -> pa.Array:
+    lengths = chance.integers(100, 700, GROUP_ROWS)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    letters = _LETTERS[chance.integers(0, len(_LETTERS), offsets[-1])]
+    return pa.StringArray.from_buffers(GROUP_ROWS, pa.py_buffer(offsets), pa.py_buffer(letters.tobytes()))

@@ -1,0 +1,1 @@
+"""What ``bench_tar`` measures, and how."""

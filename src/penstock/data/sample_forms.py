@@ -1,0 +1,306 @@
+"""What a sample looks like from outside, so that its values can lie in ordinary columns and archive members.
+
+In:  a sample: a dict, tuple or list of values, or one value.
+Out: its outline and its values; for tar shards, members that anybody can read, and a form that makes the sample of
+     them again.
+Runs in: trainer and worker, command line.
+
+The form is a JSON text. It stands once in a shard; a sample that looks otherwise brings its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.arena.codec import is_plain
+from penstock.cache.portable import Portable, read_portable
+from penstock.errors import CacheError, DataError
+
+FORM_VERSION = 1
+FORM_HEADER = "PENSTOCK.form"
+"""Where a tar shard has its form: a global header of this name."""
+OWN_FORM = "penstock-form.json"
+"""The member of a sample that looks otherwise than its shard's form."""
+
+_MOST_NAMES = 256
+_BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+"""dtypes numpy lacks, and those their bits are kept as."""
+_BITS_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
+_NUMBERS = "biufc"
+_NATIVE = "<|="
+_DEEPEST_JSON = 20
+_TEXTS = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}(\.[a-z0-9][a-z0-9_-]{0,63}){0,3}")
+"""Names that can be part of a file's name as they are, whatever a reader makes of capitals."""
+
+
+class CannotCarry(Exception):
+    """A value that has no form without code in it; says which type."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """How the values of a sample were put together."""
+
+    kind: str
+    """dict, tuple, list, or value for a sample that is one value."""
+    names: tuple[str, ...]
+    """Of its values, in order."""
+
+
+WHOLE = Outline("value", ("value",))
+
+
+def take_apart(sample: Any) -> tuple[Outline, list[Any]]:
+    """A sample's outline and values; one that has no names that could be columns stays whole."""
+    kind = type(sample)
+    if kind is dict and 0 < len(sample) <= _MOST_NAMES and all(map(_is_name, sample)):
+        return Outline("dict", tuple(sample)), list(sample.values())
+    if kind in (tuple, list) and 0 < len(sample) <= _MOST_NAMES:
+        return Outline(kind.__name__, _numbered(len(sample))), list(sample)
+    return WHOLE, [sample]
+
+
+def put_together(outline: Outline, values: list[Any]) -> Any:
+    if outline.kind == "dict":
+        return dict(zip(outline.names, values, strict=True))
+    if outline.kind == "value":
+        return values[0]
+    return tuple(values) if outline.kind == "tuple" else values
+
+
+def read_outline(kind: Any, names: Any) -> Outline:
+    """An outline as a file gives it. Raises ValueError if there is none such."""
+    names = tuple(names)
+    if not all(map(_is_name, names)) or len(set(names)) < len(names) or not names:
+        raise ValueError(f"names {names}")
+    if kind not in ("dict", "tuple", "list", "value") or (kind == "value" and len(names) > 1):
+        raise ValueError(f"a {kind} of {names}")
+    return Outline(kind, names)
+
+
+def portable_bytes(value: Any) -> np.ndarray:
+    """A value in penstock's own encoding, filled up to whole cache lines."""
+    try:
+        portable = Portable(value)
+        target = np.zeros(-(-portable.total_bytes // 64) * 64, np.uint8)
+        portable.write(target)
+    except (CacheError, ValueError, TypeError, OverflowError, RuntimeError) as problem:
+        raise CannotCarry(str(problem).replace("cannot be kept on disk; there,", "cannot be packed; there,")) from None
+    return target
+
+
+def read_portable_bytes(source: np.ndarray) -> Any:
+    """The value ``portable_bytes`` was given. Raises ValueError for bytes that are none, or not all."""
+    if len(source) < 8 or int.from_bytes(source[:8].tobytes(), "little") > len(source) - 8:
+        raise ValueError(f"a value that {len(source)} bytes do not hold")
+    return read_portable(source)
+
+
+def array_of(value: Any) -> tuple[str, str, np.ndarray] | None:
+    """Of an array, a tensor or a numpy number: which of them, its dtype, and its bits as an array numpy knows."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        if not is_plain(value):
+            return None
+        if value.dtype in _BITS:
+            bits = value.contiguous().view(_BITS[value.dtype]).numpy()
+            return "tensor", str(value.dtype).removeprefix("torch."), bits
+        try:
+            bits = value.numpy()
+        except TypeError:
+            return None
+        return ("tensor", bits.dtype.str, bits) if bits.dtype.kind in _NUMBERS else None
+    if kind is np.ndarray or issubclass(kind, np.generic):
+        if value.dtype.kind not in _NUMBERS or value.dtype.str[0] not in _NATIVE or value.dtype.itemsize > 16:
+            return None
+        return "array" if kind is np.ndarray else "scalar", value.dtype.str, np.asarray(value)
+    return None
+
+
+def bits_dtype(dtype: str) -> np.dtype:
+    """What the bits of ``dtype`` are kept as. Raises ValueError or TypeError for what is no dtype of numbers."""
+    if dtype in _BITS_BY_NAME:
+        return np.dtype(f"u{_BITS_BY_NAME[dtype].itemsize}")
+    found = np.dtype(dtype)
+    if found.kind not in _NUMBERS or found.itemsize > 16:
+        raise ValueError(f"an array of {found}")
+    return found
+
+
+def array_again(kind: str, dtype: str, bits: np.ndarray) -> Any:
+    """What ``array_of`` was given, over ``bits``."""
+    if kind == "tensor":
+        tensor = torch.from_numpy(bits)
+        return tensor.view(_BITS_BY_NAME[dtype]) if dtype in _BITS_BY_NAME else tensor
+    return bits if kind == "array" else bits[()]
+
+
+# -- tar members ----------------------------------------------------------------------------------
+
+
+def to_members(sample: Any) -> tuple[str, list[tuple[str, bytes]]]:
+    """A sample's form and its members: the name of each after the key, and its bytes. Raises CannotCarry."""
+    outline, values = take_apart(sample)
+    hows = [_how(value) for value in values]
+    bundled = [at for at, (how, _) in enumerate(hows) if how in ("int", "str", "json")]
+    if len(bundled) < 2:
+        bundled = []
+    fields: list[list[str]] = []
+    members: list[tuple[str, bytes]] = []
+    taken = {"json"} if bundled else set()
+    for at, (name, value, (how, extension)) in enumerate(zip(outline.names, values, hows, strict=True)):
+        if at in bundled:
+            fields.append([name, "json", "bundled"])
+            continue
+        member = name.lower()
+        if not _TEXTS.fullmatch(member) or member.startswith("penstock-form"):
+            member = f"field{at}"
+        while f"{member}.{extension}" in taken:
+            member = f"field{at}-{member}"
+        member = f"{member}.{extension}"
+        taken.add(member)
+        fields.append([name, member, how])
+        members.append((member, _to_raw(value, how)))
+    if bundled:
+        text = json.dumps({outline.names[at]: values[at] for at in bundled}, ensure_ascii=False)
+        members.append(("json", text.encode()))
+    form = {"version": FORM_VERSION, "kind": outline.kind, "fields": fields}
+    return json.dumps(form, separators=(",", ":")), members
+
+
+def restore(form: str, members: dict[str, Any]) -> Any:
+    """The sample a packed shard holds as ``members``: bytes by name, and its ``__key__``."""
+    own = members.get(OWN_FORM)
+    try:
+        outline, fields = _parse_form(form if own is None else bytes(own).decode())
+        bundle = json.loads(bytes(members["json"])) if any(how == "bundled" for _, _, how in fields) else {}
+        values = [bundle[name] if how == "bundled" else _from_raw(members[member], how) for name, member, how in fields]
+    except KeyError as missing:
+        raise DataError(f"sample {members.get('__key__')} has no {missing}, which its form names") from missing
+    except (ValueError, TypeError, LookupError, RecursionError, RuntimeError, MemoryError) as problem:
+        raise DataError(f"sample {members.get('__key__')} is not what its form says: {problem}") from problem
+    return put_together(outline, values)
+
+
+@functools.lru_cache(64)
+def _parse_form(text: str) -> tuple[Outline, list[tuple[str, str, str]]]:
+    form = json.loads(text)
+    if form["version"] != FORM_VERSION:
+        raise ValueError(f"its form has version {form['version']}; this penstock reads {FORM_VERSION}")
+    fields = [(str(name), str(member), str(how)) for name, member, how in form["fields"]]
+    return read_outline(form["kind"], [name for name, _, _ in fields]), fields
+
+
+def _how(value: Any) -> tuple[str, str]:
+    """How a value is written, and the extension of its member."""
+    kind = type(value)
+    if kind is bytes:
+        return "bytes", "bin"
+    if kind is str and is_text(value):
+        return "str", "txt"
+    if kind is int and -(1 << 63) <= value < 1 << 63:
+        return "int", "cls"
+    if _is_json(value, 0):
+        return "json", "json"
+    found = array_of(value)
+    if found is None:
+        return "portable", "pst"
+    return (f"tensor:{found[1]}" if found[1] in _BITS_BY_NAME else found[0]), "npy"
+
+
+def _to_raw(value: Any, how: str) -> bytes:
+    if how == "bytes":
+        return value
+    if how == "str":
+        return value.encode()
+    if how == "int":
+        return str(value).encode()
+    if how == "json":
+        return json.dumps(value, ensure_ascii=False).encode()
+    if how == "portable":
+        return portable_bytes(value).tobytes()
+    found = array_of(value)
+    assert found is not None
+    bits = found[2]
+    about = f"{{'descr': {bits.dtype.str!r}, 'fortran_order': False, 'shape': {bits.shape!r}, }}"
+    padding = " " * (-(11 + len(about)) % 64)
+    header = f"{about}{padding}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bits.tobytes()
+
+
+def _from_raw(raw: Any, how: str) -> Any:
+    raw = bytes(raw)
+    if how == "bytes":
+        return raw
+    if how == "str":
+        return raw.decode()
+    if how == "int":
+        return int(raw)
+    if how == "json":
+        return json.loads(raw)
+    if how == "portable":
+        return read_portable_bytes(np.frombuffer(bytearray(raw), np.uint8))
+    kind, _, dtype = how.partition(":")
+    if kind not in ("tensor", "array", "scalar") or (dtype and dtype not in _BITS_BY_NAME):
+        raise ValueError(f"a member kept as {how!r}")
+    if raw[:8] != b"\x93NUMPY\x01\x00" or len(raw) < 10:
+        raise ValueError("an array that does not begin as one")
+    start = 10 + struct.unpack_from("<H", raw, 8)[0]
+    bits_kind, shape = _parse_array_header(raw[10:start])
+    if len(raw) - start != math.prod(shape) * bits_kind.itemsize:
+        raise ValueError(f"an array of {shape} and {bits_kind} in {len(raw) - start} bytes")
+    bits = np.frombuffer(bytearray(raw[start:]), bits_kind) if len(raw) > start else np.empty(0, bits_kind)
+    return array_again(kind, dtype, bits.reshape(shape))
+
+
+_HEADER = re.compile(rb"\{'descr': '([<|][biufc]\d{1,2})', 'fortran_order': False, 'shape': \(([\d, ]*)\), \} *\n")
+
+
+@functools.lru_cache(1024)
+def _parse_array_header(header: bytes) -> tuple[np.dtype, tuple[int, ...]]:
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        raise ValueError(f"an array that is {header[:100]!r}")
+    return bits_dtype(match[1].decode()), tuple(int(size) for size in match[2].split(b",") if size.strip())
+
+
+def _is_json(value: Any, depth: int) -> bool:
+    """Whether JSON gives the same value back, types and all."""
+    kind = type(value)
+    if value is None or kind is bool or kind is float:
+        return True
+    if kind is int:
+        return -(1 << 63) <= value < 1 << 63
+    if kind is str:
+        return is_text(value)
+    if depth >= _DEEPEST_JSON:
+        return False
+    if kind is list:
+        return all(_is_json(item, depth + 1) for item in value)
+    return kind is dict and all(_is_name(name) and _is_json(item, depth + 1) for name, item in value.items())
+
+
+def is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and is_text(value)
+
+
+@functools.cache
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))

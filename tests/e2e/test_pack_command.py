@@ -1,0 +1,114 @@
+"""`penstock pack` as a user runs it: every kind of source, Ctrl-C, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import app
+from penstock.data import ArrowDataset, TarDataset
+
+pytest.importorskip("pyarrow")
+
+SCRIPT = """
+import time
+import torch
+
+class Dataset:
+    def __init__(self, count=40, wait_s=0.0):
+        self.count, self.wait_s = count, wait_s
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.wait_s)
+        return torch.full((1000,), index), index
+
+def slow():
+    return Dataset(400, 0.02)
+
+def broken():
+    return [1, 2, object()]
+"""
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "penstock", "pack", *map(str, arguments)]
+
+
+def run(folder: Path, *arguments: object, status: int = 0) -> str:
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pack_me.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_a_target_is_packed_and_packed_again(folder: Path) -> None:
+    told = json.loads(run(folder, "pack_me.py:Dataset", "out", "--shard-size", "100KB", "--workers", "2", "--json"))
+    assert (told["samples"], told["shards"], told["kept"], told["format"]) == (40, 4, 0, "arrow")
+    dataset = ArrowDataset(folder / "out")
+    assert [dataset[place][1] for place in range(40)] == list(range(40)) and (dataset[7][0] == 7).all()
+    shown = run(folder, "pack_me.py:Dataset", "out", "--shard-size", "100KB")
+    assert shown.startswith("40 samples, ") and "(4 of them were there already)" in shown
+    assert "format was 'arrow' and is 'tar'" in run(
+        folder, "pack_me.py:Dataset", "out", "--to", "tar", "--shard-size", "100KB", status=1
+    )
+    run(folder, "pack_me.py:Dataset", "out", "--to", "tar", "--force")
+    assert TarDataset(folder / "out")[39][1] == 39 and not list((folder / "out").glob("*.arrow"))
+
+
+def test_ctrl_c_leaves_nothing_behind_and_the_same_command_goes_on(folder: Path) -> None:
+    arguments = ("pack_me.py:slow", "out", "--shard-size", "100KB", "--workers", "2", "--json")
+    running = subprocess.Popen(
+        command(*arguments), cwd=folder, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    until_s = time.monotonic() + 60
+    while len(list((folder / "out").glob("*.arrow"))) < 2:
+        assert running.poll() is None and time.monotonic() < until_s
+        time.sleep(0.01)
+    # As a terminal does: to the whole group.
+    os.killpg(running.pid, signal.SIGINT)
+    told = running.communicate(timeout=60)[1]
+    assert running.returncode == 130 and "Traceback" not in told, told
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.pid, 0)
+    left = sorted(path.name for path in (folder / "out").iterdir())
+    assert left[-1] == "penstock-pack.journal" and not [name for name in left if "partial" in name]
+    told = json.loads(run(folder, *arguments))
+    assert told["kept"] >= 2 and told["samples"] == 400
+    assert ArrowDataset(folder / "out")[399][1] == 399
+
+
+def test_mistakes_are_told_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for arguments, status, told in (
+        (("pack_me.py:broken", "out"), 1, "sample 2 of dataset builtins.list: a builtins.object cannot be packed"),
+        (("pack_me.py:nothing", "out"), 2, "pack_me.py has no 'nothing'"),
+        (("nowhere", "out"), 1, "nowhere is nothing that can be packed"),
+        (("nowhere/*.tar", "out"), 1, "names no .tar file"),
+        ((".", "out"), 1, "lie in each other"),
+        (("pack_me.py:Dataset", "out", "--shard-size", "0"), 2, "is zero"),
+        (("pack_me.py:Dataset", "pack_me.py"), 2, "is a file"),
+    ):
+        assert app.run(["pack", *arguments]) == status
+        said = capsys.readouterr()
+        assert told in " ".join(said.err.split()) and not said.out and "Traceback" not in said.err
+    assert not (folder / "out").exists() or not list((folder / "out").iterdir())
+    sys.modules.pop("pack_me", None)

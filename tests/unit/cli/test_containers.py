@@ -1,0 +1,343 @@
+"""Containers inside objects: found by their way, measured as the kernel would, without running the objects' code."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import gc
+import itertools
+import os
+import re
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from penstock.cli.containers import Container, Containers, find_containers
+from penstock.cli.dataset_facts import DatasetFacts, find_in_dataset, look_into
+from penstock.cli.facts import Facts
+from penstock.data.shared_list import SharedList
+
+MIB = 1 << 20
+
+
+class Holder(Dataset[Any]):
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Slotted:
+    __slots__ = ("later", "names")
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+
+def texts(count: int = 50_000) -> list[str]:
+    return [f"images/train/{number:08d}.jpg" for number in range(count)]
+
+
+def found(root: object, least_bytes: int = MIB) -> dict[str, Container]:
+    return {container.path: container for container in find_containers(root, least_bytes=least_bytes).found}
+
+
+def test_containers_are_found_by_the_way_to_them() -> None:
+    table = texts()
+
+    def transform(sample: Any, extra: Any = tuple(texts())) -> Any:  # noqa: B008
+        return table, extra
+
+    class Callable_:
+        def method(self) -> None: ...
+
+    bound = Callable_()
+    bound.words = set(texts())  # type: ignore[attr-defined]
+    root = Holder(
+        samples=texts(),
+        by_name={"train": dict.fromkeys(texts(), 1.5), 7: collections.deque(texts())},
+        slotted=Slotted(texts()),
+        transform=transform,
+        partial=functools.partial(transform, texts(), extra=texts()),
+        hook=bound.method,
+        objects=np.array(texts(), object),
+    )
+    assert set(found(root)) == {
+        "dataset.samples",
+        "dataset.by_name['train']",
+        "dataset.by_name[7]",
+        "dataset.slotted.names",
+        "dataset.transform.<closure>.table",
+        "dataset.transform.<defaults>[0]",
+        "dataset.partial.args[0]",
+        "dataset.partial.keywords['extra']",
+        "dataset.hook.words",
+        "dataset.objects",
+    }
+
+
+def test_datasets_in_datasets_are_walked() -> None:
+    inner = Holder(samples=texts())
+    root = ConcatDataset([Subset(inner, list(range(1000, 90_000))), Subset(inner, [0])])
+    assert set(found(root)) == {"dataset.datasets[0].dataset.samples", "dataset.datasets[0].indices"}
+
+
+def test_what_is_reached_twice_counts_once_and_cycles_end() -> None:
+    samples = texts()
+    root = Holder(samples=samples, imgs=samples)
+    root.me = root  # type: ignore[attr-defined]
+    samples.append(root)  # type: ignore[arg-type]
+    (container,) = find_containers(root).found
+    assert container.path in ("dataset.samples", "dataset.imgs")
+    assert container.items == 50_001
+    assert container.holds == "str"
+    assert container.per_worker_bytes == pytest.approx(50_000 * 80, rel=0.05)
+
+
+def test_two_lists_of_the_same_objects_count_them_once_together() -> None:
+    samples = texts()
+    containers = found(Holder(a=samples, b=samples[::-1]), least_bytes=0)
+    assert sum(container.per_worker_bytes for container in containers.values()) > 50_000 * 80 * 0.9
+
+
+def test_arrays_tensors_and_shared_lists_cost_workers_nothing() -> None:
+    root = Holder(
+        numbers=np.zeros(MIB),
+        weights=torch.zeros(MIB),
+        model=torch.nn.Linear(1000, 1000),
+        names=SharedList(texts(100_000)),
+        tail=SharedList(texts(100_000))[10:],
+        file=gc,
+        kind=Slotted,
+    )
+    containers = found(root)
+    assert set(containers) == {"dataset.numbers", "dataset.names", "dataset.tail"}
+    assert all(container.per_worker_bytes == 0 for container in containers.values())
+    assert containers["dataset.names"].kind == "SharedList"
+    assert containers["dataset.tail"].items == 99_990
+    assert containers["dataset.numbers"].bytes == 8 * MIB
+
+
+def test_a_frame_of_pandas_shows_its_columns_of_objects() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"name": pandas.Series(texts(), dtype=object), "number": np.arange(50_000.0)})
+    containers = found(Holder(frame=frame))
+    assert containers["dataset.frame"].kind == "array of object"
+    assert containers["dataset.frame"].items == 50_000
+    assert containers["dataset.frame"].per_worker_bytes == pytest.approx(50_000 * 80, rel=0.2)
+
+
+class Hostile(list[Any]):
+    """Everything that can run when it is looked at, fails."""
+
+    def fail(self, *_: object) -> NoReturn:
+        raise AssertionError("the object's own code ran")
+
+    __len__ = __iter__ = __getitem__ = __bool__ = __hash__ = __eq__ = __sizeof__ = __repr__ = __contains__ = fail  # type: ignore[assignment]
+    __getattr__ = __getattribute__ = __reduce__ = __reduce_ex__ = __dir__ = fail  # type: ignore[assignment]
+
+    @property
+    def __class__(self) -> NoReturn:  # type: ignore[override]
+        self.fail()
+
+
+class HostileObject:
+    def fail(self, *_: object) -> NoReturn:
+        raise AssertionError("the object's own code ran")
+
+    __getattr__ = __getattribute__ = __len__ = __iter__ = __bool__ = __hash__ = __eq__ = __repr__ = fail  # type: ignore[assignment]
+    names = property(fail)
+
+
+def test_no_code_of_the_objects_runs() -> None:
+    hostile = HostileObject()
+    object.__getattribute__(hostile, "__dict__")["hidden"] = texts()
+    items = Hostile(texts())
+    lists = [Hostile(["a"]) for _ in range(20_000)]
+    objects = [HostileObject() for _ in range(20_000)]
+    containers = found(Holder(hostile=hostile, items=items, lists=lists, objects=objects))
+    assert set(containers) == {"dataset.hostile.hidden", "dataset.items", "dataset.lists", "dataset.objects"}
+    assert containers["dataset.items"].items == 50_000
+
+
+def test_names_that_are_no_names_do_not_end_the_walk() -> None:
+    odd: Any = type("Odd", (), {"__module__": None})()
+    odd.__dict__[7] = texts()
+    assert len(found(Holder(odd=odd, generator=(item for item in texts()), none=None, ellipsis=...))) == 2
+
+
+def private_growth_bytes(read: Callable[[], None]) -> int:
+    """What a forked child has to itself after ``read``, beyond what it had before."""
+
+    def private_bytes() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            gc.freeze()
+            before = private_bytes()
+            read()
+            os.write(theirs, str(private_bytes() - before).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as answers:
+        growth = int(answers.read())
+    os.waitpid(child, 0)
+    return growth
+
+
+LABELS = [f"label {number}" for number in range(1000)]
+OUTSIDE = texts(200_000)
+MADE: dict[str, Callable[[], Any]] = {
+    "a million texts": lambda: texts(1_000_000),
+    "tuples": lambda: [(f"images/{number:08d}.jpg", number) for number in range(200_000)],
+    "tuples with few labels": lambda: [
+        (f"images/{number:08d}.jpg", LABELS[number % 1000]) for number in range(200_000)
+    ],
+    "few texts, often": lambda: [OUTSIDE[number % 50_000] for number in range(500_000)],
+    "texts that others hold too": lambda: list(OUTSIDE),
+    "dicts": lambda: [{"path": f"images/{number}.jpg", "label": number} for number in range(100_000)],
+    "a dict": lambda: {f"images/{number:08d}.jpg": number * 0.5 for number in range(200_000)},
+    "a set": lambda: set(texts(200_000)),
+    "lists of floats": lambda: [[float(number) for number in range(1000)] for _ in range(300)],
+    "large texts": lambda: ["x" * 20_000 + str(number) for number in range(2000)],
+    "objects with slots": lambda: [Slotted([str(number) * 3]) for number in range(100_000)],
+}
+
+
+def touch(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            touch(key)
+            touch(item)
+    elif isinstance(value, Slotted):
+        touch(value.names)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            touch(item)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_estimate_is_what_a_forked_child_copies(name: str) -> None:
+    held = MADE[name]()
+    (container,) = find_containers(Holder(held=held), least_bytes=0).found
+    growth = private_growth_bytes(lambda: touch(held))
+    assert container.per_worker_bytes == pytest.approx(growth, rel=0.35)
+
+
+def test_looking_ends_when_its_time_is_over_with_what_was_found() -> None:
+    ticks = 0.0
+
+    def clock() -> float:
+        nonlocal ticks
+        ticks += 0.1
+        return ticks
+
+    root = Holder(**{f"list_{number}": texts(1000) for number in range(50)})
+    stopped = find_containers(root, least_bytes=0, clock=clock)
+    assert not stopped.complete
+    assert 0 < len(stopped.found) < 50
+    assert len(find_containers(root, least_bytes=0, seconds=60).found) == 50
+
+
+def test_many_small_containers_are_large_as_a_whole() -> None:
+    tree = [[[str(number) * 5 for number in range(20)] for _ in range(30)] for _ in range(30)]
+    (container,) = find_containers(Holder(tree=tree), least_bytes=MIB // 2, seconds=60).found
+    assert (container.path, container.items, container.holds) == ("dataset.tree", 30, "list")
+    assert container.per_worker_bytes == pytest.approx(private_growth_bytes(lambda: touch(tree)), rel=0.35)
+
+
+def test_a_chain_too_long_to_follow_does_not_hide_what_is_beside_it() -> None:
+    chain: Any = None
+    for number in range(100_000):
+        chain = (chain, number)
+    looked = find_containers(Holder(a=chain, samples=texts(), z=chain))
+    assert "dataset.samples" in {container.path for container in looked.found}
+    assert not looked.complete
+    while chain:
+        chain = chain[0]
+
+
+def test_objects_of_any_type_are_passed_and_counted_within_reason() -> None:
+    odd = [
+        BytesIO(b"x"), threading.Lock(), threading.Thread(), weakref.ref(Holder), ctypes.c_int(3), re.compile("a"),
+        (number for number in range(3)), itertools.count(), memoryview(b"a"), super(Holder, Holder()), property(),
+        types.MappingProxyType({}), np.ma.array([1]), torch.Size([1]), torch.zeros(1).to_sparse(), ..., NotImplemented,
+        slice(1, 2), iter({1: 2}), {}.keys(), Exception("x"), lambda: LABELS, sys._getframe(), 2j, True, object(),
+    ]  # fmt: skip
+    assert find_containers(Holder(odd=odd)) == Containers(found=(), complete=True)
+    (container,) = find_containers(Holder(odd=odd * 1000), least_bytes=0).found
+    assert container.bytes < MIB
+
+
+def facts_of(per_worker_bytes: int, kind: str = "list", holds: str = "str") -> DatasetFacts:
+    container = Container(
+        path="dataset.samples",
+        kind=kind,
+        holds=holds,
+        items=1_000_000,
+        bytes=per_worker_bytes + 8 * MIB,
+        per_worker_bytes=per_worker_bytes,
+    )
+    return DatasetFacts(type="d.D", length=3, containers=Containers(found=(container,), complete=True))
+
+
+@pytest.mark.parametrize(
+    ("per_worker_bytes", "available_bytes", "severity"),
+    [
+        (7 * MIB, 48 << 30, None),
+        (8 * MIB, 48 << 30, "info"),
+        (63 * MIB, 48 << 30, "info"),
+        (64 * MIB, 48 << 30, "warning"),
+        (64 * MIB, 5 << 30, "warning"),
+        (64 * MIB, 4 << 30, "hurts"),
+        (1024 * MIB, 48 << 30, "hurts"),
+    ],
+)
+def test_how_bad_it_is_follows_from_bytes_workers_and_memory(
+    per_worker_bytes: int, available_bytes: int, severity: str | None, healthy: Facts
+) -> None:
+    facts = replace(healthy, limits=replace(healthy.limits, memory_available_bytes=available_bytes))
+    said = find_in_dataset(facts_of(per_worker_bytes), facts)
+    assert [finding.severity for finding in said] == ([] if severity is None else [severity])
+
+
+def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: Facts) -> None:
+    (finding,) = find_in_dataset(facts_of(100 * MIB), healthy)
+    assert finding.id == "python-containers"
+    assert "dataset.samples (list, 1,000,000 × str)" in finding.what
+    assert "100 MiB in each worker, 800 MiB in 8" in finding.what
+    assert "dataset.samples: penstock.data.SharedList(...)" in finding.fix
+    (finding,) = find_in_dataset(facts_of(100 * MIB, holds="float"), healthy)
+    assert "numpy.array" in finding.fix
+    (finding,) = find_in_dataset(facts_of(100 * MIB, holds="Sample"), healthy)
+    assert "Parquet" in finding.fix
+
+
+def test_a_dataset_that_does_not_know_its_length_has_none() -> None:
+    class Broken(Holder):
+        def __len__(self) -> int:
+            raise RuntimeError("not yet")
+
+    assert look_into(Broken()).length is None
+    assert look_into(Holder()).length == 3

@@ -1,0 +1,372 @@
+"""`pack`: what was packed is read back as it was, whoever wrote it, however often it was stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pack_kit import AtRandom, Images, Samples, is_same
+
+from penstock.data import ArrowDataset, ParquetDataset, TarDataset
+from penstock.data.packing import pack
+from penstock.errors import ConfigError, DataError, WorkerError
+
+pa = pytest.importorskip("pyarrow")
+
+READERS: dict[str, Any] = {"arrow": ArrowDataset, "tar": TarDataset}
+both = pytest.mark.parametrize("to", ["arrow", "tar"])
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if not path.name.endswith(".penstock-index")
+    }
+
+
+def packed(samples: list[Any], folder: Path, to: str) -> Any:
+    pack(Samples(samples), folder, to=to, workers=1)
+    return READERS[to](folder)
+
+
+@both
+def test_samples_come_back_as_they_were(tmp_path: Path, to: str) -> None:
+    torch.manual_seed(0)
+    dtypes = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
+              torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+              torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2]  # fmt: skip
+    samples: list[Any] = [
+        {str(dtype): torch.randint(0, 2, shape).to(dtype) for dtype in dtypes}
+        for shape in ((2, 3), (), (0,), (3, 0, 2))
+    ]
+    samples += [
+        (1, 2.5, None, True, "text", b"bytes", 1 + 2j),
+        [np.float32(1.5), np.int64(3), np.bool_(True), np.arange(3, dtype=">i4"), np.array("2020-01-01", "M8[D]")],
+        {"Image": 1, "image": 2, "a.b": 3, "a/b": 4, "": 5, "__key__": "six", "penstock-form.json": 7, "ü": 8},
+        {"caption": ["a", {"b": [1, None, 2.0]}], "nested": {"t": (torch.ones(2), [b"x"])}},
+        {1: "a", None: 2}, {}, (), [], None, 3, "", b"", float("nan"), -0.0, 1 << 100, "\ud800", "\ud83d\ude00",
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)), torch.arange(6).reshape(2, 3).T, np.array(["a", "bc"]),
+        {"penstock.outline": 1}, list(range(300)), ("x", torch.zeros(3)), {"x": None}, {"x": 1}, {"y": 2, "x": 1},
+    ]  # fmt: skip
+    dataset = packed(samples, tmp_path, to)
+    assert len(dataset) == len(samples)
+    wrong = [(sample, dataset[place]) for place, sample in enumerate(samples) if not is_same(dataset[place], sample)]
+    assert wrong == []
+
+
+@both
+def test_a_key_that_is_missing_is_not_none(tmp_path: Path, to: str) -> None:
+    samples = [{"a": 1, "b": "x"}, {"a": None, "b": None}, {"b": "y"}, {"b": "z", "a": 4}] * 5
+    dataset = packed(samples, tmp_path, to)
+    assert [dataset[place] for place in range(20)] == samples
+    assert list(dataset[3]) == ["b", "a"]
+
+
+@both
+def test_samples_of_a_kind_that_only_the_middle_of_a_shard_has_come_back_too(tmp_path: Path, to: str) -> None:
+    samples: list[Any] = [{"x": torch.full((4,), float(place)), "y": place} for place in range(500)]
+    samples[250] = {"x": torch.zeros(5), "y": "text"}
+    samples[251] = ("another", 1)
+    dataset = packed(samples, tmp_path, to)
+    assert all(is_same(dataset[place], sample) for place, sample in enumerate(samples))
+
+
+def test_columns_and_members_can_be_read_by_others(tmp_path: Path) -> None:
+    pack(Images(10), tmp_path / "arrow", workers=1)
+    with pa.memory_map(str(tmp_path / "arrow" / "00000.arrow")) as mapped:
+        table = pa.ipc.open_file(mapped).read_all()
+    assert table.column("label").to_pylist() == list(range(10)) and table.column("name")[3].as_py() == "image 3"
+    assert table.schema.field("image").type == pa.list_(pa.uint8(), 3 * 64 * 64)
+    webdataset = pytest.importorskip("webdataset")
+    pack(Images(10), tmp_path / "tar", to="tar", workers=1)
+    read = list(webdataset.WebDataset(str(tmp_path / "tar" / "00000.tar"), shardshuffle=False).decode())
+    assert [each["json"]["label"] for each in read] == list(range(10))
+    assert (read[3]["image.npy"] == Images(10)[3]["image"].numpy()).all()
+
+
+@both
+def test_the_result_is_the_same_for_any_number_of_workers(tmp_path: Path, to: str) -> None:
+    for workers in (1, 3):
+        packed = pack(AtRandom(60), tmp_path / str(workers), to=to, shard_bytes="1KB", workers=workers)
+        assert packed.shards >= 3
+    assert content(tmp_path / "1") == content(tmp_path / "3")
+    whole = READERS[to](tmp_path / "1")
+    assert [whole[place]["label"] for place in range(60)] == list(range(60))
+
+
+def test_shards_are_about_as_large_as_was_asked(tmp_path: Path) -> None:
+    pack(Images(100), tmp_path, shard_bytes="256KiB", workers=1)
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.arrow"))]
+    assert len(sizes) == 5 and all(190 << 10 < size < 270 << 10 for size in sizes)
+    manifest = json.loads((tmp_path / "penstock-pack.json").read_text())
+    assert [shard["bytes"] for shard in manifest["shards"]] == sizes and manifest["samples"] == 100
+
+
+@pytest.mark.parametrize(
+    ("sample", "told"),
+    [
+        (object(), "builtins.object"),
+        ({"x": np.array([object()])}, "numpy.ndarray"),
+        (namedtuple("Point", "x y")(1, 2), "Point"),
+        ([torch.ones(1, requires_grad=True)], "requires_grad"),
+        ({"x": {1, 2}}, "builtins.set"),
+    ],
+)
+@both
+def test_what_cannot_be_carried_is_refused_by_name(tmp_path: Path, to: str, sample: Any, told: str) -> None:
+    samples = [1] * 100 + [sample] + [1] * 100
+    with pytest.raises(DataError, match=f"sample 100 of dataset.*{told}"):
+        packed(samples, tmp_path, to)
+    assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(f"*.{to}"))
+
+
+def test_an_exception_of_the_dataset_names_the_sample_and_shows_its_lines(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"sample 7 of dataset [\s\S]*pack_kit.py[\s\S]*KeyError"):
+        pack(Samples({place: 1 for place in range(30) if place != 7} | {"x": 1}), tmp_path, workers=2)  # type: ignore[arg-type]
+
+
+def test_a_dataset_that_cannot_be_pickled_is_packed_by_forked_workers(tmp_path: Path) -> None:
+    source = Samples([1, 2, 3])
+    source.cannot_travel = lambda: None  # type: ignore[attr-defined]
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        assert pack(source, tmp_path, workers=1).samples == 3
+        assert pack(Images(3), tmp_path / "spawned", workers=1, shard_bytes="10KB").shards == 3
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+# -- going on where it was ------------------------------------------------------------------------
+
+
+def test_finished_shards_are_kept_and_damaged_ones_written_again(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"shard_bytes": "256KiB", "workers": 2}
+    assert pack(Images(100), tmp_path, **arguments).kept == 0
+    whole = content(tmp_path)
+    assert pack(Images(100), tmp_path, **arguments).kept == 5
+    shard = tmp_path / "00002.arrow"
+    damaged = bytearray(shard.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    shard.write_bytes(damaged)
+    (tmp_path / "00004.arrow").unlink()
+    assert pack(Images(100), tmp_path, **arguments).kept == 3
+    assert content(tmp_path) == whole
+
+
+def pack_until(folder: Path, to: str, calls: int) -> None:
+    """Packs, and is killed when its progress was told so many times."""
+    told = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        told += 1
+        if told == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    pack(Images(200), folder, to=to, shard_bytes="100KB", workers=2, progress=progress)
+
+
+@both
+def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(tmp_path: Path, to: str) -> None:
+    forking = multiprocessing.get_context("fork")
+    chance = random.Random(1)
+    for _ in range(8):
+        killed = forking.Process(target=pack_until, args=(tmp_path / "killed", to, chance.randrange(3, 40)))
+        killed.start()
+        killed.join()
+        assert killed.exitcode in (0, -signal.SIGKILL)
+    arguments: dict[str, Any] = {"to": to, "shard_bytes": "100KB"}
+    assert pack(Images(200), tmp_path / "killed", workers=2, **arguments).kept > 0
+    pack(Images(200), tmp_path / "straight", workers=1, **arguments)
+    assert content(tmp_path / "killed") == content(tmp_path / "straight")
+    assert (
+        not list((tmp_path / "killed").glob("*.partial")) and not (tmp_path / "killed/penstock-pack.journal").exists()
+    )
+
+
+def test_a_torn_line_of_the_journal_is_a_shard_that_was_not_finished(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"shard_bytes": "256KiB", "workers": 1}
+    pack(Images(100), tmp_path, **arguments)
+    whole = content(tmp_path)
+    manifest = tmp_path / "penstock-pack.json"
+    plan = json.loads(manifest.read_text())
+    lines = [json.dumps({"shard": shard, **record}) for shard, record in enumerate(plan.pop("shards"))]
+    manifest.unlink()
+    (tmp_path / "penstock-pack.journal").write_text("\n".join([json.dumps(plan), *lines])[:-40])
+    assert pack(Images(100), tmp_path, **arguments).kept == 4
+    assert content(tmp_path) == whole
+
+
+def test_a_worker_that_dies_is_told_of_and_leaves_nothing(tmp_path: Path) -> None:
+    class Deadly(Images):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index == 77:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    with pytest.raises(WorkerError, match=r"00001.arrow \(samples \d+ to \d+\) ended by signal 9"):
+        pack(Deadly(100), tmp_path, shard_bytes="512KiB", workers=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.arrow", "penstock-pack.journal"]
+    assert not multiprocessing.active_children()
+
+
+def test_stopping_from_the_progress_function_ends_the_workers_and_can_go_on(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(Images(300), tmp_path, shard_bytes="256KiB", workers=2, progress=stop)
+    assert not multiprocessing.active_children() and not list(tmp_path.glob("*.partial"))
+    assert pack(Images(300), tmp_path, shard_bytes="256KiB", workers=2).kept > 0
+
+
+def test_another_packing_into_the_same_folder_is_refused_unless_forced(tmp_path: Path) -> None:
+    pack(Images(100), tmp_path, shard_bytes="256KiB", workers=1)
+    for source, arguments, told in (
+        (Images(100), {"shard_bytes": "128KiB"}, "shard_bytes was 262144 and is 131072"),
+        (Images(90), {"shard_bytes": "256KiB"}, "fingerprint was"),
+        (Images(100), {"shard_bytes": "256KiB", "to": "tar"}, "format was 'arrow' and is 'tar'"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            pack(source, tmp_path, workers=1, **arguments)
+    pack(Images(20), tmp_path, shard_bytes="256KiB", workers=1, force=True)
+    assert len(ArrowDataset(tmp_path)) == 20
+
+
+def test_shards_that_nobody_knows_of_are_not_mixed_in(tmp_path: Path) -> None:
+    (tmp_path / "00007.arrow").write_bytes(b"old")
+    (tmp_path / "README").write_text("anything else may be there")
+    with pytest.raises(ConfigError, match=r"holds 00007.arrow, which no manifest"):
+        pack(Images(3), tmp_path, workers=1)
+    pack(Images(3), tmp_path, workers=1, force=True)
+    assert len(ArrowDataset(tmp_path)) == 3 and (tmp_path / "README").exists()
+    (tmp_path / "mine.arrow").write_bytes(b"not ours to remove")
+    with pytest.raises(ConfigError, match=r"mine\.arrow"):
+        pack(Images(3), tmp_path, workers=1, force=True)
+    assert (tmp_path / "mine.arrow").exists()
+
+
+def test_two_programs_do_not_pack_into_one_folder_at_once(tmp_path: Path) -> None:
+    def again(done: int, total: int) -> None:
+        with pytest.raises(ConfigError, match="another program is packing into"):
+            pack(Images(3), tmp_path, workers=1)
+
+    pack(Images(3), tmp_path, workers=1, progress=again)
+
+
+# -- other sources --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder_of_files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    for name, data in {
+        "cat/001.jpg": b"\xff\xd8cat", "cat/001.json": b'{"a": 1}', "cat/002.jpg": b"", "dog/x.seg.png": b"png",
+        "top.txt": "ü".encode(), "README": b"none", ".hidden": b"none", "__pycache__/x.pyc": b"none",
+    }.items():  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+FILES = [
+    {"__key__": "cat/001", "jpg": b"\xff\xd8cat", "json": b'{"a": 1}'},
+    {"__key__": "cat/002", "jpg": b""},
+    {"__key__": "dog/x", "seg.png": b"png"},
+    {"__key__": "top", "txt": "ü".encode()},
+]
+
+
+def test_a_folder_of_files_becomes_shards_and_one_kind_of_shard_another(tmp_path: Path, folder_of_files: Path) -> None:
+    done = pack(folder_of_files, tmp_path / "tar", to="tar", workers=1)
+    assert done.skipped == [".hidden", "README", "__pycache__/x.pyc"]
+    read = TarDataset(tmp_path / "tar", decode=False)
+    assert [read[place] for place in range(4)] == FILES
+    pack(folder_of_files, tmp_path / "arrow", workers=1)
+    read = ArrowDataset(tmp_path / "arrow")
+    assert [read[place] for place in range(4)] == FILES
+    pack(tmp_path / "tar", tmp_path / "again", to="tar", shard_bytes=1, workers=1)
+    read = TarDataset(tmp_path / "again", decode=False)
+    assert len(read.shards) == 4 and [read[place] for place in range(4)] == FILES
+    pack(f"{tmp_path}/again/*.tar", tmp_path / "fourth", workers=1)
+    read = ArrowDataset(tmp_path / "fourth")
+    assert [read[place] for place in range(4)] == FILES
+
+
+def test_packed_tar_shards_become_arrow_with_their_samples(tmp_path: Path) -> None:
+    pack(Images(20), tmp_path / "tar", to="tar", workers=1)
+    pack(tmp_path / "tar", tmp_path / "arrow", workers=1)
+    read = ArrowDataset(tmp_path / "arrow")
+    assert all(is_same(read[place], Images(20)[place]) for place in range(20))
+
+
+def test_parquet_keeps_its_columns_and_rows(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "number": pa.array([None if place % 7 == 0 else place for place in range(1000)], pa.int32()),
+            "text": [f"row {place}" for place in range(1000)],
+            "tokens": [list(range(place % 5)) for place in range(1000)],
+            "when": pa.array(range(1000), pa.timestamp("ms")),
+            "kind": pa.array(["a", "b"] * 500).dictionary_encode(),
+        }
+    )
+    pa.parquet = pytest.importorskip("pyarrow.parquet")
+    for part in range(2):
+        pa.parquet.write_table(table.slice(500 * part, 500), tmp_path / f"{part}.parquet", row_group_size=120)
+    pack(f"{tmp_path}/*.parquet", tmp_path / "arrow", shard_bytes="8KB", workers=2)
+    rows, read = ParquetDataset(f"{tmp_path}/*.parquet"), ArrowDataset(tmp_path / "arrow")
+    assert len(read.blocks) > 3 and len(read) == 1000
+    assert all(is_same(read[place], rows[place]) for place in range(1000))
+    with pa.memory_map(str(tmp_path / "arrow/00000.arrow")) as mapped:
+        assert pa.ipc.open_file(mapped).schema.field("number").type == pa.int32()
+    without_times = tmp_path / "plain.parquet"
+    pa.parquet.write_table(table.drop_columns(["when"]), without_times)
+    pack(without_times, tmp_path / "tar", to="tar", workers=2)
+    rows, shards = ParquetDataset(without_times), TarDataset(tmp_path / "tar")
+    assert all(is_same(shards[place], rows[place]) for place in range(1000))
+
+
+def test_sources_that_cannot_be_are_refused(tmp_path: Path, folder_of_files: Path) -> None:
+    for source, told in (
+        (tmp_path / "nothing", "nothing that can be packed"),
+        (tmp_path / "nothing.tar", "there is no"),
+        (iter([1]), "needs __getitem__ and __len__"),
+        (Samples([]), "has no samples"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=told):
+            pack(source, tmp_path / "out", workers=1)
+        assert not list((tmp_path / "out").glob("*"))
+    with pytest.raises(ConfigError, match="lie in each other"):
+        pack(folder_of_files, folder_of_files / "out", workers=1)
+    with pytest.raises(ConfigError, match="to='zip'"):
+        pack(Images(1), tmp_path / "out", to="zip")
+    with pytest.raises(ConfigError, match="workers=0"):
+        pack(Images(1), tmp_path / "out", workers=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        pack(Images(1), tmp_path / "file", workers=1)
+
+
+def test_a_file_that_changes_while_it_is_packed_is_told_of(tmp_path: Path, folder_of_files: Path) -> None:
+    from penstock.data.pack_sources import FolderFiles
+
+    files = FolderFiles(folder_of_files)
+    (folder_of_files / "top.txt").write_text("longer than before")
+    with pytest.raises(DataError, match=r"top.txt has 18 bytes; it had 2"):
+        files[3]
+    (folder_of_files / "top.txt").unlink()
+    with pytest.raises(DataError, match="No such file"):
+        files[3]
