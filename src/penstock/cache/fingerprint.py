@@ -7,7 +7,8 @@ Runs in: trainer.
 Looked at: the code of classes and functions, what they refer to by name in their module, and attributes of objects
 and classes, however deep; of objects that keep theirs from Python, what pickling them would. Of packages that are
 installed, names and versions, not code. What is no data (open files, locks, random generators) counts by its type
-alone. Files a dataset reads are not looked at, but for arrays that are mapped from one: its size and age.
+alone. Files a dataset reads are not looked at, but for those of penstock.data's datasets and arrays that are mapped
+from one: their sizes and ages.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class _Looker:
     def _look_inside(self, value: Any, depth: int) -> None:
         if isinstance(value, (np.ndarray, torch.Tensor)):
             self._look_at_array(value)
+        elif _is_ours(value):
+            self.look(value.made_of(), depth)
         elif isinstance(value, Mapping):
             self._look_at_items((part for item in value.items() for part in item), len(value), depth)
         elif isinstance(value, Set):
@@ -236,10 +239,14 @@ _NO_DATA = (
 )  # fmt: skip
 
 
+def _is_ours(value: Any) -> bool:
+    return not isinstance(value, type) and type(value).__module__.partition(".")[0] == "penstock"
+
+
 def _is_no_data(value: Any) -> bool:
-    """Caches and loaders, which have names of their own, and what changes without the samples changing."""
-    is_ours = not isinstance(value, type) and type(value).__module__.partition(".")[0] == "penstock"
-    return is_ours or isinstance(value, _NO_DATA)
+    """Caches and loaders, which have names of their own, and what changes without the samples changing. Datasets of
+    ours say themselves what their samples are made of."""
+    return (_is_ours(value) and not hasattr(value, "made_of")) or isinstance(value, _NO_DATA)
 
 
 def _is_plain(value: Any, depth: int) -> bool:

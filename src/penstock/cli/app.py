@@ -24,7 +24,8 @@ COMMANDS = {
     "bench": "Compare torch's DataLoader and penstock's on your own dataset.",
     "cache": "Show and clear the caches of this node.",
     "demo": "Compare torch's DataLoader and penstock's on this machine, on a built-in dataset.",
-    "doctor": "Show what this machine or container allows, and what in it will hurt.",
+    "doctor": "Show what this machine or container allows, and what in it (and in a dataset) will hurt.",
+    "pack": "Rewrite a dataset into tar shards or memory-mappable Arrow files.",
 }
 """Command -> what it is for. Module ``penstock.cli.<command>`` has the click command as ``command``."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -95,12 +94,16 @@ class ArrowDataset(Dataset[Any]):
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         return [self[index] for index in indices]
 
+    def made_of(self) -> tuple[Any, ...]:
+        """What samples depend on: told to caches that outlive a run."""
+        return self._locations, self._identities, self._columns, self.transform
+
     def __repr__(self) -> str:
         return f"ArrowDataset({len(self)} samples in {len(self._locations)} files from {self._locations[0]})"
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_files"], state["_lock"]
+        del state["_files"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -109,7 +112,6 @@ class ArrowDataset(Dataset[Any]):
 
     def _ready(self) -> None:
         self._files: dict[int, ArrowFile] = {}
-        self._lock = threading.Lock()
         if not hasattr(self, "_identities"):
             self._identities: list[tuple[int, ...]] = []
 
@@ -119,8 +121,7 @@ class ArrowDataset(Dataset[Any]):
             file = ArrowFile(self._locations[number], in_place=self.in_place)
             if self._identities and file.identity != self._identities[number]:
                 raise DataError(f"{file.location} has changed since the dataset was made; make the dataset again")
-            with self._lock:
-                file = self._files.setdefault(number, file)
+            file = self._files.setdefault(number, file)
         return file
 
 

@@ -54,6 +54,9 @@ class LowMemDataset(ParquetDataset):
         labels = targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100)
         return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "labels": labels}
 
+    def made_of(self) -> tuple[Any, ...]:
+        return self._files, self.max_seq_len, self._end
+
     def _pair(self, row: dict[str, Any]) -> tuple[str, str]:
         for name in self._columns:
             if not isinstance(row[name], str):

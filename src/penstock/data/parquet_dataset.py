@@ -31,7 +31,7 @@ MODES = ("mapped", "ultra", "memory")
 SUFFIXES = (".parquet", ".pq", ".parq")
 _PIECE_BYTES = 256 << 10
 """What is held at a time of a row group that is not held whole."""
-_RETURN_BYTES = 8 << 20
+_RETURN_BYTES = 3 << 20
 """After so much was gone through, what malloc keeps of it is given back: each time costs as much as a small group."""
 _ALIGNED_BYTES = 64
 _MOST_OPENED = 256
@@ -110,6 +110,10 @@ class ParquetDataset(Dataset[Any]):
         if self.mode == "ultra":
             self._files.forget()
         return samples if self.transform is None else [self.transform(row) for row in samples]
+
+    def made_of(self) -> tuple[Any, ...]:
+        """What samples depend on: told to caches that outlive a run."""
+        return self._files, self.transform
 
     def _find(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The groups rows are in, and their places there."""

@@ -113,6 +113,10 @@ class ParquetFiles:
         self.__dict__.update(state)
         self._ready()
 
+    def made_of(self) -> tuple[Any, ...]:
+        """What rows depend on."""
+        return self._locations, self._versions, self.columns
+
     def name(self, group: int) -> str:
         file, number = self._groups[group]
         return f"row group {number} of {self._locations[file]}"

@@ -19,7 +19,7 @@ import pickle
 import reprlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import NoneType
 from typing import Any, NoReturn, SupportsIndex, TypeVar, overload
 
@@ -116,6 +116,10 @@ class SharedList(Sequence[T_co]):
     def __repr__(self) -> str:
         shown = ", ".join(reprlib.repr(item) for item in self[:3]) + (", ..." if len(self) > 3 else "")
         return f"SharedList([{shown}], {len(self):,} items in {format_bytes(len(self._bytes))})"
+
+    def made_of(self) -> tuple[Any, ...]:
+        """What there is to it: told to caches that outlive a run."""
+        return self._bytes, astuple(self._layout), self._rows
 
     def __copy__(self) -> SharedList[T_co]:
         return self

@@ -49,6 +49,10 @@ class TarCatalog:
     def __len__(self) -> int:
         return int(self.blocks[-1])
 
+    def made_of(self) -> tuple[Any, ...]:
+        """What samples depend on."""
+        return self.locations, self.versions
+
     def find(self, number: int) -> Sample:
         first, last = self._firsts.item(number), self._firsts.item(number + 1)
         key_start, key_end = self._key_ends.item(number), self._key_ends.item(number + 1)

@@ -122,6 +122,10 @@ class TarDataset(Dataset):
             samples[place] = self._sample(numbers[place])
         return samples
 
+    def made_of(self) -> tuple[Any, ...]:
+        """What samples depend on: told to caches that outlive a run."""
+        return self._catalog, self._transform, self._decode, self._decoders, self._on_error
+
     def _number(self, index: int) -> int:
         try:
             number = index.__index__()

@@ -83,6 +83,10 @@ class WindowDataset(Dataset[Any]):
         """What the frames of a window are called in the cache."""
         return [self._key(number) for number in self._frames_of(index)]
 
+    def made_of(self) -> tuple[Any, ...]:
+        """What samples depend on: told to caches that outlive a run."""
+        return self.frames, self.length, self.stride, self._load, self._first_frames, self.transform
+
     # -- inside -------------------------------------------------------------------------------
 
     def _frames_of(self, index: int) -> range:
