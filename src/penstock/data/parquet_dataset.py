@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.data.parquet_files import ParquetFiles, arrow
+from penstock.data.parquet_files import ParquetFiles, arrow, readable
 from penstock.data.rows import row_of, rows_of
 from penstock.data.shared_bytes import SharedBytes
 from penstock.data.sources import locate
@@ -94,7 +94,8 @@ class ParquetDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         group, place = self._find(np.array([index]))
-        row = row_of(*self._groups.row(int(group[0]), int(place[0])))
+        with readable(self._files.name(int(group[0]))):
+            row = row_of(*self._groups.row(int(group[0]), int(place[0])))
         if self.mode == "ultra":
             self._files.forget()
         return row if self.transform is None else self.transform(row)
@@ -104,9 +105,10 @@ class ParquetDataset(Dataset[Any]):
         samples: list[Any] = [None] * len(places)
         for group in np.unique(groups):
             asked = np.flatnonzero(groups == group)
-            for batch, at, numbers in self._groups.rows(int(group), places[asked]):
-                for number, row in zip(asked[numbers].tolist(), rows_of(batch, at), strict=True):
-                    samples[number] = row
+            with readable(self._files.name(int(group))):
+                for batch, at, numbers in self._groups.rows(int(group), places[asked]):
+                    for number, row in zip(asked[numbers].tolist(), rows_of(batch, at), strict=True):
+                        samples[number] = row
         if self.mode == "ultra":
             self._files.forget()
         return samples if self.transform is None else [self.transform(row) for row in samples]

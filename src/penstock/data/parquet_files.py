@@ -57,6 +57,17 @@ def arrow() -> Any:
     return pyarrow
 
 
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """What pyarrow raises over damaged files, as an error that says which file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (arrow().ArrowException, OSError, OverflowError, ValueError, IndexError, MemoryError) as problem:
+        raise DataError(f"{what} cannot be read: {problem}") from problem
+
+
 class ParquetFiles:
     """Row groups of one or several files of the same columns."""
 
@@ -74,15 +85,16 @@ class ParquetFiles:
             if schema is None:
                 schema = own
             _compare(locations[0], schema, location, own)
-            for group in range(about.num_row_groups):
-                rows = about.row_group(group).num_rows
-                if rows < 0:
-                    raise DataError(f"{location}: row group {group} claims {rows} rows; the file is damaged")
-                if not rows:
-                    continue
-                starts.append(starts[-1] + rows)
-                groups.append((number, group))
-                group_bytes.append(_decoded_bytes(about.row_group(group), own))
+            with readable(f"the footer of {location}"):
+                for group in range(about.num_row_groups):
+                    rows = about.row_group(group).num_rows
+                    if rows < 0:
+                        raise ValueError(f"row group {group} claims {rows} rows")
+                    if not rows:
+                        continue
+                    starts.append(starts[-1] + rows)
+                    groups.append((number, group))
+                    group_bytes.append(_decoded_bytes(about.row_group(group), own))
         self.schema: pa.Schema = schema
         self.columns = None if columns is None else list(columns)
         ends = np.cumsum([0] + [len(footer) for footer, _ in footers])
@@ -155,14 +167,10 @@ class ParquetFiles:
         location = self._locations[index]
         with contextlib.ExitStack() as opened:
             source = _file_of(location, self._versions[index], opened)
-            try:
-                about = self._footer(index)
+            about = self._footer(index)
+            with readable(self.name(group)):
                 file = pa.parquet.ParquetFile(source, metadata=about, buffer_size=_BUFFER_BYTES, pre_buffer=False)
                 yield opened.enter_context(file), number
-            except (pa.ArrowException, OSError, OverflowError, ValueError, IndexError, MemoryError) as problem:
-                if isinstance(problem, DataError):
-                    raise
-                raise DataError(f"{self.name(group)} cannot be read: {problem}") from problem
 
     def _footer(self, index: int) -> Any:
         with contextlib.suppress(KeyError):
@@ -205,18 +213,13 @@ def _read_footer(location: str) -> tuple[bytes, str]:
 
 def _parse(location: str, footer: bytes | memoryview) -> Any:
     pa = arrow()
-    try:
+    with readable(f"the footer of {location}"):
         return pa.parquet.read_metadata(pa.BufferReader(_MAGIC + bytes(footer)))
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as problem:
-        raise DataError(f"the footer of {location} is damaged: {problem}") from problem
 
 
 def _wanted(location: str, about: Any, columns: Sequence[str] | None) -> pa.Schema:
-    pa = arrow()
-    try:
+    with readable(f"the footer of {location}"):
         schema = about.schema.to_arrow_schema().remove_metadata()
-    except (pa.ArrowException, ValueError) as problem:
-        raise DataError(f"the columns of {location} cannot be read: {problem}") from problem
     if len(set(schema.names)) < len(schema.names):
         twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
         raise DataError(f"{location} has several columns of the same name: {', '.join(twice)}")
@@ -225,7 +228,7 @@ def _wanted(location: str, about: Any, columns: Sequence[str] | None) -> pa.Sche
     missing = [name for name in columns if name not in schema.names]
     if missing:
         raise DataError(f"{location} has no column {', '.join(missing)}; it has {', '.join(schema.names)}")
-    return pa.schema([schema.field(name) for name in columns])
+    return arrow().schema([schema.field(name) for name in columns])
 
 
 def _compare(first: str, schema: pa.Schema, location: str, own: pa.Schema) -> None:

@@ -247,7 +247,7 @@ def test_empty_damaged_and_cut_files_are_named(tmp_path: Path) -> None:
         "text": (b"hello, this is no parquet at all", "no Parquet file"),
         "cut": (whole[: len(whole) // 2], "cut short"),
         "long-footer": (whole[:-8] + b"\xff\xff\xff\x7f" + b"PAR1", "says its footer has"),
-        "damaged-footer": (whole[:-length] + b"\xff" * 32 + whole[32 - length :], "footer of .* is damaged"),
+        "damaged-footer": (whole[:-length] + b"\xff" * 32 + whole[32 - length :], "footer of .* cannot be read"),
         "encrypted": (whole[:-4] + b"PARE", "encrypted"),
     }
     for name, (content, message) in cases.items():
