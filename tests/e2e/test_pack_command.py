@@ -102,6 +102,7 @@ def test_mistakes_are_told_in_one_line(
         (("pack_me.py:broken", "out"), 1, "sample 2 of dataset builtins.list: a builtins.object cannot be packed"),
         (("pack_me.py:nothing", "out"), 2, "pack_me.py has no 'nothing'"),
         (("nowhere", "out"), 1, "nowhere is nothing that can be packed"),
+        (("x:" + "y" * 300, "out"), 1, "File name too long"),
         (("nowhere/*.tar", "out"), 1, "names no .tar file"),
         ((".", "out"), 1, "lie in each other"),
         (("pack_me.py:Dataset", "out", "--shard-size", "0"), 2, "is zero"),

@@ -102,3 +102,19 @@ def test_next_use_has_the_hits_the_theory_gives(blocks: bool, fraction: float, l
 def test_next_use_has_more_hits_than_lru_through_the_loader() -> None:
     known, unknown = (hit_rate(policy, 0.3, frames=600, blocks=False) for policy in ("auto", "lru"))
     assert known > unknown + 0.1
+
+
+def test_windows_in_order_are_kept_as_well_as_lru_keeps_them() -> None:
+    """A frame's uses are all in one or two batches, one window after another."""
+
+    def loads(policy: str) -> int:
+        with penstock.Cache(80 * FRAME_BYTES, policy) as cache:
+            dataset = Windows(600, cache)
+            loader = penstock.DataLoader(dataset, batch_size=8, num_workers=0, cache=cache)
+            for _ in range(2):
+                for _ in loader:
+                    pass
+            loader.close()
+            return cache.stats().misses
+
+    assert loads("auto") <= 1.02 * loads("lru")

@@ -141,7 +141,13 @@ def _requiring_grad(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
-    return pickle.PickleBuffer(tensor.view(-1).view(torch.uint8).numpy().data)
+    return pickle.PickleBuffer(bytes_of(tensor).data)
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a contiguous tensor that is not empty, without a copy."""
+    # Of a single element torch calls any stride contiguous, and then refuses to see it as bytes.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def _empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

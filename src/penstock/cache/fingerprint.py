@@ -34,6 +34,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.arena.codec import bytes_of
+
 _DEEPEST = 40
 _SIMPLE = (str, int, float, bool, type(None), bytes, complex)
 _AT_A_TIME = 1000
@@ -218,8 +220,8 @@ class _Looker:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
                 return
-            flat = value.detach().reshape(-1).cpu().contiguous()
-            raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+            flat = value.detach().resolve_conj().resolve_neg().reshape(-1).cpu().contiguous()
+            raw = bytes_of(flat) if flat.numel() else np.empty(0, np.uint8)
         elif value.dtype.hasobject:
             self._look_at_items(value.reshape(-1).tolist(), value.size, _DEEPEST - 1)
             return

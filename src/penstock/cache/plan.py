@@ -20,33 +20,35 @@ class Plan:
         self.keys = keys
         """Low words of the keys' digests, sorted."""
         self.uses = uses
-        """For every use, place of its key times the stride, plus its batch: sorted, so both are found by bisection."""
+        """For every use, place of its key times the stride, plus twice its batch: sorted, so bisection finds both. One
+        more stands for all further uses in the same batch: when the first is over, they are still to come."""
         self.batches = batches
-        self._stride = batches + 1
+        self._stride = 2 * batches + 2
 
     @staticmethod
     def of(lows: np.ndarray, numbers: np.ndarray, batches: int) -> Plan:
         """A plan of uses: low words of the digests of what is needed, and the batch each is needed in."""
         keys, places = np.unique(lows, return_inverse=True)
-        uses = np.unique(places.astype(np.int64) * (batches + 1) + numbers.astype(np.int64))
-        return Plan(keys, uses, batches)
+        firsts = places.astype(np.int64) * (2 * batches + 2) + 2 * numbers.astype(np.int64)
+        uses, counts = np.unique(firsts, return_counts=True)
+        return Plan(keys, np.sort(np.concatenate((uses, uses[counts > 1] + 1))), batches)
 
     @property
     def repeats(self) -> bool:
-        """Whether some key is needed in more than one batch."""
+        """Whether some key is needed more than once."""
         return len(self.uses) > len(self.keys)
 
     def distances(self, low: np.ndarray, now: int, besides: np.ndarray | int = -1) -> np.ndarray:
-        """Per key, batches from batch ``now`` to the next that needs it, not counting batch ``besides``: 0 if that is
-        batch ``now`` itself."""
+        """Per key, batches from batch ``now`` to the next that needs it, not counting its first use in batch
+        ``besides``: 0 if that is batch ``now`` itself."""
         if not len(self.keys):
             return np.full(len(low), NEVER, np.int64)
         places = np.searchsorted(self.keys, low)
         is_known = self.keys[np.minimum(places, len(self.keys) - 1)] == low
         first = places.astype(np.int64) * self._stride
-        at = np.searchsorted(self.uses, first + now)
+        at = np.searchsorted(self.uses, first + 2 * now)
         last = len(self.uses) - 1
-        at += self.uses[np.minimum(at, last)] == first + besides
+        at += self.uses[np.minimum(at, last)] == first + 2 * np.asarray(besides)
         found = self.uses[np.minimum(at, last)]
         is_needed = is_known & (at <= last) & (found < first + self._stride)
-        return np.where(is_needed, found - first - now, NEVER)
+        return np.where(is_needed, (found - first) // 2 - now, NEVER)

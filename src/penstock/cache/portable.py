@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.arena.codec import ALIGN_BYTES, is_plain
+from penstock.arena.codec import ALIGN_BYTES, bytes_of, is_plain
 from penstock.errors import CacheError
 
 _LENGTH = struct.Struct("<Q")
@@ -72,7 +72,7 @@ class Portable:
         if issubclass(kind, np.generic) and value.dtype.kind in _ARRAY_KINDS:
             return ["scalar", value.dtype.str, *self._keep(np.atleast_1d(value))]
         if kind is torch.Tensor and is_plain(value) and value.dtype in _DTYPES.values():
-            raw = value.contiguous().reshape(-1).view(torch.uint8).numpy() if value.numel() else _NOTHING
+            raw = bytes_of(value.contiguous()) if value.numel() else _NOTHING
             return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), *self._keep(raw)]
         raise CacheError(f"{_name(value)} cannot be kept on disk; {_HINT}")
 

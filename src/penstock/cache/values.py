@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.arena.codec import ALIGN_BYTES, decode, encode, is_plain
+from penstock.arena.codec import ALIGN_BYTES, bytes_of, decode, encode, is_plain
 
 _COUNTS = struct.Struct("<II")
 _INSIDE = 0xFFFFFFFF
@@ -39,7 +39,7 @@ class Packed:
     def __init__(self, value: Any) -> None:
         """Raises what pickle raises for objects that cannot travel."""
         if type(value) is torch.Tensor and value.dtype in _CODES and value.is_contiguous() and is_plain(value):
-            flat = value.view(-1).view(torch.uint8).numpy().data if value.numel() else memoryview(b"")
+            flat = bytes_of(value).data if value.numel() else memoryview(b"")
             self._buffers, self._offsets = [flat], [(0, flat.nbytes)]
             total_bytes, kind = flat.nbytes, _TENSOR
             rest = struct.pack(f"<{2 + value.dim()}Q", _CODES[value.dtype], value.dim(), *value.shape)

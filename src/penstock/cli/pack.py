@@ -83,4 +83,10 @@ def command(
 
 
 def _is_target(source: str) -> bool:
-    return ":" in source and "://" not in source and not Path(source).exists()
+    if ":" not in source or "://" in source:
+        return False
+    try:
+        return not Path(source).exists()
+    except OSError:
+        # A name too long for a file; what reads the path tells of it.
+        return False

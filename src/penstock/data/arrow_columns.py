@@ -122,7 +122,8 @@ def how(value: Any) -> How:
     if kind is str:
         return ("str",) if forms.is_text(value) else PORTABLE
     found = forms.array_of(value)
-    if found is None or not 0 < found[2].nbytes < _LARGEST_ROW_BYTES:
+    if found is None or not 0 < found[2].nbytes < _LARGEST_ROW_BYTES or found[2].dtype.char in "gG":
+        # Arrow has no long doubles.
         return PORTABLE
     return (found[0], found[1], found[2].shape)
 

@@ -103,7 +103,7 @@ class ArrowDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_files"]
+        del state["_files"], state["_pid"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,10 +112,14 @@ class ArrowDataset(Dataset[Any]):
 
     def _ready(self) -> None:
         self._files: dict[int, ArrowFile] = {}
+        self._pid = os.getpid()
         if not hasattr(self, "_identities"):
             self._identities: list[tuple[int, ...]] = []
 
     def _file(self, number: int) -> ArrowFile:
+        # A lock that another thread held when the process was forked stays locked in the child for good.
+        if self._pid != os.getpid():
+            self._ready()
         file = self._files.get(number)
         if file is None:
             file = ArrowFile(self._locations[number], in_place=self.in_place)

@@ -61,7 +61,7 @@ class ArrowFile:
                 if self._views is not None:
                     self._whole: pa.Buffer = pa.py_buffer(self._views)
                 else:
-                    with pa.memory_map(location) as mapped:
+                    with pa.memory_map(os.fsencode(location)) as mapped:
                         self._whole = mapped.read_buffer()
                 if private_mapping.identity_of(fd) != self.identity or self._whole.size != self.size_bytes:
                     raise ValueError("it changed while it was opened")

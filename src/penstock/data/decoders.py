@@ -91,13 +91,20 @@ def _arrays(data: bytes) -> dict[str, Any]:
         _check_unfolded(archive)
         found = {}
         for entry in archive.infolist():
-            content = archive.read(entry)
+            # Asked for so many bytes, it unfolds no more, whatever follows.
+            with archive.open(entry) as stream:
+                content = stream.read(entry.file_size)
             is_array = entry.filename.endswith(".npy")
             found[entry.filename.removesuffix(".npy")] = _array(content) if is_array else content
         return found
 
 
 def _check_unfolded(archive: zipfile.ZipFile) -> None:
+    odd = next(
+        (e for e in archive.infolist() if e.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)), None
+    )
+    if odd is not None:
+        raise DataError(f"{odd.filename} is compressed in a way neither numpy nor torch writes")
     total_bytes = sum(entry.file_size for entry in archive.infolist())
     if total_bytes > MOST_DECODED_BYTES:
         raise DataError(f"unfolds to {format_bytes(total_bytes)}, more than {format_bytes(MOST_DECODED_BYTES)}")

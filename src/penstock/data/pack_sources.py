@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch.utils.data import ConcatDataset, Subset
 
 from penstock.cache.fingerprint import fingerprint_of
+from penstock.data.arrow_dataset import ArrowDataset
 from penstock.data.parquet_dataset import SUFFIXES as PARQUET_SUFFIXES
 from penstock.data.parquet_dataset import ParquetDataset
 from penstock.data.parquet_files import ParquetFiles, arrow
 from penstock.data.sources import is_remote, locate, open_source
 from penstock.data.tar_dataset import TarDataset
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +51,8 @@ class PackSource:
     tables: ParquetTables | None = None
     skipped: list[str] = field(default_factory=list)
     """Files that are no part of a sample."""
+    locations: list[str] = field(default_factory=list)
+    """Shards and Parquet files it reads, as far as is known."""
 
 
 def source_of(source: Any, *, to: str) -> PackSource:
@@ -56,6 +60,15 @@ def source_of(source: Any, *, to: str) -> PackSource:
     if not isinstance(source, (str, os.PathLike)):
         return _dataset_source(source)
     path = os.fspath(source)
+    try:
+        return _path_source(path, to)
+    except OSError as problem:
+        if isinstance(problem, PenstockError):
+            raise
+        raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _path_source(path: str, to: str) -> PackSource:
     kind = _kind_of(path)
     if kind == "files":
         files = FolderFiles(Path(path))
@@ -72,12 +85,24 @@ def source_of(source: Any, *, to: str) -> PackSource:
     if kind == "parquet" and to == "arrow":
         tables = ParquetTables(locations)
         count = int(tables.files.starts[-1])
-        return PackSource(description=description, fingerprint=fingerprint, samples=None, tables=tables, count=count)
+        return PackSource(
+            description=description,
+            fingerprint=fingerprint,
+            samples=None,
+            tables=tables,
+            count=count,
+            locations=locations,
+        )
     samples, is_raw = ParquetDataset(path) if kind == "parquet" else TarDataset(path, progress=False), False
     if isinstance(samples, TarDataset) and samples.form is None:
         samples, is_raw = TarDataset(path, decode=False, progress=False), True
     return PackSource(
-        description=description, fingerprint=fingerprint, samples=samples, count=len(samples), is_raw=is_raw
+        description=description,
+        fingerprint=fingerprint,
+        samples=samples,
+        count=len(samples),
+        is_raw=is_raw,
+        locations=locations,
     )
 
 
@@ -88,8 +113,25 @@ def _dataset_source(dataset: Any) -> PackSource:
             f"{name} cannot be packed: shards are ranges of its samples, so it needs __getitem__ and __len__"
         )
     return PackSource(
-        description=f"dataset {name}", fingerprint=fingerprint_of(dataset), samples=dataset, count=len(dataset)
+        description=f"dataset {name}",
+        fingerprint=fingerprint_of(dataset),
+        samples=dataset,
+        count=len(dataset),
+        locations=_locations_of(dataset),
     )
+
+
+def _locations_of(dataset: Any) -> list[str]:
+    """Files that penstock's datasets read, also below a Subset or a ConcatDataset."""
+    if isinstance(dataset, TarDataset):
+        return dataset.shards
+    if isinstance(dataset, ArrowDataset):
+        return list(dataset._locations)
+    if isinstance(dataset, ParquetDataset):
+        return list(dataset._files._locations)
+    if isinstance(dataset, ConcatDataset):
+        return [location for part in dataset.datasets for location in _locations_of(part)]
+    return _locations_of(dataset.dataset) if isinstance(dataset, Subset) else []
 
 
 def _kind_of(path: str) -> str:
@@ -133,7 +175,7 @@ class FolderFiles:
             head, slash, tail = name.rpartition("/")
             stem, _, extension = tail.partition(".")
             is_meta = re.match(r"__[^/]*__(/|$)", name)
-            if not stem or not extension or extension == KEY or is_meta or not path.is_file():
+            if not stem or not extension or extension.lower() == KEY or is_meta or not path.is_file():
                 self.skipped.append(name)
                 continue
             about = path.stat()

@@ -67,6 +67,11 @@ class Probe:
     """On average, as they are packed."""
 
 
+def shard_name(shard: int, shards: int, to: str) -> str:
+    digits = max(5, len(str(shards - 1)))
+    return f"{shard:0{digits}d}.{to}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackJob:
     """All that a worker needs to know to write any shard."""
@@ -82,8 +87,7 @@ class PackJob:
         return -(-self.source.count // self.samples_per_shard)
 
     def name(self, shard: int) -> str:
-        digits = max(5, len(str(self.shards - 1)))
-        return f"{shard:0{digits}d}.{self.to}"
+        return shard_name(shard, self.shards, self.to)
 
     def range_of(self, shard: int) -> range:
         first = shard * self.samples_per_shard
@@ -201,6 +205,10 @@ class Crew:
                 else:
                     self._give(pipe, coming)
                     yield shard, 0, told
+            for pipe, (process, shard) in self._members.items():
+                # A process that the dataset started may hold the pipe of a dead worker open.
+                if shard is not None and process.exitcode is not None and not pipe.poll():
+                    raise self._dead(process, shard)
             yield None, 0, None
 
     def _give(self, pipe: Connection, coming: Iterator[int]) -> None:
@@ -243,7 +251,8 @@ class Crew:
 
 def _context_for(job: PackJob) -> Any:
     """How workers start: as Python is set to, but by fork where the dataset cannot be sent."""
-    method = multiprocessing.get_start_method()
+    # Asked for its name, Python would settle on its default, and the program could not choose another any more.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if method != "fork" and "fork" in multiprocessing.get_all_start_methods():
         try:
             ForkingPickler.dumps(job)
@@ -315,7 +324,7 @@ def _told(job: PackJob, place: int | None, problem: Exception) -> PenstockError:
         return DataError(f"{where} could not be read or written: {problem}")
     if isinstance(problem, PenstockError):
         try:
-            pickle.dumps(problem)
+            pickle.loads(pickle.dumps(problem))
             return problem
         except Exception:
             return DataError(f"{where}: {problem}")

@@ -12,6 +12,7 @@ there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.data.pack_sources import PackSource, source_of
-from penstock.data.pack_workers import LOOK, Crew, PackJob
+from penstock.data.pack_workers import LOOK, Crew, PackJob, shard_name
 from penstock.data.shard_writers import PARTIAL, ShardRecord, find_fault, sync_folder
+from penstock.data.sources import is_remote
 from penstock.errors import ConfigError, DataError
 from penstock.units import parse_bytes
 
@@ -31,7 +33,7 @@ MANIFEST = "penstock-pack.json"
 JOURNAL = "penstock-pack.journal"
 FORMATS = ("tar", "arrow")
 _VERSION = 1
-_SHARD_NAME = re.compile(r"\d{5,}\.(tar|arrow)")
+_OWN_PARTIAL = re.compile(rf"(\d{{5,}}\.(tar|arrow)\.\d+|{re.escape(MANIFEST)}){re.escape(PARTIAL)}")
 
 Progress = Callable[[int, int], None]
 """(samples done, samples); called several times a second, and may raise to stop."""
@@ -75,19 +77,23 @@ def pack(
     limit_bytes = parse_bytes(shard_bytes, name="shard_bytes")
     folder = Path(destination)
     _refuse_own_output(source, folder)
+    found = source_of(source, to=to)
+    _refuse_own_shards(found, folder)
+    if not found.count:
+        raise DataError(f"{found.description} has no samples, so there is nothing to pack")
     with _locked(folder) as journal:
-        found = source_of(source, to=to)
-        if not found.count:
-            raise DataError(f"{found.description} has no samples, so there is nothing to pack")
         job = _plan(found, folder, to, limit_bytes, journal.fd, progress)
         plan = {
             "version": _VERSION, "source": found.description, "fingerprint": found.fingerprint, "format": to,
             "shard_bytes": limit_bytes, "samples": found.count, "samples_per_shard": job.samples_per_shard,
         }  # fmt: skip
         records = _resume(journal, folder, plan, force=force)
-        kept = _write(job, records, journal, workers or _cpus(), progress)
-        whole = [records[shard] for shard in range(job.shards)]
-        _finish(folder, plan, whole)
+        try:
+            kept = _write(job, records, journal, workers or _cpus(), progress)
+            whole = [records[shard] for shard in range(job.shards)]
+            _finish(folder, plan, whole)
+        finally:
+            _remove_partials(folder)
     return Packed(
         samples=sum(record.samples for record in whole),
         bytes=sum(record.bytes for record in whole),
@@ -105,8 +111,19 @@ def _cpus() -> int:
 def _refuse_own_output(source: Any, folder: Path) -> None:
     if isinstance(source, (str, os.PathLike)) and "://" not in os.fspath(source):
         read, written = Path(source).resolve(), folder.resolve()
-        if read == written or read in written.parents or (written in read.parents and written.is_dir()):
+        if read == written or read in written.parents or written in read.parents:
             raise ConfigError(f"{os.fspath(source)} and {folder} lie in each other: shards would be their own source")
+
+
+def _refuse_own_shards(source: PackSource, folder: Path) -> None:
+    written = folder.resolve()
+    for location in source.locations:
+        path = Path(location.removeprefix("file://"))
+        if not is_remote(location) and (written in path.resolve().parents or written == path.parent.resolve()):
+            raise ConfigError(
+                f"{source.description} reads {location}, which lies in {folder}: shards would be their own source; "
+                "choose another folder"
+            )
 
 
 def _plan(
@@ -188,7 +205,8 @@ class _Journal:
         return lines
 
     def begin(self, plan: dict[str, Any]) -> None:
-        os.ftruncate(self.fd, 0)
+        with _writing(self.path):
+            os.ftruncate(self.fd, 0)
         self._append(plan)
 
     def note(self, shard: int, record: ShardRecord) -> None:
@@ -196,9 +214,18 @@ class _Journal:
 
     def _append(self, line: Any) -> None:
         text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        if os.write(self.fd, text) != len(text):
-            raise DataError(f"{self.path} could not be written to its end; the disk is full")
-        os.fsync(self.fd)
+        with _writing(self.path):
+            if os.write(self.fd, text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self.fd)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise DataError(f"{path} cannot be written: {problem.strerror}. Mend that, then run this again") from problem
 
 
 @contextlib.contextmanager
@@ -222,8 +249,6 @@ def _locked(folder: Path) -> Iterator[_Journal]:
         try:
             yield _Journal(path, fd)
         finally:
-            for left in folder.glob(f"*{PARTIAL}"):
-                left.unlink(missing_ok=True)
             if path.exists() and not path.stat().st_size:
                 path.unlink()
     finally:
@@ -234,22 +259,46 @@ def _resume(journal: _Journal, folder: Path, plan: dict[str, Any], *, force: boo
     """Records of the shards that an earlier call with the same plan finished."""
     before, records = _known(journal, folder)
     shards = [path for path in folder.iterdir() if path.suffix in (".tar", ".arrow")]
+    finished = {record.name for record in records.values()}
     if before is not None and before != plan and not force:
         changed = [name for name in plan if before.get(name) != plan[name]]
         told = "; ".join(f"{name} was {before.get(name)!r} and is {plan[name]!r}" for name in changed[:3])
         raise ConfigError(f"{folder} holds shards of another packing: {told}. Choose another folder, or --force")
-    strange = [path.name for path in shards if before is None or not _SHARD_NAME.fullmatch(path.name)]
-    if strange and not (force and all(map(_SHARD_NAME.fullmatch, strange))):
+    strange = sorted(
+        path.name for path in shards if path.is_dir() or not (path.name in finished or _is_planned(path, before))
+    )
+    if strange:
         raise ConfigError(
             f"{folder} holds {strange[0]}, which no manifest of penstock pack tells of, and which would be read as one "
-            "of the new shards; choose an empty folder" + ("" if force else ", or --force if it is an old shard")
+            "of the new shards; choose an empty folder, or remove it if it is an old shard"
         )
     if force or before is None:
-        for path in [*shards, folder / MANIFEST, *folder.glob("*.tar.penstock-index")]:
-            path.unlink(missing_ok=True)
+        with _writing(folder):
+            for path in shards:
+                path.with_name(f"{path.name}.penstock-index").unlink(missing_ok=True)
+                path.unlink()
+            (folder / MANIFEST).unlink(missing_ok=True)
         journal.begin(plan)
         return {}
     return records
+
+
+def _is_planned(path: Path, plan: dict[str, Any] | None) -> bool:
+    """Whether a packing would have come to a shard of this name; one that was killed may not have noted it."""
+    if plan is None or not re.fullmatch(r"[0-9]{5,20}", path.stem):
+        return False
+    try:
+        shard, shards = int(path.stem), -(-plan["samples"] // plan["samples_per_shard"])
+        return shard < shards and path.name == shard_name(shard, shards, plan["format"])
+    except (KeyError, TypeError, ZeroDivisionError):
+        return False
+
+
+def _remove_partials(folder: Path) -> None:
+    """What this program, or one that was killed, did not finish; nothing that others may have called so."""
+    for left in folder.iterdir():
+        if _OWN_PARTIAL.fullmatch(left.name) and not left.is_dir():
+            left.unlink(missing_ok=True)
 
 
 def _known(journal: _Journal, folder: Path) -> tuple[dict[str, Any] | None, dict[int, ShardRecord]]:
@@ -275,10 +324,11 @@ def _finish(folder: Path, plan: dict[str, Any], records: list[ShardRecord]) -> N
     """The manifest tells that all is there; only then the journal goes."""
     text = json.dumps({**plan, "shards": [asdict(record) for record in records]}, indent=2) + "\n"
     partial = folder / f"{MANIFEST}{PARTIAL}"
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / MANIFEST)
-    (folder / JOURNAL).unlink(missing_ok=True)
-    sync_folder(folder)
+    with _writing(folder / MANIFEST):
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(folder / MANIFEST)
+        (folder / JOURNAL).unlink(missing_ok=True)
+        sync_folder(folder)

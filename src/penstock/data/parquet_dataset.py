@@ -8,6 +8,7 @@ Runs in: trainer and worker.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import warnings
 from collections import OrderedDict
@@ -21,7 +22,7 @@ from penstock.data.parquet_files import ParquetFiles, arrow, readable
 from penstock.data.rows import row_of, rows_of
 from penstock.data.shared_bytes import SharedBytes
 from penstock.data.sources import locate
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -50,9 +51,6 @@ class ParquetDataset(Dataset[Any]):
     ``BlockShuffleSampler(dataset)``.
     """
 
-    splittable = True
-    """Several workers may fetch the rows of one batch."""
-
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[Any],
@@ -64,8 +62,9 @@ class ParquetDataset(Dataset[Any]):
     ) -> None:
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r} is none of {', '.join(MODES)}")
-        if isinstance(columns, str) or (columns is not None and not columns):
-            raise ConfigError(f"columns={columns!r} is no list of names; give several, or None for all")
+        is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+        if columns is not None and not (is_list and columns and len(set(columns)) == len(columns)):
+            raise ConfigError(f"columns={columns!r} is no list of different names; give some, or None for all")
         self.transform = transform
         self.mode = mode
         self._files = ParquetFiles(locate(path, suffixes=SUFFIXES), columns)
@@ -93,7 +92,7 @@ class ParquetDataset(Dataset[Any]):
         return int(self._files.starts[-1])
 
     def __getitem__(self, index: int) -> Any:
-        group, place = self._find(np.array([index]))
+        group, place = self._find(np.array([operator.index(index)]))
         with readable(self._files.name(int(group[0]))):
             row = row_of(*self._groups.row(int(group[0]), int(place[0])))
         if self.mode == "ultra":
@@ -101,7 +100,10 @@ class ParquetDataset(Dataset[Any]):
         return row if self.transform is None else self.transform(row)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        groups, places = self._find(np.asarray(indices, np.int64))
+        asked_for = np.asarray(indices if len(indices) else np.empty(0, np.int64))
+        if asked_for.ndim != 1 or asked_for.dtype.kind not in "iu":
+            raise TypeError(f"rows are asked for by a list of whole numbers, not {indices!r:.80}")
+        groups, places = self._find(asked_for)
         samples: list[Any] = [None] * len(places)
         for group in np.unique(groups):
             asked = np.flatnonzero(groups == group)
@@ -138,15 +140,16 @@ class _Groups:
         self._files = files
         self._keep_bytes = keep_bytes
         self._keeps = keeps
-        self._growth = 1.0
-        """How much larger than their footer says groups have turned out to be: repeated values are stored once."""
+        self._sizes: dict[int, int] = {}
+        """Of groups that were read, what they really take: values that repeat are stored once."""
+        self._kept_bytes = 0
         self._has_warned = False
         self._unreturned_bytes = 0
         # No lock, which a fork could inherit locked: threads that read the same group at once both decode it.
         self._kept: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": OrderedDict()}
+        return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0}
 
     def row(self, group: int, place: int) -> tuple[pa.RecordBatch, int]:
         if self._holds(group):
@@ -168,7 +171,7 @@ class _Groups:
         return self._keeps
 
     def _size_bytes(self, group: int) -> int:
-        return int(self._growth * self._files.group_bytes[group])
+        return self._sizes.get(group, int(self._files.group_bytes[group]))
 
     def _whole(self, group: int) -> pa.RecordBatch:
         with contextlib.suppress(KeyError):
@@ -177,16 +180,19 @@ class _Groups:
             return batch
         self._make_room(self._size_bytes(group))
         batch = self._files.read(group)
-        self._growth = max(self._growth, batch.nbytes / max(1, int(self._files.group_bytes[group])))
-        if batch.nbytes <= self._keep_bytes:
+        if batch.nbytes > self._keep_bytes:
+            # Not to be found out again by the next read.
+            self._sizes[group] = batch.nbytes
+        else:
             self._make_room(batch.nbytes)
             self._kept[group] = batch
+            self._kept_bytes += batch.nbytes
         return batch
 
     def _make_room(self, need_bytes: int) -> None:
-        while self._kept and sum(batch.nbytes for batch in list(self._kept.values())) + need_bytes > self._keep_bytes:
+        while self._kept and self._kept_bytes + need_bytes > self._keep_bytes:
             with contextlib.suppress(KeyError):
-                self._kept.popitem(last=False)
+                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def _from_pieces(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
         """Go through a group as far as needed, and hold only the rows that are asked for."""
@@ -201,6 +207,8 @@ class _Groups:
             first += piece.num_rows
             if first > places.max():
                 break
+        else:
+            raise DataError(f"{self._files.name(group)} has {first} rows, its footer says {rows}; the file is damaged")
         self._unreturned_bytes += self._size_bytes(group)
         if self._unreturned_bytes > _RETURN_BYTES:
             self._unreturned_bytes = 0

@@ -12,7 +12,6 @@ import functools
 import io
 import os
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,8 +32,8 @@ _TAIL_BYTES = 64 << 10
 """What is read first of a file's end: most footers fit."""
 _BUFFER_BYTES = 64 << 10
 _READERS = 8
-_PARSED_BYTES = 8 << 20
-"""Footers that are kept ready for use, by their size in the file."""
+_MOST_PARSED, _PARSED_BYTES = 64, 1 << 20
+"""Footers that are kept ready for use; of those larger than this, one."""
 
 
 @functools.cache
@@ -86,6 +85,7 @@ class ParquetFiles:
                 schema = own
             _compare(locations[0], schema, location, own)
             with readable(f"the footer of {location}"):
+                tops = _top_names(about)
                 for group in range(about.num_row_groups):
                     rows = about.row_group(group).num_rows
                     if rows < 0:
@@ -94,9 +94,10 @@ class ParquetFiles:
                         continue
                     starts.append(starts[-1] + rows)
                     groups.append((number, group))
-                    group_bytes.append(_decoded_bytes(about.row_group(group), own))
+                    group_bytes.append(_decoded_bytes(about.row_group(group), tops, own))
         self.schema: pa.Schema = schema
         self.columns = None if columns is None else list(columns)
+        self._read_as = _without_views(schema)
         ends = np.cumsum([0] + [len(footer) for footer, _ in footers])
         numbers = [np.array(starts, np.int64), np.array(group_bytes, np.int64), np.array(groups, np.int32), ends]
         self._numbers = SharedBytes.of(numbers)
@@ -113,7 +114,7 @@ class ParquetFiles:
         self._groups = self._numbers.array(np.int32, 8 * (2 * count + 1), 2 * count).reshape(count, 2)
         self._ends = self._numbers.array(np.int64, 8 * (2 * count + 1) + 8 * count)
         # No lock, which a fork could inherit locked: threads may parse the same footer twice.
-        self._parsed: OrderedDict[int, Any] = OrderedDict()
+        self._parsed: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -157,7 +158,8 @@ class ParquetFiles:
     # -- inside -------------------------------------------------------------------------------
 
     def _in_order(self, rows: Any) -> Any:
-        return rows if rows.schema.names == self.schema.names else rows.select(self.schema.names)
+        rows = rows if rows.schema.names == self.schema.names else rows.select(self.schema.names)
+        return rows if self._read_as is None else rows.cast(self._read_as)
 
     @contextlib.contextmanager
     def _opened(self, group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
@@ -173,15 +175,13 @@ class ParquetFiles:
                 yield opened.enter_context(file), number
 
     def _footer(self, index: int) -> Any:
-        with contextlib.suppress(KeyError):
-            about = self._parsed[index]
-            self._parsed.move_to_end(index)
+        about = self._parsed.get(index)
+        if about is not None:
             return about
         first, end = (int(place) for place in self._ends[index : index + 2])
         about = _parse(self._locations[index], self._footers.view()[first:end])
-        while self._parsed and sum(self._footer_bytes(one) for one in [*self._parsed, index]) > _PARSED_BYTES:
-            with contextlib.suppress(KeyError):
-                self._parsed.popitem(last=False)
+        if len(self._parsed) >= _MOST_PARSED or self._footer_bytes(index) > _PARSED_BYTES:
+            self._parsed.clear()
         self._parsed[index] = about
         return about
 
@@ -231,6 +231,18 @@ def _wanted(location: str, about: Any, columns: Sequence[str] | None) -> pa.Sche
     return arrow().schema([schema.field(name) for name in columns])
 
 
+def _without_views(schema: pa.Schema) -> pa.Schema | None:
+    """Rows cannot be taken out of view types: the plain ones instead. None if there are no such columns."""
+    pa = arrow()
+    plain = {
+        kind: target
+        for name, target in (("string_view", pa.large_string()), ("binary_view", pa.large_binary()))
+        for kind in ([getattr(pa, name)()] if hasattr(pa, name) else [])
+    }
+    fields = [field.with_type(plain.get(field.type, field.type)) for field in schema]
+    return pa.schema(fields) if fields != list(schema) else None
+
+
 def _compare(first: str, schema: pa.Schema, location: str, own: pa.Schema) -> None:
     """Refuse a file whose columns are not those of the first."""
     differences = [f"no column {name}" for name in schema.names if name not in own.names]
@@ -244,10 +256,29 @@ def _compare(first: str, schema: pa.Schema, location: str, own: pa.Schema) -> No
         raise DataError(f"{location} does not fit {first}: {'; '.join(differences)}")
 
 
-def _decoded_bytes(group: Any, schema: pa.Schema) -> int:
+def _decoded_bytes(group: Any, tops: list[str], schema: pa.Schema) -> int:
+    """What the wanted columns of a group take when they are read, about: no less than rows of their width would."""
     wanted = set(schema.names)
-    chunks = (group.column(number) for number in range(group.num_columns))
-    return sum(max(0, c.total_uncompressed_size) for c in chunks if c.path_in_schema.partition(".")[0] in wanted)
+    stored = sum(max(0, group.column(leaf).total_uncompressed_size) for leaf, name in enumerate(tops) if name in wanted)
+    widths = (getattr(field.type, "bit_width", 0) for field in schema if _has_width(field.type))
+    return max(stored, group.num_rows * sum(widths) // 8)
+
+
+def _has_width(kind: Any) -> bool:
+    types = arrow().types
+    return types.is_primitive(kind) and not types.is_boolean(kind)
+
+
+def _top_names(about: Any) -> list[str]:
+    """Per stored column, the column of the table it is a part of; names may have dots in them."""
+    names = about.schema.to_arrow_schema().names
+    found: list[str] = []
+    for leaf in range(about.num_columns):
+        path = about.schema.column(leaf).path
+        found.append(
+            max((name for name in names if path == name or path.startswith(f"{name}.")), key=len, default=path)
+        )
+    return found
 
 
 def _file_of(location: str, version: str, opened: contextlib.ExitStack) -> Any:

@@ -32,6 +32,8 @@ OWN_FORM = "penstock-form.json"
 """The member of a sample that looks otherwise than its shard's form."""
 
 _MOST_NAMES = 256
+_LARGEST_FORM_BYTES = 1 << 19
+"""Readers refuse a header beyond 1 MiB. The names of a sample whose form is larger are kept among its values."""
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 """dtypes numpy lacks, and those their bits are kept as."""
 _BITS_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
@@ -149,7 +151,11 @@ def array_again(kind: str, dtype: str, bits: np.ndarray) -> Any:
 
 def to_members(sample: Any) -> tuple[str, list[tuple[str, bytes]]]:
     """A sample's form and its members: the name of each after the key, and its bytes. Raises CannotCarry."""
-    outline, values = take_apart(sample)
+    form, members = _members_of(*take_apart(sample))
+    return (form, members) if len(form) <= _LARGEST_FORM_BYTES else _members_of(WHOLE, [sample])
+
+
+def _members_of(outline: Outline, values: list[Any]) -> tuple[str, list[tuple[str, bytes]]]:
     hows = [_how(value) for value in values]
     bundled = [at for at, (how, _) in enumerate(hows) if how in ("int", "str", "json")]
     if len(bundled) < 2:

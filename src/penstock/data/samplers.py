@@ -19,13 +19,13 @@ from penstock.errors import ConfigError
 from penstock.units import parse_bytes
 
 
-class _BlockOrder(Sampler[int]):
+class CountingSampler(Sampler[int]):
     """What the samplers have in common: blocks in an order of the epoch, cut evenly among ranks.
 
-    ``seed`` and epoch decide the order. An epoch that was iterated to its end is followed by the next one; whoever
-    counts epochs themselves calls ``set_epoch``. ``rank`` and ``num_replicas`` are torch.distributed's, or torchrun's,
-    if not given. Over all ranks an epoch gives each index exactly once, so some ranks may have one more than others;
-    with ``drop_last`` all have the same number, and the few that are left over are not given in this epoch.
+    ``seed`` and epoch decide the order. Every iteration is the epoch after the one before; ``set_epoch`` says which the
+    next one is. ``rank`` and ``num_replicas`` are torch.distributed's, or torchrun's, if not given. Over all ranks an
+    epoch gives each index exactly once, so some ranks may have one more than others; with ``drop_last`` all have the
+    same number, and the few that are left over are not given in this epoch.
     """
 
     def __init__(
@@ -38,30 +38,38 @@ class _BlockOrder(Sampler[int]):
         num_replicas: int | None,
         drop_last: bool,
     ) -> None:
+        if seed < 0:
+            raise ConfigError(f"seed={seed}: seeds are not negative")
         self._starts = starts
         self.shuffle = shuffle
         self.seed = seed
         self.rank, self.num_replicas = _place(rank, num_replicas)
         self.drop_last = drop_last
-        self.epoch = 0
-        self._first = 0
-        """From where the next iteration goes on."""
-        self._position = 0
-        """How many indices of this epoch have been given."""
+        self._next = 0, 0
+        """Epoch of the next iteration, and from which of its indices on."""
+        self._now: list[int] | None = None
+        """Epoch of the latest iteration, and how many of its indices have been given."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the next iteration."""
+        return self._next[0]
 
     def __len__(self) -> int:
         first, end = self._share()
         return end - first
 
     def __iter__(self) -> Iterator[int]:
-        first, self._first = self._first, 0
-        epoch, self._position = self.epoch, first
-        for number, index in enumerate(itertools.islice(self.order(epoch), first, None), first + 1):
-            self._position = number
+        # Its own: what an iteration that was left still counts is not another's.
+        now = self._now = list(self._next)
+        return self._given(now)
+
+    def _given(self, now: list[int]) -> Iterator[int]:
+        now[:] = epoch, first = self._next
+        self._next = epoch + 1, 0
+        for index in itertools.islice(self.order(epoch), first, None):
+            now[1] += 1
             yield index
-        self._position = 0
-        if self.epoch == epoch:
-            self.epoch += 1
 
     def order(self, epoch: int) -> Iterator[int]:
         """This rank's indices in an epoch."""
@@ -80,21 +88,16 @@ class _BlockOrder(Sampler[int]):
         ]
         return self._within(pieces, np.random.default_rng((self.seed, epoch, self.rank)))
 
-    def next_epoch(self) -> Iterator[int]:
-        """The indices of the epoch after this one."""
-        return self.order(self.epoch + 1)
-
     def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self._first = self._position = 0
+        self._next = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "position": self._position}
+        epoch, position = self._next if self._now is None else self._now
+        return {"epoch": epoch, "position": position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on where ``state_dict`` was taken."""
-        self.epoch = state["epoch"]
-        self._first = self._position = state["position"]
+        self._next, self._now = (state["epoch"], state["position"]), None
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -114,7 +117,7 @@ class _BlockOrder(Sampler[int]):
         return self.rank * total // ranks, (self.rank + 1) * total // ranks
 
 
-class BlockShuffleSampler(_BlockOrder):
+class BlockShuffleSampler(CountingSampler):
     """Blocks (row groups, shards) in random order, and all indices of a few blocks shuffled together.
 
     ``blocks``: a dataset that has them (``ParquetDataset``, ``TarDataset``, ``ArrowDataset``), or the lengths of
@@ -166,7 +169,7 @@ class BlockShuffleSampler(_BlockOrder):
         return iter(indices.tolist())
 
 
-class SequenceSampler(_BlockOrder):
+class SequenceSampler(CountingSampler):
     """Sequences in random order, one after another, each in its own order.
 
     ``sequences``: a dataset that has them (``WindowDataset``), or their lengths. Neighbours share frames, so a cache
@@ -198,14 +201,16 @@ def _starts_of(given: Any, what: str) -> np.ndarray:
     if known is not None:
         return np.asarray(known, np.int64)
     try:
-        lengths = np.asarray(given, np.int64)
+        lengths = np.asarray(given if len(given) else np.empty(0, np.int64))
+        if lengths.dtype.kind not in "iu":
+            raise TypeError
     except (TypeError, ValueError):
         raise ConfigError(
             f"a {type(given).__name__} has no {what}: give a dataset that has, or the length of each"
         ) from None
     if lengths.ndim != 1 or (lengths < 0).any():
         raise ConfigError(f"{what} are given as a list of lengths, none below zero")
-    return np.concatenate(([0], np.cumsum(lengths)))
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:

@@ -12,7 +12,6 @@ holder. ``room.lock`` is held, briefly, while room is made.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import tempfile
@@ -40,7 +39,8 @@ def _let_go() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 class ShardCopies:
@@ -223,6 +223,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _try_lock(path: Path) -> int | None:
+    # Remote shards need a POSIX system; local ones do not.
+    import fcntl
+
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _held.add(fd)
     try:

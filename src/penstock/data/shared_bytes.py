@@ -27,10 +27,11 @@ class SharedBytes:
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         """Takes over ``fd``, whose first ``size_bytes`` are final."""
-        self._fd = fd
         self._size_bytes = size_bytes
         # A mapping cannot be empty.
         self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b""
+        # Last: until here the descriptor is closed by who opened it.
+        self._fd = fd
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> SharedBytes:
@@ -57,11 +58,11 @@ class SharedBytes:
         """What there is to them: told to caches that outlive a run."""
         return (self.array(),)
 
-    def __del__(self) -> None:
-        # The mapping goes with its last view.
+    def __del__(self, close: Any = os.close) -> None:
+        # The mapping goes with its last view. At the interpreter's end, modules may be gone already.
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)
 
     def __reduce__(self) -> Any:
         if get_spawning_popen() is None or sys.platform == "win32":

@@ -7,11 +7,11 @@ Runs in: trainer and worker. A source belongs to the process that opened it.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath, PurePosixPath
@@ -24,8 +24,13 @@ _log = logging.getLogger("penstock.data")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _GIVE_UP_AFTER_S = 120.0
 """A store that is restarted, or a network that comes back, is waited for so long."""
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+_FINAL = (
+    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError,
+    TypeError, ValueError, AttributeError, KeyError, ImportError,
+)  # fmt: skip
 """What trying again does not mend."""
+_FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
+"""The same, of libraries that are not imported here."""
 
 _T = TypeVar("_T")
 
@@ -130,6 +135,8 @@ def _again_and_again(what: str, attempt: Callable[[], _T]) -> _T:
         except _FINAL as final:
             raise DataError(f"{what}: {final!r}") from final
         except Exception as problem:
+            if type(problem).__name__ in _FINAL_NAMES:
+                raise DataError(f"{what}: {problem!r}") from problem
             tried_s = time.monotonic() - began_s
             if tried_s + wait_s > _GIVE_UP_AFTER_S:
                 raise DataError(f"{what} failed for {tried_s:.0f} s, last with {problem!r}") from problem
@@ -139,11 +146,23 @@ def _again_and_again(what: str, attempt: Callable[[], _T]) -> _T:
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
+_READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_position = threading.Lock()
+
+
+def _read_at(fd: int, length: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(fd, length, offset)
+    with _position:  # Windows has one position per file, and no fork that could inherit the lock
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, length)
+
+
 class _LocalFile:
     def __init__(self, location: str) -> None:
         self.location = location
         try:
-            self._fd = os.open(location.removeprefix("file://"), os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(location.removeprefix("file://"), _READING)
         except OSError as problem:
             raise DataError(f"{location} cannot be opened: {problem.strerror}") from problem
         about = os.fstat(self._fd)
@@ -155,10 +174,10 @@ class _LocalFile:
         if length <= 0:
             return b""
         try:
-            data = os.pread(self._fd, length, offset)
+            data = _read_at(self._fd, length, offset)
             while len(data) < length:
                 # One call gives at most 2 GiB; of a file that was cut since, less for good.
-                more = os.pread(self._fd, length - len(data), offset + len(data))
+                more = _read_at(self._fd, length - len(data), offset + len(data))
                 if not more:
                     break
                 data += more
@@ -166,21 +185,20 @@ class _LocalFile:
             raise DataError(f"{self.location} cannot be read at byte {offset}: {problem.strerror}") from problem
         return data
 
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
+    def close(self, close: Any = os.close) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            self.close()
+    # At the interpreter's end modules may be gone already, what a function has as its defaults is not.
+    __del__ = close
 
 
 class _RemoteFile:
     def __init__(self, location: str) -> None:
         self.location = location
         self._filesystem, self._path = _filesystem_of(location)
-        about = self._again("looking it up", lambda: self._look_up())
+        about = self._again("looking it up", self._look_up)
         size_bytes = about.get("size")
         if about.get("type") == "directory" or size_bytes is None:
             raise DataError(f"{location} is no file of known size")

@@ -217,10 +217,13 @@ def _fault_error(location: str, fault: Fault) -> DataError:
 
 
 def _common_form(locations: Sequence[str], indexes: Sequence[ShardIndex]) -> str | None:
-    form = indexes[0].form
-    for location, index in zip(locations, indexes, strict=True):
-        if index.form != form:
-            raise DataError(
-                f"{locations[0]} and {location} were packed from different kinds of samples; read them apart"
-            )
-    return form
+    # One that is damaged before its first sample may have lost its form as well.
+    told = [
+        (location, index.form)
+        for location, index in zip(locations, indexes, strict=True)
+        if len(index) or not any(fault.is_end for fault in index.faults)
+    ]
+    for location, form in told:
+        if form != told[0][1]:
+            raise DataError(f"{told[0][0]} and {location} were packed from different kinds of samples; read them apart")
+    return told[0][1] if told else None

@@ -59,7 +59,9 @@ def keep_index(location: str, index: ShardIndex, index_dir: Path | None) -> None
 def _places(location: str, index_dir: Path | None) -> list[Path]:
     """Where the index of a shard may be, the best first."""
     digest = hashlib.blake2b(os.fsencode(location), digest_size=16).hexdigest()
-    name = location.rstrip("/").rpartition("/")[2][-80:] + "-" + digest + _SUFFIX
+    # File systems count bytes, and take no more than 255.
+    end = os.fsencode(location.rstrip("/").rpartition("/")[2])[-80:].decode("utf-8", "ignore")
+    name = f"{end}-{digest}{_SUFFIX}"
     if index_dir is not None:
         return [index_dir / name]
     elsewhere = user_cache_folder("tar-indexes") / name

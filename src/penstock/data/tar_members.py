@@ -252,8 +252,10 @@ def _records_of(data: bytes) -> dict[bytes, bytes] | None:
     at = 0
     while at < len(data) and data[at]:
         space = data.find(b" ", at, at + 20)
-        digits = data[at:space] if space > 0 else b""
-        end = at + int(digits) if digits.isdigit() else 0
+        if space < 0 or not data[at:space].isdigit():
+            return None
+        end = at + int(data[at:space])
+        # One that ended before it began would be read for ever.
         if not space < end <= len(data) or data[end - 1] != 0x0A:
             return None
         key, equals, value = data[space + 1 : end - 1].partition(b"=")

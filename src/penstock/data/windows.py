@@ -51,6 +51,8 @@ class WindowDataset(Dataset[Any]):
     ) -> None:
         if length < 1 or stride < 1:
             raise ConfigError(f"length={length} and stride={stride}: windows have at least one frame, and move by one")
+        if isinstance(frames, (str, bytes, os.PathLike)):
+            raise ConfigError(f"frames={frames!r} is one path; give the list of files, such as sorted(glob(...))")
         if not hasattr(frames, "__getitem__") or not hasattr(frames, "__len__"):
             raise ConfigError(f"frames cannot be indexed: {type(frames).__name__} has no __getitem__ or no __len__")
         self.frames = frames
@@ -145,4 +147,4 @@ def _stacked(frames: list[Any]) -> Any:
     first = frames[0]
     if isinstance(first, torch.Tensor):
         return torch.stack(frames)
-    return np.stack(frames) if isinstance(first, np.ndarray) else frames
+    return np.stack(frames) if isinstance(first, (np.ndarray, np.generic)) else frames

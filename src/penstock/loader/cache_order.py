@@ -11,9 +11,7 @@ batches more for every one that is delivered, as far ahead as the cache has room
 from __future__ import annotations
 
 import bisect
-import copy
 import functools
-import itertools
 import os
 import warnings
 from array import array
@@ -22,7 +20,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from penstock.cache.cache import Cache
 from penstock.cache.locks import TooLong
@@ -44,9 +41,6 @@ _CANNOT = (CacheError, TooLong, OSError)
 class CacheOrder:
     """One loader's part in a cache."""
 
-    sampler_state: Any = None
-    """The sampler's own state as it was after the batch given last, where it keeps one."""
-
     def __init__(self, cache: Cache, keys: Callable[[Any], Any], *, batched: bool) -> None:
         """``keys`` gives an index's keys; ``batched`` says whether the sampler gives lists of indices."""
         self._cache = cache
@@ -57,16 +51,13 @@ class CacheOrder:
         """Under which the cache knows this epoch's plans, if it does."""
         self._pid = os.getpid()
 
-    def begin(self, batches: Iterator[Any], sampler: Any, first: int, keeper: Any) -> Iterator[Any]:
-        """The epoch's batches from number ``first`` on, known to the cache. ``sampler`` is where they come from, and
-        those of the next epoch; ``keeper``, the one in it that keeps a state of its own, or None."""
+    def begin(self, batches: Iterator[Any], following: Iterator[Any], first: int) -> Iterator[Any]:
+        """The epoch's batches from number ``first`` on, known to the cache, and those of the next epoch, if anybody
+        knows them."""
         self.end()
-        self._source, self._following = batches, next_epoch_of(sampler)
-        self._keeper = keeper
-        self.sampler_state = self._state_now()
+        self._source, self._following = batches, following
         self._first, self._now, self._count = first, 0, 0
-        self._drawn: deque[tuple[Any, Any]] = deque()
-        """Batches, and the sampler's state after each."""
+        self._drawn: deque[Any] = deque()
         self._is_drawn = False
         self._failure: Exception | None = None
         self._lows, self._numbers, self._published = array("Q"), array("q"), 0
@@ -118,8 +109,7 @@ class CacheOrder:
 
     def _batches(self) -> Iterator[Any]:
         while self._drawn or self._draw():
-            batch, self.sampler_state = self._drawn.popleft()
-            yield batch
+            yield self._drawn.popleft()
         if self._failure is not None:
             raise self._failure
 
@@ -148,12 +138,9 @@ class CacheOrder:
         # Some samplers fill the same list again, or give what can be read once.
         if self._batched and isinstance(batch, (list, Iterator)):
             batch = list(batch)
-        self._drawn.append((batch, self._state_now()))
+        self._drawn.append(batch)
         self._note(batch)
         return True
-
-    def _state_now(self) -> Any:
-        return None if self._keeper is None else self._keeper.state_dict()
 
     def _note(self, batch: Any) -> None:
         number, self._count = self._count, self._count + 1
@@ -186,21 +173,3 @@ class CacheOrder:
     def _stop_planning(self) -> None:
         self._is_planning = False
         self.end()
-
-
-def next_epoch_of(sampler: Any) -> Iterator[Any]:
-    """The batches a sampler will give in the epoch after the one it is at, where that can be told."""
-    if type(sampler) is BatchSampler:
-        first = next(inner := next_epoch_of(sampler.sampler), None)
-        if first is None:
-            return iter(())
-        indices = itertools.chain((first,), inner)
-        return iter(BatchSampler(indices, sampler.batch_size, sampler.drop_last))  # type: ignore[arg-type]
-    if type(sampler) is SequentialSampler:
-        return iter(sampler)
-    if type(sampler) is DistributedSampler:
-        # Whoever forgets set_epoch() gets the same order again; all others count up.
-        following = copy.copy(sampler)
-        following.epoch += 1
-        return iter(following)
-    return sampler.next_epoch() if hasattr(sampler, "next_epoch") else iter(())

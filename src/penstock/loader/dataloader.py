@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import state
+from penstock.loader.epochs import counting_sampler
 from penstock.loader.pipeline_iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
@@ -213,8 +214,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         return state.to_dict(position, self._shape, batches_ago=batches_ago, dataset=self.dataset)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next ``iter(loader)`` go on where ``state_dict`` was taken; one taken at the end starts anew."""
+        """Make the next ``iter(loader)`` go on where ``state_dict`` was taken; one taken at the end starts anew, with a
+        sampler that counts epochs at the next one."""
         state.check(state_dict, self._shape)
+        counting = counting_sampler(self._index_sampler)
+        if state_dict["finished"] and state_dict["sampler"] is not None and counting is not None:
+            counting.set_epoch(state_dict["sampler"]["epoch"] + 1)
         if self._iterator is not None:
             self.close()
         if state_dict["dataset"] is not None and hasattr(self.dataset, "load_state_dict"):

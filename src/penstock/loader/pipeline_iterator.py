@@ -32,6 +32,7 @@ from penstock.loader.ahead import AheadOnDevice
 from penstock.loader.batch import Batch
 from penstock.loader.diagnosis import OomWatch
 from penstock.loader.engine import Engine, TimedOut
+from penstock.loader.epochs import counting_sampler, next_epoch_of
 from penstock.loader.order import Order
 from penstock.loader.state import Generators, Place, Position
 from penstock.loader.stats import Counters
@@ -134,10 +135,8 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
 
     def _order_for(self, cache: Cache | None) -> CacheOrder | None:
-        """What tells the cache what comes next. A sampler with a state of its own must not be read ahead for it, unless
-        it is one that begins each iteration where it was told to, as those do that know their next epoch."""
-        keeper = self._state_keeper()
-        if cache is None or not (keeper is None or hasattr(keeper, "next_epoch")):
+        """What tells the cache what comes next. A sampler with a state of its own must not be read ahead for it."""
+        if cache is None or self._state_keeper() is not None:
             return None
         from penstock.loader.caching import order_of
 
@@ -170,15 +169,18 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._sampler_done = False
         self._exhausted = False
         self._drawn = 0
-        place = Place(batches=0, turn=0, sampler=self._keepers_state(), resume=resume)
+        counting = counting_sampler(self._index_sampler)
+        # Read before the sampler begins, which is when its first index is drawn.
+        self._sampler_epoch = None if counting is None else counting.epoch
+        place = Place(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
         if state is not None:
             place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
-            self._sampler_done = state["drained"]
+            # A sampler that counts finds its end again, and is at its next epoch then.
+            self._sampler_done = state["drained"] and counting is None
             self._go_to(place)
         if self._cache_order is not None:
-            self._sampler_iter = self._cache_order.begin(
-                self._sampler_iter, self._index_sampler, place.turn, self._state_keeper()
-            )
+            following = next_epoch_of(self._index_sampler, self._sampler_epoch)
+            self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, place.turn)
         self._num_yielded = place.batches
         self._at = place
         self.position = Position(
@@ -192,27 +194,30 @@ class PipelineIterator(_BaseDataLoaderIter):
     def _go_to(self, place: Place) -> None:
         """Bring the sampler to where ``place`` is: by its own state, or past what it has given already."""
         self._drawn = place.turn
-        keeper = self._state_keeper()
+        keeper, counting = self._state_keeper(), counting_sampler(self._index_sampler)
         if place.sampler is not None and keeper is not None:
             keeper.load_state_dict(place.sampler)
             self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
         elif self._dataset_kind != _DatasetKind.Iterable:
+            if place.sampler is not None and counting is not None:
+                counting.set_epoch(place.sampler["epoch"])
+                self._sampler_epoch = place.sampler["epoch"]
             for _ in range(place.turn):
                 next(self._sampler_iter, None)
 
     def _state_keeper(self) -> Any:
         """The sampler that keeps a state of its own, if there is one."""
         sampler = self._index_sampler
+        if counting_sampler(sampler) is not None:
+            return None
         for candidate in (sampler, getattr(sampler, "sampler", None)):
             if hasattr(candidate, "state_dict") and hasattr(candidate, "load_state_dict"):
                 return candidate
         return None
 
     def _sampler_state(self) -> Any:
-        """As of the batch drawn last, also where the cache has had the sampler read further."""
-        return self._keepers_state() if self._cache_order is None else self._cache_order.sampler_state
-
-    def _keepers_state(self) -> Any:
+        if self._sampler_epoch is not None:
+            return {"epoch": self._sampler_epoch}
         keeper = self._state_keeper()
         return None if keeper is None else keeper.state_dict()
 

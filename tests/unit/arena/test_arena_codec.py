@@ -116,6 +116,13 @@ def test_views_come_back_with_their_values_and_dense_ones_with_their_strides(
 
 
 @either_way
+def test_a_single_element_out_of_a_column_comes_back(travel: Any) -> None:
+    column = torch.arange(8.0).reshape(4, 2)[1:2, 0]
+    assert column.is_contiguous() and column.stride() == (2,)
+    assert torch.equal(travel(column), torch.tensor([2.0]))
+
+
+@either_way
 def test_a_slice_of_a_large_tensor_travels_without_the_rest(travel: Any) -> None:
     large = torch.zeros(1 << 20)
     assert_same(travel(large[5:10]), large[5:10])

@@ -31,5 +31,11 @@ def test_an_empty_epoch_needs_nothing() -> None:
 
 def test_keys_used_once_do_not_repeat_and_windows_do() -> None:
     assert not plan_of([[1, 2], [3, 4]]).repeats
-    assert not plan_of([[1, 1], [3, 4]]).repeats, "twice in one batch is one use"
     assert plan_of([[1, 2], [2, 3]]).repeats
+
+
+def test_a_key_needed_twice_in_a_batch_is_still_needed_after_its_first_use() -> None:
+    plan = plan_of([[1, 1, 2], [3], [1]])
+    assert plan.repeats
+    assert plan.distances(lows([1, 2, 3]), 0, 0).tolist() == [0, NEVER, 1]
+    assert plan.distances(lows([1, 2, 3]), 1, 0).tolist() == [1, NEVER, 0], "and not once the batch is over"

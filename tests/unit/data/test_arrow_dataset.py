@@ -361,3 +361,18 @@ def test_samples_of_a_packed_dataset_can_be_packed_again(tmp_path: Path) -> None
     pack(ArrowDataset(tmp_path / "one"), tmp_path / "two", workers=1)
     again = ArrowDataset(tmp_path / "two")
     assert all(is_same(again[place], sample) for place, sample in enumerate(samples))
+
+
+def test_a_child_forked_while_a_thread_reads_is_not_stuck(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", many(20))
+    dataset = ArrowDataset(tmp_path)
+    file = dataset._file(0)
+    child = multiprocessing.get_context("fork").Process(target=dataset.__getitem__, args=(13,))
+    # As they are while another thread looks a record batch up.
+    with file._lock, file._batches._lock:  # type: ignore[union-attr]
+        child.start()
+    child.join(20)
+    code = child.exitcode
+    child.kill()
+    child.join()
+    assert code == 0

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 from pack_kit import AtRandom, Images, Samples, is_same
 
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
-from penstock.data.packing import pack
+from penstock.data.packing import _Journal, pack
+from penstock.data.shard_writers import ShardRecord
 from penstock.errors import ConfigError, DataError, WorkerError
 
 pa = pytest.importorskip("pyarrow")
@@ -148,6 +150,64 @@ def test_a_dataset_that_cannot_be_pickled_is_packed_by_forked_workers(tmp_path: 
         multiprocessing.set_start_method(before, force=True)
 
 
+def test_the_program_can_still_choose_how_processes_start(tmp_path: Path) -> None:
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        pack(Images(3), tmp_path, workers=1)
+        assert multiprocessing.get_start_method(allow_none=True) is None
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+@both
+def test_long_doubles_come_back(tmp_path: Path, to: str) -> None:
+    sample = {"x": np.arange(3, dtype=np.longdouble), "y": np.longdouble(1) / 3, "z": np.ones(2, np.clongdouble)}
+    found = packed([sample] * 3, tmp_path, to)[1]
+    assert all((found[name] == sample[name]).all() and found[name].dtype == sample[name].dtype for name in "xyz")
+
+
+def test_a_dataset_that_holds_views_of_tensors_is_packed(tmp_path: Path) -> None:
+    class Holding(Images):
+        held: Any
+
+    prints = set()
+    for number in (1, 2):
+        source = Holding(3)
+        numbers = torch.tensor([number + 2j, 3])
+        source.held = [numbers.conj(), numbers.conj().imag, numbers.real[:1]]
+        pack(source, tmp_path / str(number), workers=1)
+        prints.add(json.loads((tmp_path / str(number) / "penstock-pack.json").read_text())["fingerprint"])
+    assert len(prints) == 2
+
+
+@both
+def test_folders_whose_names_are_no_text_are_packed_into_and_read(tmp_path: Path, to: str) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    assert packed([1, "two", torch.ones(1 << 20)], folder, to)[1] == "two"
+    assert len(READERS[to](folder)[2]) == 1 << 20
+
+
+def test_samples_with_very_long_names_come_back_from_tar(tmp_path: Path) -> None:
+    samples = [{f"{place}{'x' * 8000}": torch.full((2,), number) for place in range(200)} for number in range(3)]
+    dataset = packed(samples, tmp_path, "tar")
+    assert all(is_same(dataset[number], samples[number]) for number in range(3))
+
+
+class NeedsTwo(DataError):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_an_exception_that_cannot_be_made_again_is_told_of(tmp_path: Path) -> None:
+    class Failing(Images):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            raise NeedsTwo(1, 2)
+
+    with pytest.raises(DataError, match=r"sample 0 of dataset .*1 and 2"):
+        pack(Failing(3), tmp_path, workers=1)
+
+
 # -- going on where it was ------------------------------------------------------------------------
 
 
@@ -222,6 +282,31 @@ def test_a_worker_that_dies_is_told_of_and_leaves_nothing(tmp_path: Path) -> Non
     assert not multiprocessing.active_children()
 
 
+def test_a_worker_that_dies_before_a_process_it_started_is_told_of(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    class Deadly(Images):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index == 77:
+                child = os.fork()
+                if not child:
+                    signal.pause()
+                note.write_text(str(child))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    def give_up(done: int, total: int) -> None:
+        if time.monotonic() > until_s:
+            raise TimeoutError
+
+    until_s = time.monotonic() + 15
+    try:
+        with pytest.raises(WorkerError, match="ended by signal 9"):
+            pack(Deadly(100), tmp_path / "out", shard_bytes="512KiB", workers=1, progress=give_up)
+    finally:
+        os.kill(int(note.read_text()), signal.SIGKILL)
+
+
 def test_stopping_from_the_progress_function_ends_the_workers_and_can_go_on(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done > 30:
@@ -249,14 +334,73 @@ def test_another_packing_into_the_same_folder_is_refused_unless_forced(tmp_path:
 def test_shards_that_nobody_knows_of_are_not_mixed_in(tmp_path: Path) -> None:
     (tmp_path / "00007.arrow").write_bytes(b"old")
     (tmp_path / "README").write_text("anything else may be there")
-    with pytest.raises(ConfigError, match=r"holds 00007.arrow, which no manifest"):
-        pack(Images(3), tmp_path, workers=1)
+    for force in (False, True):
+        with pytest.raises(ConfigError, match=r"holds 00007.arrow, which no manifest"):
+            pack(Images(3), tmp_path, workers=1, force=force)
+    (tmp_path / "00007.arrow").unlink()
+    pack(Images(3), tmp_path, workers=1)
     pack(Images(3), tmp_path, workers=1, force=True)
     assert len(ArrowDataset(tmp_path)) == 3 and (tmp_path / "README").exists()
-    (tmp_path / "mine.arrow").write_bytes(b"not ours to remove")
+    for name in ("mine.arrow", "00001.arrow"):
+        (tmp_path / name).write_bytes(b"not ours to remove")
+        for force in (False, True):
+            with pytest.raises(ConfigError, match=name):
+                pack(Images(3), tmp_path, workers=1, force=force)
+        (tmp_path / name).unlink()
+    assert len(ArrowDataset(tmp_path)) == 3
+
+
+def test_unfinished_files_of_others_stay_whether_packing_is_refused_or_not(tmp_path: Path) -> None:
+    names = ["video.mp4.partial", "00000.arrow.partial", "00000.arrow.7.partial", "mine.arrow"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "00000.tar.1.partial").mkdir()
     with pytest.raises(ConfigError, match=r"mine\.arrow"):
-        pack(Images(3), tmp_path, workers=1, force=True)
-    assert (tmp_path / "mine.arrow").exists()
+        pack(Images(3), tmp_path, workers=1)
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+    (tmp_path / "mine.arrow").unlink()
+    pack(Images(3), tmp_path, workers=1)
+    left = sorted(path.name for path in tmp_path.glob("*.partial"))
+    assert left == ["00000.arrow.partial", "00000.tar.1.partial", "video.mp4.partial"]
+
+
+def test_shards_are_not_removed_while_they_are_the_source(tmp_path: Path) -> None:
+    pack(Images(3), tmp_path / "tar", to="tar", workers=1)
+    pack(Images(3), tmp_path / "arrow", workers=1)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "parquet").mkdir()
+    parquet.write_table(pa.table({"x": [1, 2]}), tmp_path / "parquet/x.parquet")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link/a.tar").symlink_to(tmp_path / "tar/00000.tar")
+    tar, arrow = TarDataset(tmp_path / "tar"), ArrowDataset(tmp_path / "arrow")
+    sources: list[tuple[Any, str]] = [
+        (tar, "tar"),
+        (arrow, "arrow"),
+        (ParquetDataset(tmp_path / "parquet"), "parquet"),
+        (torch.utils.data.Subset(tar, [0]), "tar"),
+        (torch.utils.data.ConcatDataset([arrow, tar]), "tar"),
+        (TarDataset(tmp_path / "link"), "link"),
+        (TarDataset(tmp_path / "link"), "tar"),
+        (f"{tmp_path}/t*/*.tar", "tar"),
+    ]
+    before = [content(tmp_path / name) for name in ("tar", "arrow", "parquet", "link")]
+    for source, folder in sources:
+        with pytest.raises(ConfigError, match="would be their own source"):
+            pack(source, tmp_path / folder, to="tar", workers=1, force=True)
+    assert [content(tmp_path / name) for name in ("tar", "arrow", "parquet", "link")] == before
+
+
+def test_a_disk_that_is_full_is_told_of_with_the_file(tmp_path: Path) -> None:
+    full = os.open("/dev/full", os.O_RDWR)
+    try:
+        with pytest.raises(DataError, match="/dev/full cannot be written: No space left"):
+            _Journal(Path("/dev/full"), full).note(0, ShardRecord(name="", samples=1, bytes=1, checksum=""))
+    finally:
+        os.close(full)
+    (tmp_path / "penstock-pack.json.partial").symlink_to("/dev/full")
+    with pytest.raises(DataError, match=r"penstock-pack\.json cannot be written: No space left"):
+        pack(Images(3), tmp_path, workers=1)
+    assert pack(Images(3), tmp_path, workers=1).kept == 1
 
 
 def test_two_programs_do_not_pack_into_one_folder_at_once(tmp_path: Path) -> None:
@@ -276,6 +420,7 @@ def folder_of_files(tmp_path: Path) -> Path:
     for name, data in {
         "cat/001.jpg": b"\xff\xd8cat", "cat/001.json": b'{"a": 1}', "cat/002.jpg": b"", "dog/x.seg.png": b"png",
         "top.txt": "ü".encode(), "README": b"none", ".hidden": b"none", "__pycache__/x.pyc": b"none",
+        "top.__KEY__": b"none",
     }.items():  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -292,7 +437,7 @@ FILES = [
 
 def test_a_folder_of_files_becomes_shards_and_one_kind_of_shard_another(tmp_path: Path, folder_of_files: Path) -> None:
     done = pack(folder_of_files, tmp_path / "tar", to="tar", workers=1)
-    assert done.skipped == [".hidden", "README", "__pycache__/x.pyc"]
+    assert done.skipped == [".hidden", "README", "__pycache__/x.pyc", "top.__KEY__"]
     read = TarDataset(tmp_path / "tar", decode=False)
     assert [read[place] for place in range(4)] == FILES
     pack(folder_of_files, tmp_path / "arrow", workers=1)
@@ -343,12 +488,14 @@ def test_sources_that_cannot_be_are_refused(tmp_path: Path, folder_of_files: Pat
     for source, told in (
         (tmp_path / "nothing", "nothing that can be packed"),
         (tmp_path / "nothing.tar", "there is no"),
+        (tmp_path / ("x" * 300), "cannot be read: File name too long"),
+        (tmp_path / f"{'x' * 300}.tar", "File name too long"),
         (iter([1]), "needs __getitem__ and __len__"),
         (Samples([]), "has no samples"),
     ):
         with pytest.raises((ConfigError, DataError), match=told):
             pack(source, tmp_path / "out", workers=1)
-        assert not list((tmp_path / "out").glob("*"))
+        assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="lie in each other"):
         pack(folder_of_files, folder_of_files / "out", workers=1)
     with pytest.raises(ConfigError, match="to='zip'"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import Dataset
 
 import penstock
 from penstock.data import BlockShuffleSampler, SequenceSampler
@@ -51,12 +53,23 @@ def test_every_epoch_has_its_own_order_and_the_same_seed_the_same_ones() -> None
     assert list(BlockShuffleSampler(LENGTHS, window=12, seed=4)) != epochs[0]
 
 
-def test_an_epoch_that_was_left_begins_anew() -> None:
+def test_every_iteration_is_the_next_epoch_also_after_one_that_was_left() -> None:
     sampler = BlockShuffleSampler(LENGTHS, window=12)
-    whole = list(sampler.order(0))
     iterator = iter(sampler)
-    assert [next(iterator) for _ in range(4)] == whole[:4]
-    assert list(sampler) == whole
+    assert [next(iterator) for _ in range(4)] == list(sampler.order(0))[:4]
+    assert list(sampler) == list(sampler.order(1))
+    sampler.set_epoch(0)
+    assert list(sampler) == list(sampler.order(0))
+
+
+def test_setting_the_next_epoch_does_not_change_where_this_one_is() -> None:
+    sampler = BlockShuffleSampler(LENGTHS, window=12)
+    iterator = iter(sampler)
+    next(iterator)
+    sampler.set_epoch(7)
+    next(iterator)
+    assert sampler.state_dict() == {"epoch": 0, "position": 2}
+    assert list(sampler) == list(sampler.order(7))
 
 
 @pytest.mark.parametrize("at", [0, 1, 13, 27, 28])
@@ -106,7 +119,7 @@ def test_nothing_at_all_is_an_empty_order() -> None:
     assert list(BlockShuffleSampler([])) == []
 
 
-@pytest.mark.parametrize("wrong", [[1, -1], [[1, 2]], object(), "abc"])
+@pytest.mark.parametrize("wrong", [[1, -1], [[1, 2]], object(), "abc", [2.7, 1.2]])
 def test_what_has_no_blocks_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="blocks"):
         BlockShuffleSampler(wrong)
@@ -118,22 +131,71 @@ def test_ten_million_indices_are_ordered_as_they_are_needed() -> None:
     assert len(set(itertools.islice(sampler, 100_000))) == 100_000
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_goes_on_in_the_middle_of_a_later_epoch(workers: int) -> None:
-    def made() -> penstock.DataLoader[int]:
-        data = list(range(28))
-        sampler = BlockShuffleSampler(LENGTHS, window=12, seed=9)
-        return penstock.DataLoader(data, batch_size=4, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+def loader(workers: int, batch_size: int = 4, **more: Any) -> penstock.DataLoader[Any]:
+    sampler = BlockShuffleSampler(LENGTHS, window=12, seed=9)
+    return penstock.DataLoader(Numbers(), batch_size=batch_size, sampler=sampler, num_workers=workers, **more)
 
-    loader = made()
-    epochs = [[batch.tolist() for batch in loader] for _ in range(3)]  # type: ignore[attr-defined]
-    loader = made()
-    list(loader)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    resumed = made()
-    resumed.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in resumed] == epochs[1][3:]  # type: ignore[attr-defined]
-    assert [batch.tolist() for batch in resumed] == epochs[2]  # type: ignore[attr-defined]
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return 28
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def batches(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("batch_size", "drop_last"), [(4, False), (5, False), (5, True)])
+def test_a_loader_goes_on_from_any_place_of_any_epoch(workers: int, batch_size: int, drop_last: bool) -> None:
+    whole = loader(workers, batch_size, drop_last=drop_last)
+    epochs = [batches(whole) for _ in range(3)]
+    for epoch, done in [(0, 0), (0, 2), (1, 3), (1, len(epochs[1]))]:
+        saved = loader(workers, batch_size, drop_last=drop_last)
+        for _ in range(epoch):
+            batches(saved)
+        iterator = iter(saved)
+        for _ in range(done):
+            next(iterator)
+        resumed = loader(workers, batch_size, drop_last=drop_last)
+        resumed.load_state_dict(saved.state_dict())
+        assert batches(resumed) == epochs[epoch][done:]
+        assert batches(resumed) == epochs[epoch + 1], "and then the next epoch"
+        del iterator
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_the_end_of_an_epoch_goes_on_with_the_next(workers: int) -> None:
+    whole = loader(workers)
+    epochs = [batches(whole) for _ in range(3)]
+    saved = loader(workers)
+    batches(saved)
+    resumed = loader(workers)
+    resumed.load_state_dict(saved.state_dict())
+    assert [batches(resumed) for _ in range(2)] == epochs[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_left_and_what_was_set_do_not_reach_a_state(workers: int) -> None:
+    saved = loader(workers)
+    iterator = iter(saved)
+    next(iterator)
     del iterator
+    iterator = iter(saved)
+    state = saved.state_dict()
+    expected = batches(iterator)
+    resumed = loader(workers)
+    resumed.load_state_dict(state)
+    assert len(expected) == 7 and batches(resumed) == expected
+    iterator = iter(saved)
+    next(iterator)
+    saved.sampler.set_epoch(40)  # type: ignore[attr-defined]
+    next(iterator)
+    state = saved.state_dict()
+    expected = batches(iterator)
+    resumed = loader(workers)
+    resumed.load_state_dict(state)
+    assert batches(resumed) == expected

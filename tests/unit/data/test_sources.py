@@ -194,3 +194,12 @@ def test_a_folder_gives_its_files_and_neither_folders_nor_what_writers_hide(tmp_
         (tmp_path / name).write_bytes(b"x")
     found = [str(Path(location).relative_to(tmp_path)) for location in locate(tmp_path, suffixes=(".parquet",))]
     assert found == ["a.parquet", "b.parquet", "sub/c.PARQUET", "t.parquet/part-0.parquet"]
+
+
+def test_a_platform_without_pread_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(range(200)))
+    monkeypatch.delattr(os, "pread")
+    source = open_source(str(path))
+    assert source.read(100, 20) == bytes(range(100, 120)) and source.read(190, 50) == bytes(range(190, 200))
+    source.close()

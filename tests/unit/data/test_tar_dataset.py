@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pack_kit import Samples
 from tar_makers import header, member, padded, pax, write, write_texts
 from torch.utils.data import DistributedSampler
 
 import penstock
 from penstock.data import open_shards, tar_indexing
+from penstock.data.packing import pack
 from penstock.data.tar_dataset import TarDataset
 from penstock.errors import ConfigError, DataError
 
@@ -347,3 +349,26 @@ def test_packed_shards_say_their_form_and_must_agree(tmp_path: Path) -> None:
     assert TarDataset(other).form is None
     with pytest.raises(DataError, match="different kinds"):
         TarDataset([path, other])
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+@pytest.mark.parametrize("left", [b"", b"no archive" * 100])
+def test_a_packed_shard_that_lost_everything_is_skipped_among_others(tmp_path: Path, damaged: int, left: bytes) -> None:
+    pytest.importorskip("pyarrow")
+    samples = [{"a": np.full(100, number)} for number in range(4)]
+    pack(Samples(samples), tmp_path / "out", to="tar", shard_bytes=4000, workers=1)
+    shards = sorted((tmp_path / "out").glob("*.tar"))
+    assert len(shards) >= 2
+    shards[damaged].write_bytes(left)
+    with pytest.raises(DataError, match=shards[damaged].name):
+        TarDataset(tmp_path / "out")
+    dataset = TarDataset(tmp_path / "out", on_error="skip")
+    assert 0 < len(dataset) < 4 and dataset[0]["a"].shape == (100,)
+
+
+def test_the_index_of_a_shard_with_a_long_name_is_kept(tmp_path: Path) -> None:
+    name = "\U0001f40b" * 62 + ".tar"
+    location = write_texts(tmp_path / name, ["a.txt"])
+    TarDataset(location, index_dir=tmp_path / "indexes")
+    (kept,) = (tmp_path / "indexes").iterdir()
+    assert kept.name.endswith(".penstock-index")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,14 @@ def test_sparse_members_with_maps_of_their_own_are_passed_by(tmp_path: Path) -> 
     more[504] = 1
     path = write(tmp_path / "a.tar", GOOD, bytes(block), bytes(more), last, padded(b"bad"), AFTER)
     assert texts(TarDataset(path, on_error="skip")) == ["good", "later"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", [b"x", b"g"])
+@pytest.mark.parametrize("data", [b"path=" + b"a" * 40 + b"\n", b"-5 path=a\n", b"0 path=a\n", b" 9 a=b\n"])
+def test_a_pax_record_without_a_length_ends_the_walk_and_not_never(tmp_path: Path, kind: bytes, data: bytes) -> None:
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, len(data)
+    path = tmp_path / "evil.tar"
+    path.write_bytes(header.tobuf() + data + bytes(-len(data) % 512) + bytes(1024))
+    assert len(TarDataset(path, on_error="skip")) == 0

@@ -30,8 +30,8 @@ import penstock
 from penstock.cache.locks import TooLong
 from penstock.data.samplers import BlockShuffleSampler
 from penstock.errors import ConfigError
-from penstock.loader.cache_order import next_epoch_of
 from penstock.loader.caching import keys_of
+from penstock.loader.epochs import next_epoch_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -233,9 +233,7 @@ def test_a_sampler_with_a_state_is_not_read_ahead(cache: penstock.Cache) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_knows_its_next_epoch_is_read_ahead_and_resumes_exactly(
-    cache: penstock.Cache, workers: int
-) -> None:
+def test_a_sampler_that_counts_epochs_is_read_ahead_and_resumes_exactly(cache: penstock.Cache, workers: int) -> None:
     def made() -> penstock.DataLoader[Any]:
         sampler = BlockShuffleSampler([30, 40, 47], window=60, seed=5)
         return penstock.DataLoader(Frames(cache), batch_size=8, num_workers=workers, cache=cache, sampler=sampler)
@@ -258,12 +256,10 @@ def test_a_sampler_that_knows_its_next_epoch_is_read_ahead_and_resumes_exactly(
     del iterator
 
 
-def test_a_sampler_of_ours_tells_its_next_epoch_while_it_is_being_iterated() -> None:
+def test_a_sampler_that_counts_tells_the_epoch_after_any() -> None:
     sampler = BlockShuffleSampler([3, 4, 5], window=4)
-    iterator = iter(sampler)
-    next(iterator)
-    foretold = list(next_epoch_of(BatchSampler(sampler, 5, False)))
-    list(iterator)
+    foretold = list(next_epoch_of(BatchSampler(sampler, 5, False), 0))
+    list(sampler)
     assert foretold == list(BatchSampler(sampler, 5, False))
 
 

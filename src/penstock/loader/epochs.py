@@ -1,0 +1,42 @@
+"""What samplers tell about their epochs.
+
+In:  a loader's sampler, or batch sampler.
+Out: the one in it that counts epochs; the batches of the next epoch.
+Runs in: trainer.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+
+from penstock.data.samplers import CountingSampler
+
+
+def counting_sampler(sampler: Any) -> CountingSampler | None:
+    """The sampler, or the one it makes batches of, if its order is told by the number of the epoch alone."""
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    return inner if isinstance(inner, CountingSampler) else None
+
+
+def next_epoch_of(sampler: Any, epoch: int | None = None) -> Iterator[Any]:
+    """The batches a sampler will give in the epoch after this one, where that can be told. ``epoch``: which this one
+    is, of a sampler that counts."""
+    if type(sampler) is BatchSampler:
+        first = next(inner := next_epoch_of(sampler.sampler, epoch), None)
+        if first is None:
+            return iter(())
+        indices = itertools.chain((first,), inner)
+        return iter(BatchSampler(indices, sampler.batch_size, sampler.drop_last))  # type: ignore[arg-type]
+    if type(sampler) is SequentialSampler:
+        return iter(sampler)
+    if type(sampler) is DistributedSampler:
+        # Whoever forgets set_epoch() gets the same order again; all others count up.
+        following = copy.copy(sampler)
+        following.epoch += 1
+        return iter(following)
+    return sampler.order(epoch + 1) if epoch is not None and isinstance(sampler, CountingSampler) else iter(())
