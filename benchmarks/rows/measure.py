@@ -133,7 +133,7 @@ class TableSlices:
 
 
 def hugging_face(path: str, opened: contextlib.ExitStack) -> tuple[Any, np.ndarray]:
-    import datasets
+    import datasets  # pyright: ignore[reportMissingImports]
 
     datasets.disable_progress_bars()
     folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))

@@ -454,3 +454,24 @@ def test_habit_a_plain_sampler_is_read_past_what_it_gave(workers: int, cut: int)
     other.load_state_dict(state)
     assert [plain(b)[0][0] for b in other] == [float(order[ROWS * n]) for n in range(cut, BATCHES)]
     other.close()
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_is_part_of_a_checkpoint_that_torch_loads_without_trust(
+    tmp_path: Path, seeding: str, workers: int
+) -> None:
+    def made() -> penstock.DataLoader[Any]:
+        torch.manual_seed(3)
+        data = list(range(40))
+        return penstock.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers, seeding=seeding)  # type: ignore[arg-type]
+
+    loader = made()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    torch.save({"loader": loader.state_dict()}, tmp_path / "checkpoint.pt")
+    expected = [batch.tolist() for batch in iterator]
+    resumed = made()
+    resumed.load_state_dict(torch.load(tmp_path / "checkpoint.pt")["loader"])
+    assert [batch.tolist() for batch in resumed] == expected

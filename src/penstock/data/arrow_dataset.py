@@ -16,6 +16,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.data.arrow_files import ArrowFile
+from penstock.data.pack_manifest import check_whole
 from penstock.data.sources import is_remote, locate
 from penstock.errors import ConfigError, DataError
 
@@ -49,6 +50,7 @@ class ArrowDataset(Dataset[Any]):
         if isinstance(columns, str):
             raise ConfigError(f"columns={columns!r} is one text; give a list of names")
         self._columns = None if columns is None else tuple(columns)
+        check_whole(path)
         locations = locate(path, suffixes=(".arrow",))
         remote = next(filter(is_remote, locations), None)
         if remote is not None:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TAR_SUFFIXES = (".tar",)
-_PIECE_ROWS = 8192
+_PIECE_ROWS, _PIECE_BYTES = 8192, 8 << 20
+"""Read at a time, whichever is less."""
 KEY = "__key__"
 
 
@@ -239,11 +240,15 @@ class ParquetTables:
         group = int(np.searchsorted(starts, first, "right")) - 1
         while group < len(starts) - 1 and starts[group] < end:
             at = int(starts[group])
-            for piece in self.files.read_pieces(group, _PIECE_ROWS):
+            rows = int(starts[group + 1]) - at
+            at_a_time = _PIECE_BYTES * rows // max(1, int(self.files.group_bytes[group]))
+            for piece in self.files.read_pieces(group, min(max(1, at_a_time), _PIECE_ROWS)):
                 low, high = max(first - at, 0), min(end - at, piece.num_rows)
                 at += piece.num_rows
                 if low < high:
                     yield piece.slice(low, high - low).cast(self.schema)
+                if at >= end:
+                    return
             if at != starts[group + 1]:
                 raise DataError(f"{self.files.name(group)} has other rows than its footer says; the file is damaged")
             group += 1

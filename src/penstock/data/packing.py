@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.data.pack_manifest import JOURNAL, MANIFEST
 from penstock.data.pack_sources import PackSource, source_of
 from penstock.data.pack_workers import LOOK, Crew, PackJob, shard_name
 from penstock.data.shard_writers import PARTIAL, ShardRecord, find_fault, sync_folder
@@ -29,8 +30,6 @@ from penstock.data.sources import is_remote
 from penstock.errors import ConfigError, DataError
 from penstock.units import parse_bytes
 
-MANIFEST = "penstock-pack.json"
-JOURNAL = "penstock-pack.journal"
 FORMATS = ("tar", "arrow")
 _VERSION = 1
 _OWN_PARTIAL = re.compile(rf"(\d{{5,}}\.(tar|arrow)\.\d+|{re.escape(MANIFEST)}){re.escape(PARTIAL)}")

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from penstock.data.brace_names import expand_braces
 from penstock.data.decoders import Decoder, checked_decoders, decoder_of
 from penstock.data.open_shards import OpenShards
+from penstock.data.pack_manifest import check_whole
 from penstock.data.shard_copies import ShardCopies
 from penstock.data.sources import locate
 from penstock.data.tar_catalog import Sample, TarCatalog
@@ -81,6 +82,7 @@ class TarDataset(Dataset):
         self._decoders = checked_decoders(decoders)
         self.skipped: Counter[str] = Counter()
         """What was left out, by reason: while indexing, and by this process while reading; workers count their own."""
+        check_whole(shards)
         locations = locate(_named(shards), suffixes=(".tar",))
         local = ShardCopies(user_cache_folder("shards"), parse_bytes(copies, name="copies"))
         kept_in = None if index_dir is None else Path(index_dir)

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.errors import ConfigError
@@ -107,12 +108,21 @@ def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any)
         "turn": place.turn,
         "sampler": place.sampler,
         "drained": place.drained,
-        "resume": {worker: tuple(resume) for worker, resume in place.resume.items()},
-        "generators": position.generators.state,
+        "resume": {worker: _plain(tuple(resume)) for worker, resume in place.resume.items()},
+        "generators": _plain(position.generators.state),
         "draws_seed": position.draws_seed,
         "finished": position.finished and batches_ago == 0,
         "dataset": dataset.state_dict() if hasattr(dataset, "state_dict") else None,
     }
+
+
+def _plain(value: Any) -> Any:
+    """Without numpy's arrays, which ``torch.load`` refuses to make unless it is told to trust a file."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if type(value) in (tuple, list):
+        return type(value)(_plain(item) for item in value)
+    return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def nothing_begun(shape: Shape, generators: Generators, *, dataset: Any) -> dict[str, Any]:

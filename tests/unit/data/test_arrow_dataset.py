@@ -94,7 +94,7 @@ def test_large_values_are_the_files_own_pages_and_hold_no_descriptor(tmp_path: P
     dataset = ArrowDataset(tmp_path)
     before = len(list(Path("/proc/self/fd").iterdir()))
     held = [dataset[place]["t"] for place in (0, 1, 2, 3) * 50]
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
     address = held[0].data_ptr()
     ranges = re.findall(r"^(\w+)-(\w+) rw-p .*a\.arrow$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     assert any(int(low, 16) <= address < int(high, 16) for low, high in ranges)

@@ -19,6 +19,7 @@ import torch
 from pack_kit import AtRandom, Images, Samples, is_same
 
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
+from penstock.data.pack_sources import ParquetTables
 from penstock.data.packing import _Journal, pack
 from penstock.data.shard_writers import ShardRecord
 from penstock.errors import ConfigError, DataError, WorkerError
@@ -517,3 +518,28 @@ def test_a_file_that_changes_while_it_is_packed_is_told_of(tmp_path: Path, folde
     (folder_of_files / "top.txt").unlink()
     with pytest.raises(DataError, match="No such file"):
         files[3]
+
+
+@pytest.mark.parametrize(("to", "read"), [("arrow", ArrowDataset), ("tar", TarDataset)])
+def test_what_is_packed_in_part_does_not_pass_for_a_dataset(tmp_path: Path, to: str, read: Any) -> None:
+    pack([{"n": n, "x": "y" * 1000} for n in range(40)], tmp_path / "packed", to=to, shard_bytes=10_000, workers=1)
+    assert len(read(tmp_path / "packed")) == 40
+    shard = sorted((tmp_path / "packed").glob(f"*.{to}"))[1]
+    kept = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(DataError, match=f"has lost 1 of .* such as {shard.name}"):
+        read(tmp_path / "packed")
+    shard.write_bytes(kept)
+    (tmp_path / "packed" / "penstock-pack.json").rename(tmp_path / "packed" / "penstock-pack.journal")
+    with pytest.raises(DataError, match="not packed to its end"):
+        read(str(tmp_path / "packed"))
+
+
+def test_rows_are_read_in_pieces_of_bounded_bytes(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    pq.write_table(pa.table({"x": [bytes([n]) * 500_000 for n in range(60)]}), tmp_path / "a.parquet")
+    tables = ParquetTables([str(tmp_path / "a.parquet")])
+    pieces = list(tables.batches(10, 50))
+    assert sum(piece.num_rows for piece in pieces) == 40 and pieces[0][0][0].as_py() == bytes([10]) * 500_000
+    assert max(piece.nbytes for piece in pieces) <= 9 << 20

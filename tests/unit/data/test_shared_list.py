@@ -211,7 +211,7 @@ def test_an_error_of_the_iterable_passes_and_leaves_no_descriptor() -> None:
         SharedList(5)  # type: ignore[arg-type]
     shared = SharedList("abc")
     del shared
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 @pytest.mark.parametrize(
