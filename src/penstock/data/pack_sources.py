@@ -25,6 +25,7 @@ from penstock.data.parquet_dataset import ParquetDataset
 from penstock.data.parquet_files import ParquetFiles, arrow
 from penstock.data.sources import is_remote, locate, open_source
 from penstock.data.tar_dataset import TarDataset
+from penstock.data.tar_index import KEY
 from penstock.errors import ConfigError, DataError, PenstockError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 TAR_SUFFIXES = (".tar",)
 _PIECE_ROWS, _PIECE_BYTES = 8192, 8 << 20
 """Read at a time, whichever is less."""
-KEY = "__key__"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ A worker writes one shard at a time. Whatever ends the parent ends its workers: 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -44,6 +43,7 @@ from penstock.data.shard_writers import (
     write_tar,
 )
 from penstock.errors import DataError, PenstockError, WorkerError
+from penstock.workers.interrupts import ctrl_c_blocked
 
 _PR_SET_PDEATHSIG = 1
 LOOK = -1
@@ -178,7 +178,7 @@ class Crew:
             is_forked = context.get_start_method() == "fork"
             not_theirs = [lock_fd, *(pipe.fileno() for pipe in (*self._members, ours))] if is_forked else []
             process = context.Process(target=_work, args=(job, theirs, not_theirs), daemon=True)
-            with _without_ctrl_c():
+            with ctrl_c_blocked():
                 process.start()
             theirs.close()
             self._members[ours] = (process, None)
@@ -259,19 +259,6 @@ def _context_for(job: PackJob) -> Any:
         except Exception:
             method = "fork"
     return multiprocessing.get_context(method)
-
-
-@contextlib.contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """A worker that is starting would answer Ctrl-C with a traceback; it is the parent's to answer."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(job: PackJob, pipe: Connection, not_theirs: list[int]) -> None:

@@ -47,14 +47,11 @@ def _arrays_of(column: pa.Array) -> list[Any]:
     """One array per row; None for a missing list, and a Python list where a number in it is missing."""
     import pyarrow.types as types
 
-    rows = len(column)
+    rows, numbers = len(column), column.values
     if types.is_fixed_size_list(column.type):
-        size = column.type.list_size
-        bounds = np.arange(column.offset, column.offset + rows + 1) * size
-        numbers = column.values
+        bounds = np.arange(column.offset, column.offset + rows + 1) * column.type.list_size
     else:
         bounds = column.offsets.to_numpy()
-        numbers = column.values
     if numbers.null_count or column.null_count:
         present = column.is_valid().to_numpy(zero_copy_only=False)
         pieces = [numbers.slice(bounds[row], bounds[row + 1] - bounds[row]) for row in range(rows)]

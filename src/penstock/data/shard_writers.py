@@ -22,6 +22,7 @@ from penstock.data.arrow_files import ArrowFile
 from penstock.data.parquet_files import arrow
 from penstock.data.sample_forms import FORM_HEADER, OWN_FORM, to_members
 from penstock.data.sources import open_source
+from penstock.data.tar_index import KEY
 from penstock.data.tar_index_file import build_index
 from penstock.errors import DataError
 
@@ -36,7 +37,6 @@ _BATCH_ROWS = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _TAR_BLOCK_BYTES = 512
 _TAR_RECORD_BYTES = 10240
-KEY = "__key__"
 
 Samples = Callable[[], Iterator[Any]]
 """The samples of a shard, from its first; called again where a shard is begun anew."""

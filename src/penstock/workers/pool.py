@@ -7,15 +7,13 @@ Runs in: trainer.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import queue
-import signal
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
@@ -26,6 +24,7 @@ from penstock.workers.board import Board
 from penstock.workers.channel import Channel, ChannelClosed, channel_pair
 from penstock.workers.child import Birth
 from penstock.workers.entry import Lifeline, begin
+from penstock.workers.interrupts import ctrl_c_blocked
 from penstock.workers.messages import Attach, Detach, Resume, Stop
 from penstock.workers.setup import Setup
 from penstock.workers.worker import Worker
@@ -181,7 +180,7 @@ class ProcessPool:
             if not self.starts_at_once:
                 # Started with the first spawned process, it would unblock what is blocked then.
                 resource_tracker.ensure_running()
-            with _ctrl_c_blocked():
+            with ctrl_c_blocked():
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             channel.close()
@@ -205,19 +204,6 @@ class ProcessPool:
     def close(self) -> None:
         self.board.close()
         self._lifeline.close()
-
-
-@contextlib.contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
-    """For a process being started, which inherits this and unblocks it when it can be quiet about Ctrl-C."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _ThreadLine:
