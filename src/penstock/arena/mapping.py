@@ -13,8 +13,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import weakref
 from typing import Any
+
+from penstock.arena.last_view import when_gone
 
 _MADV_POPULATE_WRITE = 23
 _FAILED = ctypes.c_void_p(-1).value
@@ -35,8 +36,7 @@ def map_shared(fd: int, size_bytes: int) -> Any:
         number = ctypes.get_errno()
         raise OSError(number, f"{os.strerror(number)}: mapping {size_bytes} bytes")
     buffer = (ctypes.c_char * size_bytes).from_address(address)
-    # At exit the kernel does it; a finaliser then would pull the memory from under objects that die later.
-    weakref.finalize(buffer, _libc.munmap, address, size_bytes).atexit = False
+    when_gone(buffer, _libc.munmap, address, size_bytes)
     return buffer
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.arena.segment import HAS_MEMFD, Segment, capacity_for, create_segment
 
-_REUSE_UP_TO = 1.25
+_REUSE_UP_TO = 2.0
 """A free segment over this many times the need is closed instead of reused: its bytes are wanted elsewhere."""
 _REUSE_ANY_BELOW_BYTES = 1 << 20
 """Below this size a loose fit wastes less than a new segment costs."""
@@ -115,6 +115,7 @@ class Arena:
         self._returned: deque[Lease] = deque()
         self._next_number = 0
         self.in_use_bytes = 0
+        self._most_in_use_bytes = 0
         self.free_bytes = 0
         self.peak_bytes = 0
         self.handed_over_bytes = 0
@@ -158,7 +159,8 @@ class Arena:
             self._next_number += 1
         self._in_use[segment.number] = segment
         self.in_use_bytes += segment.capacity_bytes
-        self._close_free_beyond(self.limit_bytes - self.in_use_bytes)
+        self._most_in_use_bytes = max(self._most_in_use_bytes, self.in_use_bytes)
+        self._close_free_beyond(self._worth_keeping_bytes())
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes + self.free_bytes)
         return segment
 
@@ -169,7 +171,7 @@ class Arena:
         self.in_use_bytes -= segment.capacity_bytes
         self._free.append(segment)
         self.free_bytes += segment.capacity_bytes
-        self._close_free_beyond(self.limit_bytes - self.in_use_bytes)
+        self._close_free_beyond(self._worth_keeping_bytes())
         while len(self._free) > self.keep_free:
             self._close(min(self._free, key=lambda s: s.capacity_bytes))
 
@@ -331,6 +333,11 @@ class Arena:
         self._free.remove(segment)
         self.free_bytes -= segment.capacity_bytes
         return segment
+
+    def _worth_keeping_bytes(self) -> int:
+        """What may lie free: no more than was ever in use at a time, or batches of uneven sizes would leave segments
+        that fit none of the next ones until the budget is full of them."""
+        return min(self.limit_bytes, self._most_in_use_bytes) - self.in_use_bytes
 
     def _close_free_beyond(self, keep_bytes: int) -> None:
         while self._free and self.free_bytes > keep_bytes:

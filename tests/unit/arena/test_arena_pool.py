@@ -327,3 +327,12 @@ def test_a_forked_child_dropping_its_copy_ends_no_lease() -> None:
     del token
     assert not world.arena.has_returned
     assert world.woken == 0
+
+
+def test_uneven_segments_are_kept_up_to_what_was_ever_in_use_and_no_further() -> None:
+    world = World(limit_bytes=1 << 40)
+    for number in range(100):
+        for segment in [world.take((size + number) << 20) for size in (1, 2)]:
+            world.arena.give_back(segment)
+        assert world.arena.in_use_bytes + world.arena.free_bytes <= (2 * number + 3) << 20
+    world.arena.close()
