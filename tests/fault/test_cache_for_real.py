@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -222,12 +223,12 @@ def test_a_second_epoch_with_half_the_data_cached_takes_half_the_loads() -> None
         share = cache.stats().items / 400
         assert 0.48 < share < 0.52
         spent = []
-        for _ in range(2):
+        for _ in range(5):
             began = time.monotonic()
             for _ in loader:
                 pass
             spent.append(time.monotonic() - began)
         ideal = (1 - share) * 400 * 0.02 / 2
-        print(f"second epochs {spent} s, ideal {ideal:.2f} s")
-        assert min(spent) <= 1.1 * ideal
+        print(f"epochs after the first {[round(each, 3) for each in spent]} s, ideal {ideal:.2f} s")
+        assert statistics.median(spent) <= 1.1 * ideal
         loader.close()

@@ -32,7 +32,7 @@ from penstock.cache.policies import LEFTOVERS, LRU, NEXT_USE, STATIC, Leftovers,
 from penstock.cache.portable import Portable, read_portable
 from penstock.cache.region import H_AUTO, H_GROUPS, H_LIMIT, H_POLICY, MOST_GROUPS, PAGE_BYTES
 from penstock.cache.tier import Tier
-from penstock.cache.values import Packed, unpack
+from penstock.cache.values import Packed, least_bytes, unpack
 from penstock.errors import CacheError, ConfigError
 from penstock.units import format_bytes, parse_size
 from penstock.workers import turn
@@ -345,6 +345,8 @@ class Cache:
         return self._keep_on_disk(known, value) or in_memory
 
     def _keep_in_memory(self, known: _Known, value: Any, *, replaces: bool = True) -> bool:
+        if self._memory.refuses(known.digest, least_bytes(value)):
+            return False
         try:
             packed = Packed(value)
         except Exception as problem:

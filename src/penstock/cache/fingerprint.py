@@ -176,7 +176,8 @@ class _Looker:
         where = getattr(sys.modules.get(module or ""), "__file__", None)
         if where is None:
             return module not in ("__main__", None) and top not in ("__main__", "__mp_main__")
-        if not where.startswith(_STANDARD) and not any(part in where for part in _INSTALLED):
+        # penstock counts as installed wherever it lies: what its functions keep changes with every use.
+        if top != "penstock" and not where.startswith(_STANDARD) and not any(part in where for part in _INSTALLED):
             return False
         self._note(top, getattr(sys.modules.get(top), "__version__", ""))
         return True

@@ -55,12 +55,17 @@ class Memory(Region):
 
 def copied(source: np.ndarray) -> np.ndarray:
     """The same bytes in memory of their own."""
-    copy = np.empty(len(source), np.uint8)
-    if _is_forked or len(source) < _WORTH_THREADS_BYTES:
+    if len(source) < _WORTH_THREADS_BYTES:
+        return source.copy()
+    # numpy's own would ask for huge pages, which a virtual machine may have to fetch from its host first: ten times
+    # the time of small ones.
+    target = torch.empty(len(source), dtype=torch.uint8)
+    copy = target.numpy()
+    if _is_forked:
         np.copyto(copy, source)
     else:
         # By as many threads as torch would take; in a forked child they may not exist any more.
-        torch.from_numpy(copy).copy_(torch.from_numpy(source))
+        target.copy_(torch.from_numpy(source))
     return copy
 
 

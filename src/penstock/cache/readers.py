@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 
 import numpy as np
 
+from penstock.arena.last_view import when_gone
 from penstock.cache.locks import release, renew_after_fork, try_lock
 from penstock.cache.region import (
     H_CORRUPT,
@@ -87,7 +87,7 @@ class Readers:
         here = self._here
         here.pid, here.number, here.row = self._pid, number, self._region.rows[number]
         here.token = token = _Token()
-        weakref.finalize(token, self._spare.append, number)
+        when_gone(token, self._spare.append, number)
 
     def forget_threads(self) -> None:
         self._threads = threading.Lock()

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.cache.locks import KeyLocks
+from penstock.cache.policies import STATIC
 from penstock.cache.readers import Readers
 from penstock.cache.region import (
     H_CHANGING,
@@ -198,8 +199,24 @@ class Tier:
             is_ours = found is not None and found[1].tag == tag
             if found is not None and is_ours:
                 self._table.arrive(found[0], pinned=pinned)
+                # Whoever lowered the limit meanwhile could not take out what was still coming.
+                self._evict_to_limit()
             row[R_WRITING] = 0
         return is_ours
+
+    def refuses(self, digest: bytes, least_bytes: int) -> bool:
+        """Whether a new value of at least so many bytes is refused for certain, seen without the lock.
+
+        Whoever misses in a full cache that gives nothing up would pack for nothing, and hold everybody else up.
+        """
+        header = self.region.header
+        if int(header[H_POLICY]) != STATIC or self.region.rows[:, R_WRITING].any():
+            return False
+        taken_bytes = self.region.index_bytes + int(header[H_VALUE_BYTES])
+        if taken_bytes + extent_for(least_bytes + 1) <= int(header[H_LIMIT]) or self._table.find(digest) is not None:
+            return False
+        self._readers.row()[R_PASSED] += 1
+        return True
 
     def remove(self, digest: bytes) -> None:
         with self.region.changing():
@@ -311,17 +328,23 @@ class Tier:
 
     def _evict_to_limit(self) -> None:
         """Whatever the policy: what was not used for longest goes until the rest fits, what is pinned last."""
-        header, table = self.region.header, self.region.table()
-        live = self._table.live()
+        header = self.region.header
+
+        def fits() -> bool:
+            return self.region.index_bytes + int(header[H_VALUE_BYTES]) <= int(header[H_LIMIT])
+
+        if fits():
+            return
+        table, live = self.region.table(), self._table.live()
         is_pinned = table[live, E_OWNER] == np.uint64(PINNED)
         for slot in live[np.lexsort((table[live, E_STAMP], is_pinned))]:
-            if self.region.index_bytes + int(header[H_VALUE_BYTES]) <= int(header[H_LIMIT]):
-                return
             at = self._table.at_slot(int(slot))
             entry = self._table.read(at)
             if entry.tag & 3 == HERE:
                 self._remove(at, entry)
                 header[H_EVICTIONS] += np.uint64(1)
+                if fits():
+                    return
 
     def _remove(self, at: int, entry: Entry, *, keep_pages: bool = False) -> None:
         self._table.remove(at, entry)
@@ -366,6 +389,8 @@ class Tier:
         self._forget(np.flatnonzero(unknown))
         self._count_again()
         self._space.drop_unused()
+        # It may have died between lowering the limit and keeping it.
+        self._evict_to_limit()
         header[H_CHANGING] = 0
 
     def _forget(self, slots: np.ndarray) -> None:

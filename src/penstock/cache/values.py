@@ -10,6 +10,7 @@ each on a cache line. A tensor that is nothing but its bytes needs no pickle: it
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -28,6 +29,7 @@ _DTYPES = [
     torch.float64, torch.bool,
 ]  # fmt: skip
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_GLANCE = 64
 _PADDING = bytes(ALIGN_BYTES)
 
 
@@ -70,6 +72,19 @@ class Packed:
             pieces += [_PADDING[: self._start + start - end], buffer]
             end = self._start + start + count
         return pieces
+
+
+def least_bytes(value: Any) -> int:
+    """What a value takes at least, as far as that is seen at a glance."""
+    parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+    # Not their sum: parts may share memory, which is kept once.
+    return max((_plain_bytes(part) for part in itertools.islice(parts, _GLANCE)), default=0)
+
+
+def _plain_bytes(value: Any) -> int:
+    if type(value) is torch.Tensor:
+        return value.nbytes if value.dtype in _CODES and is_plain(value) and value.is_contiguous() else 0
+    return value.nbytes if type(value) is np.ndarray and value.flags.c_contiguous else 0
 
 
 def unpack(source: np.ndarray) -> Any:

@@ -16,10 +16,20 @@ from penstock.cache.figures import counts
 from penstock.cache.keys import digest
 from penstock.cache.plan import NEVER
 from penstock.cache.plans import Plans, turn_of
-from penstock.cache.policies import LRU, Lru, NextUse, Policy, Static
-from penstock.cache.region import H_CHANGING, H_ITEMS, H_LIMIT, H_VALUE_BYTES, MOST_PLANS, R_READING, Region
+from penstock.cache.policies import LRU, STATIC, Lru, NextUse, Policy, Static
+from penstock.cache.region import (
+    H_CHANGING,
+    H_ITEMS,
+    H_LIMIT,
+    H_POLICY,
+    H_VALUE_BYTES,
+    MOST_PLANS,
+    R_READING,
+    R_WRITING,
+    Region,
+)
 from penstock.cache.tier import Tier
-from penstock.cache.values import Packed, unpack
+from penstock.cache.values import Packed, least_bytes, unpack
 from penstock.workers import turn
 
 
@@ -217,6 +227,52 @@ def test_what_a_dead_process_left_half_done_is_put_right(region: Region) -> None
     assert resident_bytes(region) <= int(region.header[H_LIMIT])
     for number in range(11):
         assert torch.equal(got(ram, number), value_of(number))
+
+
+def test_a_process_that_died_while_it_lowered_the_limit_leaves_nothing_over_it(region: Region) -> None:
+    ram = tier(region)
+    for number in range(20):
+        put(ram, number)
+    region.header[H_CHANGING], region.header[H_LIMIT] = 1, 1 * MIB
+    assert put(ram, 20)
+    assert counts(ram.region)["bytes"] <= 1 * MIB
+    assert resident_bytes(region) <= 1 * MIB + (64 << 10)
+
+
+def test_a_limit_lowered_while_a_value_is_written_holds_once_it_is_there(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ram, write = tier(region), region.write
+
+    def write_slowly(key: bytes, offset: int, packed: Any) -> None:
+        write(key, offset, packed)
+        ram.resize(512 << 10)
+
+    monkeypatch.setattr(region, "write", write_slowly)
+    put(ram, 0, 200_000)
+    assert counts(ram.region)["bytes"] <= 512 << 10
+    assert resident_bytes(region) <= 576 << 10
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_what_a_value_takes_at_least_is_not_more_than_it_takes(value: Any) -> None:
+    assert least_bytes(value) <= Packed(value).total_bytes
+    assert least_bytes([value, value]) <= Packed([value, value]).total_bytes
+
+
+def test_of_a_full_static_cache_is_said_without_the_lock_what_it_would_refuse(region: Region) -> None:
+    region.header[H_POLICY] = STATIC
+    ram = Tier(region, {STATIC: Static()}, headroom_bytes=lambda: 1 << 50)
+    number = 0
+    while not ram.refuses(digest(number), least_bytes(value_of(number))):
+        assert put(ram, number)
+        number += 1
+    assert not put(ram, number), "and it does"
+    assert not ram.refuses(digest(0), least_bytes(value_of(0))), "what is there is replaced"
+    assert not ram.refuses(digest(number), 1), "a smaller one still fits"
+    assert counts(region)["passed"] == 2
+    region.rows[7, R_WRITING] = 1
+    assert not ram.refuses(digest(number), least_bytes(value_of(number))), "room may come free after the dead"
 
 
 def test_a_pinned_value_outlives_any_number_of_others(region: Region) -> None:
