@@ -35,6 +35,10 @@ class Dataset:
 def slow():
     return Dataset(400, 0.02)
 
+class Augmented(Dataset):
+    def __getitem__(self, index):
+        return torch.rand(10)
+
 def broken():
     return [1, 2, object()]
 """
@@ -84,6 +88,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_same_command_goes_on(folder: Path)
     os.killpg(running.pid, signal.SIGINT)
     told = running.communicate(timeout=60)[1]
     assert running.returncode == 130 and "Traceback" not in told, told
+    assert told.splitlines()[-1] == "stopped; the same command goes on from here, out keeps what is finished"
     with pytest.raises(ProcessLookupError):
         os.killpg(running.pid, 0)
     left = sorted(path.name for path in (folder / "out").iterdir())
@@ -98,10 +103,16 @@ def test_mistakes_are_told_in_one_line(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("a b.tar.gz", "zipped/1.tar.gz"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\x1f\x8b")
     for arguments, status, told in (
         (("pack_me.py:broken", "out"), 1, "sample 2 of dataset builtins.list: a builtins.object cannot be packed"),
         (("pack_me.py:nothing", "out"), 2, "pack_me.py has no 'nothing'"),
-        (("nowhere", "out"), 1, "nowhere is nothing that can be packed"),
+        (("nowhere", "out"), 1, "there is no nowhere. SRC may be a dataset (module:attribute or file.py:attribute), a"),
+        (("a b.tar.gz", "out"), 1, "Unpack it first: gunzip -k 'a b.tar.gz'"),
+        (("zipped/", "out"), 1, "Unpack it first: gunzip -k zipped/*.tar.gz"),
+        (("pack_me.py:Dataset", "zipped"), 1, "zipped is not empty: it holds 1.tar.gz, which penstock pack did not"),
         (("x:" + "y" * 300, "out"), 1, "File name too long"),
         (("nowhere/*.tar", "out"), 1, "names no .tar file"),
         ((".", "out"), 1, "lie in each other"),
@@ -113,3 +124,16 @@ def test_mistakes_are_told_in_one_line(
         assert told in " ".join(said.err.split()) and not said.out and "Traceback" not in said.err
     assert not (folder / "out").exists() or not list((folder / "out").iterdir())
     sys.modules.pop("pack_me", None)
+
+
+def test_a_warning_and_what_was_left_out_are_lines_of_their_own(folder: Path) -> None:
+    done = subprocess.run(command("pack_me.py:Augmented", "out"), capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0 and done.stdout.startswith("40 samples, ")
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("warning: Augmented draws random numbers, and its samples are now frozen: every epoch gets")
+    for name in ("in/1.txt", "in/.git/x.txt", "in/README"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    (folder / "in/more").symlink_to(folder)
+    shown = run(folder, "in", "files", "--to", "tar")
+    assert "3 files and folders are no part of a sample and were left out, such as .git/, README" in shown

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.data.arrow_files import ArrowFile
+from penstock.data.arrow_files import READY_COMPRESSED, ArrowFile
 from penstock.data.pack_manifest import check_whole
 from penstock.data.sources import is_remote, locate
 from penstock.errors import ConfigError, DataError
+from penstock.units import MIB, format_bytes
+
+_SAID_FROM_BYTES = 8 * MIB
+"""Less than this, unfolded, is less than any worker takes anyway."""
 
 
 class ArrowDataset(Dataset[Any]):
@@ -58,10 +63,12 @@ class ArrowDataset(Dataset[Any]):
                 f"{remote}: Arrow files are mapped, which only files of this machine can be; copy it here"
             )
         self._locations = [location.removeprefix("file://") for location in locations]
-        self._ready()
+        self._opened = _Opened()
+        self._identities: list[tuple[int, ...]] = []
         files = [self._file(number) for number in range(len(self._locations))]
         self._identities = [file.identity for file in files]
         _check(files, self._columns)
+        _warn_of_compressed(files)
         batches = [len(file.batch_rows) for file in files]
         self._batch_file = np.repeat(np.arange(len(files)), batches)
         self._first_batch = np.cumsum([0, *batches])
@@ -103,32 +110,32 @@ class ArrowDataset(Dataset[Any]):
     def __repr__(self) -> str:
         return f"ArrowDataset({len(self)} samples in {len(self._locations)} files from {self._locations[0]})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_files"], state["_pid"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._ready()
-
-    def _ready(self) -> None:
-        self._files: dict[int, ArrowFile] = {}
-        self._pid = os.getpid()
-        if not hasattr(self, "_identities"):
-            self._identities: list[tuple[int, ...]] = []
-
     def _file(self, number: int) -> ArrowFile:
-        # A lock that another thread held when the process was forked stays locked in the child for good.
-        if self._pid != os.getpid():
-            self._ready()
-        file = self._files.get(number)
+        files = self._opened.files()
+        file = files.get(number)
         if file is None:
             file = ArrowFile(self._locations[number], in_place=self.in_place)
             if self._identities and file.identity != self._identities[number]:
                 raise DataError(f"{file.location} has changed since the dataset was made; make the dataset again")
-            file = self._files.setdefault(number, file)
+            file = files.setdefault(number, file)
         return file
+
+
+class _Opened:
+    """The files a process has open, by number. No attribute of the dataset: what a subclass is would change with it."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, ArrowFile] = {}
+        self._pid = os.getpid()
+
+    def files(self) -> dict[int, ArrowFile]:
+        # A lock that another thread held when the process was forked stays locked in the child for good.
+        if self._pid != os.getpid():
+            self._files, self._pid = {}, os.getpid()
+        return self._files
+
+    def __reduce__(self) -> Any:
+        return _Opened, ()
 
 
 def _check(files: list[ArrowFile], columns: tuple[str, ...] | None) -> None:
@@ -151,6 +158,23 @@ def _check(files: list[ArrowFile], columns: tuple[str, ...] | None) -> None:
     missing = [name for name in columns if name not in known]
     if missing:
         raise DataError(f"{first.location} has no column {', '.join(missing)}; it has {', '.join(sorted(known))}")
+
+
+def _warn_of_compressed(files: list[ArrowFile]) -> None:
+    """Say what compressed files, by others, will take: what is compressed cannot be mapped."""
+    found = [file for file in files if file.compressed.any()]
+    unfolded = np.concatenate([file.batch_bytes[file.compressed] for file in found]) if found else np.zeros(1, np.int64)
+    if unfolded.sum() < _SAID_FROM_BYTES:
+        return
+    held = int(np.sort(unfolded)[-READY_COMPRESSED:].sum())
+    named = f"{found[0].location} is" if len(found) == 1 else f"{found[0].location} and {len(found) - 1} more are"
+    warnings.warn(
+        f"{named} compressed and cannot be mapped: {format_bytes(unfolded.sum())} unfolded, read once through now, and "
+        f"of it up to {format_bytes(held)} held by every worker (record batches of up to "
+        f"{format_bytes(unfolded.max())}). Rewritten by `penstock pack`, all workers share one mapping",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _columns_of(file: ArrowFile) -> str:

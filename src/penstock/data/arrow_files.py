@@ -25,6 +25,7 @@ from penstock.data.parquet_files import arrow
 from penstock.data.rows import row_of
 from penstock.data.sample_forms import put_together
 from penstock.errors import DataError
+from penstock.units import format_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,7 @@ _MAPPED_FROM_BYTES = 1 << 20
 """Smaller values are copied: that is quicker than a mapping of their own and its page faults."""
 _READY = 64
 """Record batches of a file that are kept ready for use; where they are compressed, fewer."""
-_READY_COMPRESSED = 2
+READY_COMPRESSED = 2
 
 
 class ArrowFile:
@@ -74,8 +75,10 @@ class ArrowFile:
                 raise ValueError("it has several columns of the same name")
             self.layout = Layout.of_schema(self.schema)
             counted = [self._counted(number) for number in range(self._batches.count)]
-        self.batch_rows = np.array([rows for rows, _ in counted], np.int64)
-        self.batch_bytes = np.array([size for _, size in counted], np.int64)
+        self.batch_rows = np.array([rows for rows, _, _ in counted], np.int64)
+        self.batch_bytes = np.array([size for _, size, _ in counted], np.int64)
+        self.compressed = np.array([not is_mapped for _, _, is_mapped in counted], np.bool_)
+        """Batches that are no part of the mapping: whoever reads a row of one has all of it in memory."""
 
     def reader(self, number: int, columns: tuple[str, ...] | None) -> Callable[[int], Any]:
         """Reads rows of one record batch: wanted columns only, where samples have such."""
@@ -93,7 +96,7 @@ class ArrowFile:
                 read = self._sample_reader(number, batch, columns)
         with self._lock:
             self._ready[known] = read
-            while len(self._ready) > (_READY if self._is_mapped(batch) else _READY_COMPRESSED):
+            while len(self._ready) > (_READY if self._is_mapped(batch) else READY_COMPRESSED):
                 self._ready.popitem(last=False)
         return read
 
@@ -107,15 +110,17 @@ class ArrowFile:
             raise
         except OSError as problem:
             raise DataError(f"{where} cannot be read: {problem.strerror or problem}") from problem
-        except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RuntimeError,
-                RecursionError) as problem:  # fmt: skip
+        except MemoryError as problem:
+            raise DataError(f"{where} cannot be read for want of memory: {_want_of_memory(problem)}") from problem
+        except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as problem:
             raise DataError(f"{where} is damaged or no Arrow file: {problem}") from problem
 
-    def _counted(self, number: int) -> tuple[int, int]:
+    def _counted(self, number: int) -> tuple[int, int, bool]:
+        """Rows, bytes, and whether they are in the file as they are."""
         batch = self._batches.get(number)
         if not 0 <= batch.num_rows < _MOST_ROWS:
             raise ValueError(f"record batch {number} claims {batch.num_rows} rows")
-        return batch.num_rows, batch.get_total_buffer_size()
+        return batch.num_rows, batch.get_total_buffer_size(), self._is_mapped(batch)
 
     def _batch(self, number: int) -> pa.RecordBatch:
         batch = self._batches.get(number)
@@ -197,6 +202,17 @@ class ArrowFile:
             if found is not None:
                 return found
         return np.frombuffer(buffer, np.uint8, length, start).copy()
+
+
+def _want_of_memory(problem: MemoryError) -> str:
+    shortage = private_mapping.shortage()
+    if shortage is None:
+        return str(problem) or "there is none left"
+    return (
+        f"{shortage}. Every value of {format_bytes(_MAPPED_FROM_BYTES)} or more has one as long as it is held: hold "
+        "fewer samples at a time, keep copies (.copy(), .clone()), or make the ArrowDataset with in_place=True, which "
+        "maps a file once"
+    )
 
 
 class _FileBatches:

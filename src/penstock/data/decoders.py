@@ -131,6 +131,9 @@ def _image(data: bytes) -> np.ndarray:
         pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if most is not None and pixels > most:
             raise DataError(f"an image of {image.width} x {image.height}, more than {most} pixels")
+        if image.mode == "I" or image.mode.startswith("I;16"):
+            # Of these formats 16 bits at most. As RGB, all above 255 would be 255: a depth map would be white.
+            return np.array(image).astype(np.uint16)
         # A copy: what Pillow gives cannot be written to.
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 

@@ -38,12 +38,12 @@ class LowMemDataset(ParquetDataset):
         if ultra_low_mem and keep_in_memory:
             raise ConfigError("ultra_low_mem keeps nothing and keep_in_memory everything: choose one")
         mode = "ultra" if ultra_low_mem else "memory" if keep_in_memory else "mapped"
-        super().__init__(parquet_file, [prompt, response], self._pair, mode, keep=keep)
+        super().__init__(parquet_file, [prompt, response], None, mode, keep=keep)
         self.tokenizer_dir = tokenizer_dir
         self.max_seq_len = max_seq_len
         self._end = end
         self._columns = prompt, response
-        self._tokenizer: Any = None
+        self._tokenizer = _Tokenizer()
 
     def collate_fn(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
         """Token numbers of prompts (``input_ids``, ``attention_mask``) and of responses (``labels``), as long as the
@@ -55,23 +55,36 @@ class LowMemDataset(ParquetDataset):
         return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "labels": labels}
 
     def made_of(self) -> tuple[Any, ...]:
-        return self._files, self.max_seq_len, self._end
+        return self._files, self.max_seq_len, self._end, self.transform
 
-    def _pair(self, row: dict[str, Any]) -> tuple[str, str]:
+    def _sample_of(self, row: dict[str, Any]) -> Any:
+        # Not as transform=, which would be bound to this object in every copy of it.
         for name in self._columns:
             if not isinstance(row[name], str):
                 raise DataError(f"{name} is no text in a row: {row!r:.200}")
         prompt, response = (f"{row[name][: self.max_seq_len]}{self._end}" for name in self._columns)
-        return prompt, response
+        return super()._sample_of((prompt, response))
 
     def _tokens(self, texts: list[str]) -> Any:
-        if self._tokenizer is None:
-            if self.tokenizer_dir is None:
-                raise ConfigError("there is no tokenizer: give tokenizer_dir=")
+        if self.tokenizer_dir is None:
+            raise ConfigError("there is no tokenizer: give tokenizer_dir=")
+        return self._tokenizer.of(self.tokenizer_dir)(
+            texts, padding=True, return_tensors="pt", return_token_type_ids=False
+        )
+
+
+class _Tokenizer:
+    """Loaded where it is used first, by each process for itself."""
+
+    def __init__(self) -> None:
+        self._loaded: Any = None
+
+    def of(self, folder: str | os.PathLike[str]) -> Any:
+        if self._loaded is None:
             from transformers import AutoTokenizer  # type: ignore[import-not-found]
 
-            self._tokenizer = AutoTokenizer.from_pretrained(os.fspath(self.tokenizer_dir))
-        return self._tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+            self._loaded = AutoTokenizer.from_pretrained(os.fspath(folder))
+        return self._loaded
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tokenizer": None}
+    def __reduce__(self) -> Any:
+        return _Tokenizer, ()

@@ -1,4 +1,4 @@
-"""What `penstock pack` reads: a dataset, a folder of files, Parquet files or tar shards.
+"""What `penstock pack` reads: a dataset, a folder of files, Parquet files, tar shards or Arrow files.
 
 In:  a dataset, or a path.
 Out: a ``PackSource``: samples by number, whether they are values, files or rows of tables, and what tells them apart.
@@ -7,33 +7,33 @@ Runs in: command line, pack's workers.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
-import re
-from collections.abc import Iterator
+import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-import numpy as np
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from penstock.cache.fingerprint import fingerprint_of
 from penstock.data.arrow_dataset import ArrowDataset
-from penstock.data.parquet_dataset import SUFFIXES as PARQUET_SUFFIXES
+from penstock.data.brace_names import expand_braces
+from penstock.data.pack_folders import SUFFIXES, FolderFiles, kind_in, kind_of_name, refuse_compressed, walk
+from penstock.data.pack_tables import ParquetRows, ParquetTables
 from penstock.data.parquet_dataset import ParquetDataset
-from penstock.data.parquet_files import ParquetFiles, arrow
 from penstock.data.sources import is_remote, locate, open_source
 from penstock.data.tar_dataset import TarDataset
-from penstock.data.tar_index import KEY
+from penstock.data.tar_index import KEY, NAMES
+from penstock.data.tar_members import Member
+from penstock.data.tar_members import walk as members_of
 from penstock.errors import ConfigError, DataError, PenstockError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-TAR_SUFFIXES = (".tar",)
-_PIECE_ROWS, _PIECE_BYTES = 8192, 8 << 20
-"""Read at a time, whichever is less."""
+_MAY_BE = (
+    "SRC may be a dataset (module:attribute or file.py:attribute), a folder of files, or Parquet files, tar shards or "
+    "Arrow files: one, a glob, a name with braces such as shards-{000..009}.tar, or a folder of them"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +45,16 @@ class PackSource:
     fingerprint: str
     """Another text when the samples are others."""
     samples: Any
-    """By number, with a length; None of tables."""
+    """By number, with a length."""
     count: int
     is_raw: bool = False
     """Samples are the bytes of files by extension, and a key."""
     tables: ParquetTables | None = None
+    """The same as columns, where they are packed as such."""
     skipped: list[str] = field(default_factory=list)
-    """Files that are no part of a sample."""
+    """Files that are no part of a sample, and folders that were not looked into; these end with a slash."""
     locations: list[str] = field(default_factory=list)
-    """Shards and Parquet files it reads, as far as is known."""
+    """Shards and tables it reads, as far as is known."""
 
 
 def source_of(source: Any, *, to: str) -> PackSource:
@@ -62,7 +63,7 @@ def source_of(source: Any, *, to: str) -> PackSource:
         return _dataset_source(source)
     path = os.fspath(source)
     try:
-        return _path_source(path, to)
+        return _path_source(path.removeprefix("file://"), to)
     except OSError as problem:
         if isinstance(problem, PenstockError):
             raise
@@ -70,9 +71,16 @@ def source_of(source: Any, *, to: str) -> PackSource:
 
 
 def _path_source(path: str, to: str) -> PackSource:
-    kind = _kind_of(path)
+    # A file that is called so is meant itself.
+    names = [path] if "{" not in path or Path(path).exists() else expand_braces(path)
+    kinds = [_kind_of(name) for name in names]
+    kind, skipped = kinds[0][0], [left for _, left_out in kinds for left in left_out]
+    if len({each for each, _ in kinds}) > 1:
+        raise ConfigError(f"{path} names {' and '.join(sorted({each for each, _ in kinds}))}; pack them one by one")
     if kind == "files":
-        files = FolderFiles(Path(path))
+        if len(names) > 1:
+            raise ConfigError(f"{path} names {len(names)} folders of files; pack them one by one")
+        files = FolderFiles(Path(names[0]))
         return PackSource(
             description=f"files in {path}",
             fingerprint=files.fingerprint,
@@ -81,34 +89,47 @@ def _path_source(path: str, to: str) -> PackSource:
             is_raw=True,
             skipped=files.skipped,
         )
-    locations = locate(path, suffixes=PARQUET_SUFFIXES if kind == "parquet" else TAR_SUFFIXES)
-    description, fingerprint = f"{kind} {path}", _fingerprint_of_files(locations)
-    if kind == "parquet" and to == "arrow":
+    samples: Any
+    given = names[0] if len(names) == 1 else names
+    locations = locate(given, suffixes=SUFFIXES[kind])
+    tables, is_raw = None, False
+    if kind == "parquet":
         tables = ParquetTables(locations)
-        count = int(tables.files.starts[-1])
-        return PackSource(
-            description=description,
-            fingerprint=fingerprint,
-            samples=None,
-            tables=tables,
-            count=count,
-            locations=locations,
-        )
-    samples, is_raw = ParquetDataset(path) if kind == "parquet" else TarDataset(path, progress=False), False
-    if isinstance(samples, TarDataset) and samples.form is None:
-        samples, is_raw = TarDataset(path, decode=False, progress=False), True
+        samples = ParquetRows(tables)
+    elif kind == "arrow":
+        with warnings.catch_warnings():
+            # Files that cannot be mapped are told of there, with the advice to pack them.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            samples = ArrowDataset(given)
+    else:
+        try:
+            samples = TarDataset(given, progress=False)
+        except DataError as error:
+            raise _without_options(error) from None
+        is_raw = samples.form is None
+        if is_raw:
+            samples = TarDataset(given, decode=False, progress=False)
+            samples = NamedMembers(samples) if to == "tar" else samples
     return PackSource(
-        description=description,
-        fingerprint=fingerprint,
+        description=f"{kind} {path}",
+        fingerprint=_fingerprint_of_files(locations),
         samples=samples,
         count=len(samples),
         is_raw=is_raw,
+        tables=tables if to == "arrow" else None,
+        skipped=skipped,
         locations=locations,
     )
 
 
 def _dataset_source(dataset: Any) -> PackSource:
     name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    # torch's class has a __getitem__ that only raises, so an IterableDataset may seem to have both.
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"{name} is an IterableDataset: it gives samples one after another, in an order of its own, and shards are "
+            "ranges of numbered samples. Pack a dataset that has __getitem__ and __len__, such as what this one reads"
+        )
     if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
         raise ConfigError(
             f"{name} cannot be packed: shards are ranges of its samples, so it needs __getitem__ and __len__"
@@ -135,23 +156,25 @@ def _locations_of(dataset: Any) -> list[str]:
     return _locations_of(dataset.dataset) if isinstance(dataset, Subset) else []
 
 
-def _kind_of(path: str) -> str:
-    for kind, suffixes in (("parquet", PARQUET_SUFFIXES), ("tar", TAR_SUFFIXES)):
-        if path.lower().endswith(suffixes):
-            return kind
-    if Path(path).is_dir() or is_remote(path):
-        for kind, suffixes in (("parquet", PARQUET_SUFFIXES), ("tar", TAR_SUFFIXES)):
-            try:
-                locate(path, suffixes=suffixes)
-            except DataError:
-                continue
-            return kind
-        if not is_remote(path):
-            return "files"
-    raise ConfigError(
-        f"{path} is nothing that can be packed: give module:attribute or file.py:attribute of a dataset, a folder of "
-        "files, .parquet files or .tar shards"
-    )
+def _kind_of(path: str) -> tuple[str, list[str]]:
+    """The kind of source a path is, and what lies in it and is left out."""
+    if not is_remote(path) and Path(path).is_dir():
+        names, passed = walk(Path(path))
+        kind, left_out = kind_in(path, names)
+        return kind, sorted(left_out + passed)
+    if is_remote(path) or glob.has_magic(path) or Path(path).exists():
+        refuse_compressed(path)
+    kind = kind_of_name(path)
+    if kind is not None:
+        return kind, []
+    if is_remote(path):
+        names = [PurePosixPath(location).name for location in locate(path, suffixes=("",))]
+        kind, left_out = kind_in(path, names)
+        if kind != "files":
+            return kind, left_out
+        raise ConfigError(f"{path} has no Parquet file and no tar shard in it; files are packed from this machine only")
+    what = f"{path} is nothing that can be packed" if Path(path).exists() else f"there is no {path}"
+    raise ConfigError(f"{what}. {_MAY_BE}")
 
 
 def _fingerprint_of_files(locations: list[str]) -> str:
@@ -163,92 +186,51 @@ def _fingerprint_of_files(locations: list[str]) -> str:
     return taken.hexdigest()
 
 
-class FolderFiles:
-    """Files that share a path up to the first dot of their names are one sample: their bytes by extension."""
+def _without_options(error: DataError) -> DataError:
+    """What is wrong with a shard, with what somebody who packs can do: there is no on_error here."""
+    text = str(error)
+    what, is_compressed, _ = text.partition(": decompress it")
+    if is_compressed:
+        return DataError(f"{what}. Unpack it first, for gzip: gzip -dc OLD.tar > NEW.tar")
+    what, is_damage, _ = text.partition(" (on_error=")
+    return DataError(f"{what}; write this shard again, or pack without it") if is_damage else error
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.skipped: list[str] = []
-        groups: dict[str, list[tuple[str, int]]] = {}
-        taken = hashlib.blake2b(str(folder.resolve()).encode("utf-8", "surrogateescape"), digest_size=16)
-        for path in sorted(self._walk(folder)):
-            name = path.relative_to(folder).as_posix()
-            head, slash, tail = name.rpartition("/")
-            stem, _, extension = tail.partition(".")
-            is_meta = re.match(r"__[^/]*__(/|$)", name)
-            if not stem or not extension or extension.lower() == KEY or is_meta or not path.is_file():
-                self.skipped.append(name)
-                continue
-            about = path.stat()
-            group = groups.setdefault(f"{head}{slash}{stem}", [])
-            if any(extension.lower() == other.lower() for other, _ in group):
-                raise DataError(f"{path} and another file differ in capitals only, which readers of shards do not see")
-            group.append((extension, about.st_size))
-            taken.update(f"{name}\0{about.st_size}-{about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-        if not groups:
-            raise DataError(f"there is no file with an extension in {folder}, so there is nothing to pack")
-        self._keys = sorted(groups)
-        self._groups = groups
-        self.fingerprint = taken.hexdigest()
 
-    def _walk(self, folder: Path) -> Iterator[Path]:
-        for where, folders, names in os.walk(folder, onerror=_refuse):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from (Path(where, name) for name in names)
+class NamedMembers:
+    """Samples of tar shards as bytes, under extensions as they are written; ``TarDataset`` has them in lower case."""
+
+    def __init__(self, dataset: TarDataset) -> None:
+        self._dataset = dataset
+        self._shard, self._extensions = -1, dict[int, str]()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        key = self._keys[index]
-        sample: dict[str, Any] = {KEY: key}
-        for extension, size_bytes in self._groups[key]:
-            path = self._folder / f"{key}.{extension}"
-            try:
-                data = path.read_bytes()
-            except OSError as problem:
-                raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
-            if len(data) != size_bytes:
-                raise DataError(f"{path} has {len(data)} bytes; it had {size_bytes} when packing began")
-            sample[extension] = data
-        return sample
+        found = self._dataset._catalog.find(index)
+        if found.shard != self._shard:
+            self._extensions = self._capitals_of(found.shard)
+            self._shard = found.shard
+        data = self._dataset._raw(found)
+        names = [self._extensions.get(at, name) for at, name in zip(found.offsets, found.suffixes, strict=True)]
+        return {KEY: found.key, **dict(zip(names, data, strict=True))}
 
+    def first_alike(self, samples_per_shard: int) -> tuple[str, str, str] | None:
+        """A key, and the two shards where one ends and the other begins with it, if both samples went into one shard:
+        read from there, they would be one."""
+        catalog = self._dataset._catalog
+        for place in sorted(set(catalog.blocks[1:-1].tolist()) - {0, len(self)}):
+            before, after = catalog.find(place - 1), catalog.find(place)
+            if before.key == after.key and place % samples_per_shard:
+                return after.key, catalog.locations[before.shard], catalog.locations[after.shard]
+        return None
 
-def _refuse(problem: OSError) -> None:
-    raise DataError(f"{problem.filename} cannot be listed: {problem.strerror}") from problem
-
-
-class ParquetTables:
-    """Rows of Parquet files as Arrow columns, by number of their first and end."""
-
-    def __init__(self, locations: list[str]) -> None:
-        self.files = ParquetFiles(locations, None)
-        pa = arrow()
-        # A file of Arrow's may have one dictionary per column; row groups have one each.
-        fields = [
-            each.with_type(each.type.value_type) if pa.types.is_dictionary(each.type) else each
-            for each in self.files.schema
-        ]
-        self.schema: pa.Schema = pa.schema(fields)
-
-    def row_bytes(self) -> float:
-        return float(self.files.group_bytes.sum()) / max(1, int(self.files.starts[-1]))
-
-    def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Rows from ``first`` up to ``end``."""
-        starts = self.files.starts
-        group = int(np.searchsorted(starts, first, "right")) - 1
-        while group < len(starts) - 1 and starts[group] < end:
-            at = int(starts[group])
-            rows = int(starts[group + 1]) - at
-            at_a_time = _PIECE_BYTES * rows // max(1, int(self.files.group_bytes[group]))
-            for piece in self.files.read_pieces(group, min(max(1, at_a_time), _PIECE_ROWS)):
-                low, high = max(first - at, 0), min(end - at, piece.num_rows)
-                at += piece.num_rows
-                if low < high:
-                    yield piece.slice(low, high - low).cast(self.schema)
-                if at >= end:
-                    return
-            if at != starts[group + 1]:
-                raise DataError(f"{self.files.name(group)} has other rows than its footer says; the file is damaged")
-            group += 1
+    def _capitals_of(self, shard: int) -> dict[int, str]:
+        """By place of a member's data, its extension where that has capitals."""
+        source = self._dataset._open.get(shard)
+        names = (
+            (one.offset, one.name.decode(*NAMES).rpartition("/")[2].partition(".")[2])
+            for one in members_of(source.read, source.size_bytes)
+            if isinstance(one, Member)
+        )
+        return {offset: extension for offset, extension in names if extension != extension.lower()}

@@ -13,156 +13,45 @@ import ctypes
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from penstock.data.arrow_columns import Layout
-from penstock.data.pack_sources import PackSource
-from penstock.data.sample_forms import CannotCarry, to_members
-from penstock.data.shard_writers import (
-    ShardRecord,
-    arrow_bytes,
-    find_fault,
-    tar_bytes,
-    write_arrow,
-    write_raw_tar,
-    write_tables,
-    write_tar,
-)
+from penstock.data.pack_job import PackJob, Teller
+from penstock.data.sample_forms import CannotCarry
 from penstock.errors import DataError, PenstockError, WorkerError
 from penstock.workers.interrupts import ctrl_c_blocked
 
 _PR_SET_PDEATHSIG = 1
 LOOK = -1
 """The task of looking at a few samples."""
-_PROBED = 16
-_TOLD_EVERY_S = 0.1
 _HEARTBEAT_S = 0.1
 _PATIENCE_S = 5.0
 """How long a worker that was told to end may take before it is killed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """What a few samples tell of all."""
+class Stretches:
+    """Tasks for several workers, each one's neighbours as far as possible: a row group that is cut into many shards is
+    decoded by few, and what a dataset read last serves its next sample."""
 
-    layout: Layout
-    """Columns they fit."""
-    form: str
-    """Of tar shards: the first sample's, and most others'."""
-    sample_bytes: float
-    """On average, as they are packed."""
+    def __init__(self, tasks: list[int], workers: list[Any]) -> None:
+        cuts = [len(tasks) * number // len(workers) for number in range(len(workers) + 1)]
+        self._left = {worker: tasks[cuts[number] : cuts[number + 1]] for number, worker in enumerate(workers)}
 
-
-def shard_name(shard: int, shards: int, to: str) -> str:
-    digits = max(5, len(str(shards - 1)))
-    return f"{shard:0{digits}d}.{to}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackJob:
-    """All that a worker needs to know to write any shard."""
-
-    source: PackSource
-    folder: Path
-    to: str
-    samples_per_shard: int
-    probe: Probe | None
-
-    @property
-    def shards(self) -> int:
-        return -(-self.source.count // self.samples_per_shard)
-
-    def name(self, shard: int) -> str:
-        return shard_name(shard, self.shards, self.to)
-
-    def range_of(self, shard: int) -> range:
-        first = shard * self.samples_per_shard
-        return range(first, min(first + self.samples_per_shard, self.source.count))
-
-    def look(self, tell: Teller) -> Probe:
-        """At a few samples, evenly spread. In a worker: a dataset must not open its files in the parent, where workers
-        that are forked would share them."""
-        layout, form, sizes = Layout(), "", []
-        count = self.source.count
-        for place in np.unique(np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)).tolist():
-            tell.at(place, 0)
-            sample = self.sample(place)
-            layout.learn(sample)
-            form = form or to_members(sample)[0]
-            sizes.append(tar_bytes(sample) if self.to == "tar" else arrow_bytes(sample))
-        return Probe(layout=layout, form=form, sample_bytes=sum(sizes) / len(sizes))
-
-    def write(self, shard: int, tell: Teller) -> ShardRecord:
-        path, places = self.folder / self.name(shard), self.range_of(shard)
-        tables = self.source.tables
-
-        def samples() -> Iterator[Any]:
-            for place in places:
-                tell.at(place, place - places.start)
-                yield self.sample(place)
-
-        if tables is not None:
-            record = write_tables(path, tables.schema, tell.along(tables.batches(places.start, places.stop), places))
-        elif self.to == "arrow":
-            record = write_arrow(path, samples, self.probe.layout if self.probe else Layout())
-        elif self.source.is_raw:
-            record = write_raw_tar(path, samples())
-        else:
-            keyed = ((f"{place:09d}", sample) for place, sample in zip(places, samples(), strict=True))
-            record = write_tar(path, keyed, self.probe.form if self.probe else "")
-        fault = find_fault(path, record)
-        if fault is None and record.samples != len(places):
-            fault = f"it has {record.samples} samples, not {len(places)}"
-        if fault is not None:
-            raise DataError(f"{path} is not what was written: {fault}; look at the disk, then run this again")
-        return record
-
-    def sample(self, place: int) -> Any:
-        # Samples that are made at random are the same ones whoever makes them, in whatever order.
-        random.seed(place)
-        np.random.seed(place & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(place)
-        return self.source.samples[place]
-
-
-class Teller:
-    """Tells the parent how far a shard is, now and then."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self.place: int | None = None
-        self._told_s = 0.0
-
-    def along(self, batches: Iterator[Any], places: range) -> Iterator[Any]:
-        """Tells of every batch that is taken."""
-        done = 0
-        self.at(places.start, done)
-        for batch in batches:
-            yield batch
-            done += batch.num_rows
-            self.at(places.start + done, done)
-
-    def at(self, place: int, done: int) -> None:
-        """About to read a sample, when so many of the shard's are written."""
-        self.place = place
-        now_s = time.monotonic()
-        if now_s - self._told_s >= _TOLD_EVERY_S:
-            self._told_s = now_s
-            self._pipe.send(("at", done))
+    def next_for(self, worker: Any) -> int | None:
+        """Its next one. A worker that has none left takes the later half of what another has most of."""
+        if not self._left[worker]:
+            most = max(self._left, key=lambda other: len(self._left[other]))
+            half = len(self._left[most]) // 2
+            self._left[most], self._left[worker] = self._left[most][:half], self._left[most][half:]
+        return self._left[worker].pop(0) if self._left[worker] else None
 
 
 class Crew:
@@ -186,7 +75,7 @@ class Crew:
     def run(self, tasks: list[int]) -> Iterator[tuple[int | None, int, Any]]:
         """(task, samples done in it, its result once it is finished); (None, 0, None) now and then, so that the caller
         can stop. A task is a shard's number, for its record, or LOOK, for a probe."""
-        coming = iter(tasks)
+        coming = Stretches(tasks, list(self._members))
         for pipe in list(self._members):
             self._give(pipe, coming)
         while any(shard is not None for _, shard in self._members.values()):
@@ -211,9 +100,9 @@ class Crew:
                     raise self._dead(process, shard)
             yield None, 0, None
 
-    def _give(self, pipe: Connection, coming: Iterator[int]) -> None:
+    def _give(self, pipe: Connection, coming: Stretches) -> None:
         process, _ = self._members[pipe]
-        shard = next(coming, None)
+        shard = coming.next_for(pipe)
         self._members[pipe] = (process, shard)
         if shard is not None:
             try:

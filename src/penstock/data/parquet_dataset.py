@@ -19,7 +19,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.data.parquet_files import ParquetFiles, arrow, readable
-from penstock.data.rows import row_of, rows_of
+from penstock.data.rows import RowReader
 from penstock.data.shared_bytes import SharedBytes
 from penstock.data.sources import locate
 from penstock.errors import ConfigError, DataError
@@ -68,10 +68,11 @@ class ParquetDataset(Dataset[Any]):
         self.transform = transform
         self.mode = mode
         self._files = ParquetFiles(locate(path, suffixes=SUFFIXES), columns)
+        limit_bytes = parse_bytes(keep, name="keep")
+        self.keep_bytes = limit_bytes if mode == "mapped" else None
+        """Of row groups, how much every process keeps; None where the mode says it."""
         self._groups: _Groups | _Copy = (
-            _Copy(self._files)
-            if mode == "memory"
-            else _Groups(self._files, parse_bytes(keep, name="keep"), keeps=mode == "mapped")
+            _Copy(self._files) if mode == "memory" else _Groups(self._files, limit_bytes, keeps=mode == "mapped")
         )
 
     @property
@@ -94,10 +95,11 @@ class ParquetDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         group, place = self._find(np.array([operator.index(index)]))
         with readable(self._files.name(int(group[0]))):
-            row = row_of(*self._groups.row(int(group[0]), int(place[0])))
+            ((reader, at, _),) = self._groups.rows(int(group[0]), place)
+            (row,) = reader.rows(at)
         if self.mode == "ultra":
             self._files.forget()
-        return row if self.transform is None else self.transform(row)
+        return self._sample_of(row)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         asked_for = np.asarray(indices if len(indices) else np.empty(0, np.int64))
@@ -105,19 +107,22 @@ class ParquetDataset(Dataset[Any]):
             raise TypeError(f"rows are asked for by a list of whole numbers, not {indices!r:.80}")
         groups, places = self._find(asked_for)
         samples: list[Any] = [None] * len(places)
-        for group in np.unique(groups):
+        for group in np.unique(groups).tolist():
             asked = np.flatnonzero(groups == group)
-            with readable(self._files.name(int(group))):
-                for batch, at, numbers in self._groups.rows(int(group), places[asked]):
-                    for number, row in zip(asked[numbers].tolist(), rows_of(batch, at), strict=True):
+            with readable(self._files.name(group)):
+                for reader, at, numbers in self._groups.rows(group, places[asked]):
+                    for number, row in zip(asked[numbers].tolist(), reader.rows(at), strict=True):
                         samples[number] = row
         if self.mode == "ultra":
             self._files.forget()
-        return samples if self.transform is None else [self.transform(row) for row in samples]
+        return [self._sample_of(row) for row in samples]
 
     def made_of(self) -> tuple[Any, ...]:
         """What samples depend on: told to caches that outlive a run."""
         return self._files, self.transform
+
+    def _sample_of(self, row: Any) -> Any:
+        return row if self.transform is None else self.transform(row)
 
     def _find(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The groups rows are in, and their places there."""
@@ -146,19 +151,13 @@ class _Groups:
         self._has_warned = False
         self._unreturned_bytes = 0
         # No lock, which a fork could inherit locked: threads that read the same group at once both decode it.
-        self._kept: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+        self._kept: OrderedDict[int, RowReader] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0}
 
-    def row(self, group: int, place: int) -> tuple[pa.RecordBatch, int]:
-        if self._holds(group):
-            return self._whole(group), place
-        ((batch, at, _),) = self._from_pieces(group, np.array([place]))
-        return batch, int(at[0])
-
-    def rows(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
-        """Batches, places in them, and which of the asked ones these are."""
+    def rows(self, group: int, places: np.ndarray) -> list[tuple[RowReader, np.ndarray, np.ndarray]]:
+        """Readers, places in what they read, and which of the asked ones these are."""
         if self._holds(group):
             return [(self._whole(group), places, np.arange(len(places)))]
         return self._from_pieces(group, places)
@@ -173,28 +172,30 @@ class _Groups:
     def _size_bytes(self, group: int) -> int:
         return self._sizes.get(group, int(self._files.group_bytes[group]))
 
-    def _whole(self, group: int) -> pa.RecordBatch:
-        with contextlib.suppress(KeyError):
-            batch = self._kept[group]
-            self._kept.move_to_end(group)
-            return batch
+    def _whole(self, group: int) -> RowReader:
+        reader = self._kept.get(group)
+        if reader is not None:
+            # Another thread may have let go of it just now.
+            with contextlib.suppress(KeyError):
+                self._kept.move_to_end(group)
+            return reader
         self._make_room(self._size_bytes(group))
-        batch = self._files.read(group)
-        if batch.nbytes > self._keep_bytes:
+        reader = RowReader(self._files.read(group))
+        if reader.nbytes > self._keep_bytes:
             # Not to be found out again by the next read.
-            self._sizes[group] = batch.nbytes
+            self._sizes[group] = reader.nbytes
         else:
-            self._make_room(batch.nbytes)
-            self._kept[group] = batch
-            self._kept_bytes += batch.nbytes
-        return batch
+            self._make_room(reader.nbytes)
+            self._kept[group] = reader
+            self._kept_bytes += reader.nbytes
+        return reader
 
     def _make_room(self, need_bytes: int) -> None:
         while self._kept and self._kept_bytes + need_bytes > self._keep_bytes:
             with contextlib.suppress(KeyError):
                 self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
-    def _from_pieces(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
+    def _from_pieces(self, group: int, places: np.ndarray) -> list[tuple[RowReader, np.ndarray, np.ndarray]]:
         """Go through a group as far as needed, and hold only the rows that are asked for."""
         rows = int(self._files.starts[group + 1] - self._files.starts[group])
         at_a_time = max(1, _PIECE_BYTES * rows // max(1, self._size_bytes(group)))
@@ -203,7 +204,7 @@ class _Groups:
         for piece in self._files.read_pieces(group, at_a_time):
             numbers = np.flatnonzero((places >= first) & (places < first + piece.num_rows))
             if len(numbers):
-                found.append((piece.take(places[numbers] - first), np.arange(len(numbers)), numbers))
+                found.append((RowReader(piece.take(places[numbers] - first)), np.arange(len(numbers)), numbers))
             first += piece.num_rows
             if first > places.max():
                 break
@@ -244,27 +245,25 @@ class _Copy:
 
         self._streams = SharedBytes.of(streams())
         self._ends = np.array(ends, np.int64)
-        self._opened: dict[int, pa.RecordBatch] = {}
+        self._opened: dict[int, RowReader] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": {}}
 
-    def row(self, group: int, place: int) -> tuple[pa.RecordBatch, int]:
-        return self._batch(group), place
+    def rows(self, group: int, places: np.ndarray) -> list[tuple[RowReader, np.ndarray, np.ndarray]]:
+        return [(self._reader(group), places, np.arange(len(places)))]
 
-    def rows(self, group: int, places: np.ndarray) -> list[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
-        return [(self._batch(group), places, np.arange(len(places)))]
-
-    def _batch(self, group: int) -> pa.RecordBatch:
-        batch = self._opened.get(group)
-        if batch is None:
+    def _reader(self, group: int) -> RowReader:
+        reader = self._opened.get(group)
+        if reader is None:
             pa = arrow()
             first, end = (int(place) for place in self._ends[group : group + 2])
-            batch = pa.ipc.open_stream(pa.py_buffer(self._streams.view()[first:end])).read_next_batch()
+            stream = pa.ipc.open_stream(pa.py_buffer(self._streams.view()[first:end]))
+            reader = RowReader(stream.read_next_batch())
             if len(self._opened) >= _MOST_OPENED:
                 self._opened.clear()
-            self._opened[group] = batch
-        return batch
+            self._opened[group] = reader
+        return reader
 
 
 def _stream_of(batch: pa.RecordBatch) -> memoryview:

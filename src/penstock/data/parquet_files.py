@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -19,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.data.parquet_footer import cuts_of, lean_metadata, of_one_group, reads_alike
+from penstock.data.remote_columns import RemoteColumns, buffer_bytes_for
 from penstock.data.shared_bytes import SharedBytes
-from penstock.data.sources import Source, is_remote, open_source
+from penstock.data.sources import is_remote, open_source
 from penstock.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
 """What is read first of a file's end: most footers fit."""
 _BUFFER_BYTES = 64 << 10
+_LEAN_FROM_BYTES = 4 << 10
+"""Smaller footers are kept with their statistics: to take those out of many files takes longer than they cost."""
 _READERS = 8
 _MOST_PARSED, _PARSED_BYTES = 64, 1 << 20
 """Footers that are kept ready for use; of those larger than this, one."""
@@ -77,15 +80,18 @@ class ParquetFiles:
         self._locations = tuple(locations)
         self._versions = tuple(version for _, version in footers)
         schema: Any = None
-        starts, groups, group_bytes = [0], [], []
+        starts, groups, group_bytes, cuts = [0], [], [], []
+        kept: list[bytes] = []
         for number, (location, (footer, _)) in enumerate(zip(locations, footers, strict=True)):
             about = _parse(location, footer)
+            kept.append(_lean(location, footer, about))
             own = _wanted(location, about, columns)
             if schema is None:
                 schema = own
             _compare(locations[0], schema, location, own)
             with readable(f"the footer of {location}"):
                 tops = _top_names(about)
+                places = _cuts(kept[-1], about)
                 for group in range(about.num_row_groups):
                     rows = about.row_group(group).num_rows
                     if rows < 0:
@@ -94,14 +100,16 @@ class ParquetFiles:
                         continue
                     starts.append(starts[-1] + rows)
                     groups.append((number, group))
+                    cuts.append((places[0], *places[group + 1 : group + 3], places[-1]) if places else (0, 0, 0, 0))
                     group_bytes.append(_decoded_bytes(about.row_group(group), tops, own))
         self.schema: pa.Schema = schema
         self.columns = None if columns is None else list(columns)
         self._read_as = _without_views(schema)
-        ends = np.cumsum([0] + [len(footer) for footer, _ in footers])
-        numbers = [np.array(starts, np.int64), np.array(group_bytes, np.int64), np.array(groups, np.int32), ends]
+        ends = np.cumsum([0] + [len(footer) for footer in kept])
+        numbers = [np.array(starts, np.int64), np.array(group_bytes, np.int64), np.array(groups, np.int32)]
+        numbers += [np.array(cuts, np.int64), ends]
         self._numbers = SharedBytes.of(numbers)
-        self._footers = SharedBytes.of(footer for footer, _ in footers)
+        self._footers = SharedBytes.of(kept)
         self._count = len(groups)
         self._ready()
 
@@ -112,13 +120,15 @@ class ParquetFiles:
         self.group_bytes = self._numbers.array(np.int64, 8 * (count + 1), count)
         """What a group's wanted columns take, about, when they are read."""
         self._groups = self._numbers.array(np.int32, 8 * (2 * count + 1), 2 * count).reshape(count, 2)
-        self._ends = self._numbers.array(np.int64, 8 * (2 * count + 1) + 8 * count)
+        self._cuts = self._numbers.array(np.int64, 8 * (3 * count + 1), 4 * count).reshape(count, 4)
+        """Where in its file's footer a group is, and what is before and after all groups; zeros if not known."""
+        self._ends = self._numbers.array(np.int64, 8 * (7 * count + 1))
         # No lock, which a fork could inherit locked: threads may parse the same footer twice.
         self._parsed: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("starts", "group_bytes", "_groups", "_ends", "_parsed"):
+        for name in ("starts", "group_bytes", "_groups", "_cuts", "_ends", "_parsed"):
             del state[name]
         return state
 
@@ -165,28 +175,45 @@ class ParquetFiles:
     def _opened(self, group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
         """The file a group is in, and its number there. Opened for one read: a footer at hand makes that cheap."""
         pa = arrow()
-        index, number = (int(value) for value in self._groups[group])
-        location = self._locations[index]
+        index = int(self._groups[group, 0])
         with contextlib.ExitStack() as opened:
-            source = _file_of(location, self._versions[index], opened)
-            about = self._footer(index)
+            about, number = self._footer(group)
+            source, buffer_bytes = self._source_of(index, number, about, opened)
             with readable(self.name(group)):
-                file = pa.parquet.ParquetFile(source, metadata=about, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+                file = pa.parquet.ParquetFile(source, metadata=about, buffer_size=buffer_bytes, pre_buffer=False)
                 yield opened.enter_context(file), number
 
-    def _footer(self, index: int) -> Any:
-        about = self._parsed.get(index)
-        if about is not None:
-            return about
-        first, end = (int(place) for place in self._ends[index : index + 2])
-        about = _parse(self._locations[index], self._footers.view()[first:end])
-        if len(self._parsed) >= _MOST_PARSED or self._footer_bytes(index) > _PARSED_BYTES:
-            self._parsed.clear()
-        self._parsed[index] = about
-        return about
+    def _source_of(self, index: int, number: int, about: Any, opened: contextlib.ExitStack) -> tuple[Any, int]:
+        """What pyarrow reads a group through, and how much at a time (0: a column at once); checks that the file is
+        still the one whose footer is known."""
+        location = self._locations[index]
+        source = opened.enter_context(contextlib.closing(open_source(location)))
+        if source.version != self._versions[index]:
+            raise DataError(f"{location} has changed since the dataset was made; make the dataset again")
+        if not is_remote(location):
+            return opened.enter_context(arrow().OSFile(str(Path(location.removeprefix("file://"))))), _BUFFER_BYTES
+        with readable(f"the footer of {location}"):
+            chunks = _chunks_of(about.row_group(number), _top_names(about), set(self.schema.names))
+        buffer_bytes = buffer_bytes_for(chunks)
+        file = RemoteColumns(source, [] if buffer_bytes else chunks)
+        return arrow().PythonFile(file, mode="r"), buffer_bytes
 
-    def _footer_bytes(self, index: int) -> int:
-        return int(self._ends[index + 1] - self._ends[index])
+    def _footer(self, group: int) -> tuple[Any, int]:
+        """What describes a group, and its number there."""
+        index, number = (int(value) for value in self._groups[group])
+        first, end = (int(place) for place in self._ends[index : index + 2])
+        footer = self._footers.view()[first:end]
+        cuts = self._cuts[group].tolist()
+        if any(cuts):
+            # Parsed whole, a footer of hundreds of groups takes a megabyte or two in every worker.
+            return _parse(self._locations[index], _ended(of_one_group(footer[:-8], *cuts))), 0
+        about = self._parsed.get(index)
+        if about is None:
+            about = _parse(self._locations[index], footer)
+            if len(self._parsed) >= _MOST_PARSED or len(footer) > _PARSED_BYTES:
+                self._parsed.clear()
+            self._parsed[index] = about
+        return about, number
 
 
 def _read_footer(location: str) -> tuple[bytes, str]:
@@ -215,6 +242,29 @@ def _parse(location: str, footer: bytes | memoryview) -> Any:
     pa = arrow()
     with readable(f"the footer of {location}"):
         return pa.parquet.read_metadata(pa.BufferReader(_MAGIC + bytes(footer)))
+
+
+def _lean(location: str, footer: bytes, about: Any) -> bytes:
+    """A footer without statistics, which every read would parse again; as it is, where rows might be read otherwise."""
+    if len(footer) < _LEAN_FROM_BYTES:
+        return footer
+    lean = _ended(lean_metadata(footer[:-8]))
+    try:
+        return lean if len(lean) < len(footer) and reads_alike(about, _parse(location, lean)) else footer
+    except DataError:
+        return footer
+
+
+def _cuts(footer: bytes, about: Any) -> list[int]:
+    """Where a footer's groups are in it; nothing where a part would be no smaller to parse, or is not understood."""
+    if len(footer) < _LEAN_FROM_BYTES or about.num_row_groups < 2:
+        return []
+    places = cuts_of(footer[:-8])
+    return places if len(places) == about.num_row_groups + 2 else []
+
+
+def _ended(metadata: bytes) -> bytes:
+    return metadata + struct.pack("<I", len(metadata)) + _MAGIC
 
 
 def _wanted(location: str, about: Any, columns: Sequence[str] | None) -> pa.Schema:
@@ -281,39 +331,12 @@ def _top_names(about: Any) -> list[str]:
     return found
 
 
-def _file_of(location: str, version: str, opened: contextlib.ExitStack) -> Any:
-    """What pyarrow reads a file through; checks that it is still the one whose footer is known."""
-    source = opened.enter_context(contextlib.closing(open_source(location)))
-    if source.version != version:
-        raise DataError(f"{location} has changed since the dataset was made; make the dataset again")
-    if not is_remote(location):
-        return opened.enter_context(arrow().OSFile(str(Path(location.removeprefix("file://")))))
-    return arrow().PythonFile(_SourceFile(source), mode="r")
-
-
-class _SourceFile(io.RawIOBase):
-    """A source with a position."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size_bytes}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        length = self._source.size_bytes - self._position if size is None or size < 0 else size
-        data = self._source.read(self._position, length)
-        self._position += len(data)
-        return data
+def _chunks_of(group: Any, tops: list[str], wanted: set[str]) -> list[tuple[int, int]]:
+    """Where in its file the wanted columns of a group are: first byte, length."""
+    found = []
+    for leaf, name in enumerate(tops):
+        if name in wanted:
+            column = group.column(leaf)
+            starts = (column.dictionary_page_offset, column.data_page_offset)
+            found.append((min(start for start in starts if start), column.total_compressed_size))
+    return found

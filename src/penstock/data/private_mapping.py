@@ -1,11 +1,11 @@
-"""A part of a file as memory of the caller's own.
+"""A part of a file as memory: the caller's own to write to, or everybody's to read.
 
 In:  an open file and a place in it.
 Out: bytes that are read from the page cache as they are touched; what is written to them is seen by nobody else.
 Runs in: trainer and worker.
 
-Every value gets a mapping of its own, which goes with the value: a transform that works in place must not find its own
-result when it reads the same row in the next epoch. It keeps no descriptor, as Python's mmap would.
+A value of a dataset gets a mapping of its own, which goes with the value: a transform that works in place must not find
+its own result when it reads the same row in the next epoch. No mapping keeps a descriptor, as Python's mmap would.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import ctypes
 import mmap
 import os
 import sys
-import weakref
+from pathlib import Path
 
 import numpy as np
 
+from penstock.arena.last_view import when_gone
+
 _MAP_NORESERVE = 0x4000
+_PIECE_BYTES = 16 << 10
+"""Small: who has no mapping left gets no large block either."""
+_NEARLY = 64
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -30,18 +35,41 @@ if _libc is not None:
 
 def map_private(fd: int, offset: int, length: int) -> np.ndarray | None:
     """Bytes of a file, to be written to at will. None where the system has no mapping left."""
+    first = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    flags = 0 if _libc is None else mmap.MAP_PRIVATE | _MAP_NORESERVE
+    view = _mapped(fd, first, offset + length - first, flags, writable=True)
+    return None if view is None else np.frombuffer(view, np.uint8)[offset - first :]
+
+
+def map_shared(fd: int, length: int) -> memoryview | None:
+    """The first bytes of a file, as all who map it see them, to be read. None where that cannot be."""
+    flags = 0 if _libc is None else mmap.MAP_SHARED
+    view = _mapped(fd, 0, length, flags, writable=False)
+    return None if view is None else view.toreadonly()
+
+
+def _mapped(fd: int, first: int, size: int, flags: int, *, writable: bool) -> memoryview | None:
     if _libc is None:
         return None
-    first = offset // mmap.PAGESIZE * mmap.PAGESIZE
-    size = offset + length - first
-    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
-    address = _libc.mmap(None, size, protection, flags, fd, first)
+    address = _libc.mmap(None, size, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0), flags, fd, first)
     if address == _FAILED:
         return None
     buffer = (ctypes.c_ubyte * size).from_address(address)
-    # At exit the kernel does it; a finaliser then would pull the memory from under objects that die later.
-    weakref.finalize(buffer, _libc.munmap, address, size).atexit = False
-    return np.frombuffer(memoryview(buffer), np.uint8)[offset - first :]
+    when_gone(buffer, _libc.munmap, address, size)
+    return memoryview(buffer).cast("B")
+
+
+def shortage() -> str | None:
+    """What there is to say where this process has as many mappings as it may have; None where it has not."""
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with Path("/proc/self/maps").open("rb", buffering=0) as maps:
+            count = sum(piece.count(b"\n") for piece in iter(lambda: maps.read(_PIECE_BYTES), b""))
+    except (OSError, ValueError):
+        return None
+    if count < limit - _NEARLY:
+        return None
+    return f"this process has {count:,} mappings of memory, and vm.max_map_count allows {limit:,}"
 
 
 def identity_of(fd: int) -> tuple[int, int, int, int]:

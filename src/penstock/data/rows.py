@@ -1,12 +1,16 @@
 """Rows of Arrow columns as Python values.
 
 In:  a record batch and places in it.
-Out: a dict per row; lists of numbers as numpy arrays of the reader's own, everything else as pyarrow gives it.
+Out: a dict per row; lists of numbers, and tensors, as numpy arrays of the reader's own, the rest as pyarrow gives it.
 Runs in: trainer and worker.
+
+pyarrow takes rows out of a batch by making another batch of them, at some 10 µs a column however few they are. Of the
+usual kinds of columns, values are read where they lie instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,24 +18,123 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Reader = Callable[[np.ndarray], list[Any]]
+"""From places to values."""
 
-def rows_of(batch: pa.RecordBatch, places: np.ndarray) -> list[dict[str, Any]]:
-    """The rows at ``places``, in that order."""
-    taken = batch.take(places)
-    names = batch.schema.names
-    columns = [values_of(column) for column in taken.columns]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+class RowReader:
+    """The rows of one record batch."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.nbytes = batch.nbytes
+        self._names = batch.schema.names
+        self._readers = [_reader_of(column) for column in batch.columns]
+
+    def rows(self, places: np.ndarray) -> list[dict[str, Any]]:
+        """The rows at ``places``, in that order."""
+        names = self._names
+        if not names:
+            return [{} for _ in places]
+        columns = [read(places) for read in self._readers]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def row_of(batch: pa.RecordBatch, place: int) -> dict[str, Any]:
+    """One row of a batch that no other is wanted of."""
     return {
-        name: column[place].as_py() if not _is_list_of_numbers(column.type) else values_of(column.slice(place, 1))[0]
+        name: values_of(column.slice(place, 1))[0] if _makes_arrays(column.type) else column[place].as_py()
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
 
 
 def values_of(column: pa.Array) -> list[Any]:
+    if _is_tensor(column.type):
+        return _tensors_of(column)
     return _arrays_of(column) if _is_list_of_numbers(column.type) else column.to_pylist()
+
+
+# -- where they lie --------------------------------------------------------------------------------------------
+
+
+def _reader_of(column: pa.Array) -> Reader:
+    if not column.null_count:
+        if _is_number(column.type):
+            return _number_reader(column.to_numpy())
+        width, is_text = _text_width(column.type)
+        if width is not None:
+            return _text_reader(column, width, is_text=is_text)
+    return lambda places: values_of(column.take(_indices(places)))
+
+
+def _indices(places: np.ndarray) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(places)
+
+
+def _number_reader(values: np.ndarray) -> Reader:
+    return lambda places: values[places].tolist()
+
+
+def _text_reader(column: pa.Array, width: Any, *, is_text: bool) -> Reader:
+    _, offsets, data = column.buffers()
+    starts = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1]
+    view = memoryview(b"" if data is None else data)
+
+    def texts(places: np.ndarray) -> list[Any]:
+        bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
+        return [str(view[start:end], "utf-8") for start, end in bounds]
+
+    def pieces(places: np.ndarray) -> list[Any]:
+        bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
+        return [bytes(view[start:end]) for start, end in bounds]
+
+    return texts if is_text else pieces
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    return types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
+
+
+def _text_width(kind: pa.DataType) -> tuple[Any, bool]:
+    """What the offsets of a column of texts or bytes are, None if it is none; and whether it is texts."""
+    import pyarrow.types as types
+
+    if types.is_string(kind) or types.is_binary(kind):
+        return np.int32, types.is_string(kind)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return np.int64, types.is_large_string(kind)
+    return None, False
+
+
+# -- through pyarrow -------------------------------------------------------------------------------------------
+
+
+def _makes_arrays(kind: pa.DataType) -> bool:
+    return _is_list_of_numbers(kind) or _is_tensor(kind)
+
+
+def _is_tensor(kind: pa.DataType) -> bool:
+    """Whether values are arrays of one shape, which the type knows: arrow.fixed_shape_tensor."""
+    import pyarrow as pa
+
+    return isinstance(kind, pa.FixedShapeTensorType)
+
+
+def _tensors_of(column: Any) -> list[Any]:
+    kind = column.type
+    flat = _arrays_of(column.storage) if _is_list_of_numbers(column.storage.type) else column.storage.to_pylist()
+
+    def shaped(values: Any) -> Any:
+        if values is None:
+            return None
+        # Kept in the order of its shape; what is meant has its dimensions in the order of the permutation.
+        found = np.asarray(values).reshape(kind.shape)
+        return found if kind.permutation is None else np.ascontiguousarray(found.transpose(kind.permutation))
+
+    return [shaped(values) for values in flat]
 
 
 def _is_list_of_numbers(kind: pa.DataType) -> bool:

@@ -9,14 +9,30 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Sampler
 
 from penstock.errors import ConfigError
-from penstock.units import parse_bytes
+from penstock.units import format_bytes, parse_bytes
+
+_SAID = {
+    "seed": "seed was", "shuffle": "shuffle was", "num_replicas": "num_replicas was", "drop_last": "drop_last was",
+    "length": "the dataset's length was", "blocks": "the checksum of where blocks begin was",
+    "window": "window was", "block_bytes": "the checksum of the blocks' sizes was",
+}  # fmt: skip
+"""What decides an order -> how an error begins to speak of it."""
+_NEEDED = {
+    "blocks": "BlockShuffleSampler needs a dataset that is stored in blocks (ParquetDataset, TarDataset, ArrowDataset) "
+    "or a list of the lengths of blocks; for windows of frames there is SequenceSampler",
+    "sequences": "SequenceSampler needs a dataset that has sequences (WindowDataset) or a list of their lengths; for "
+    "row groups and shards there is BlockShuffleSampler",
+}
 
 
 class CountingSampler(Sampler[int]):
@@ -91,13 +107,43 @@ class CountingSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         self._next = epoch, 0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers and names only. The same for all ranks that have given as much: one of them may save it for all."""
         epoch, position = self._next if self._now is None else self._now
-        return {"epoch": epoch, "position": position}
+        return {"epoch": epoch, "position": position, "order": self.decided_by()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next iteration go on where ``state_dict`` was taken."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iteration go on where ``state_dict`` was taken.
+
+        Raises ConfigError where another seed, window, number of ranks or dataset would give another order.
+        """
+        # States of earlier versions do not say what decided their order.
+        self.check_decided_by(state.get("order", {}))
         self._next, self._now = (state["epoch"], state["position"]), None
+
+    def decided_by(self) -> dict[str, int | bool]:
+        """All that the order depends on beside epoch and rank."""
+        return {
+            "seed": int(self.seed),
+            "shuffle": bool(self.shuffle),
+            "num_replicas": int(self.num_replicas),
+            "drop_last": bool(self.drop_last),
+            "length": int(self._starts[-1]),
+            "blocks": _checksum(self._starts),
+        }
+
+    def check_decided_by(self, saved: dict[str, Any]) -> None:
+        """Raise ConfigError where the order is not the one that ``decided_by`` was asked about."""
+        differences = [
+            f"{_SAID[name]} {saved[name]} then and {value} now"
+            for name, value in self.decided_by().items()
+            if name in saved and saved[name] != value
+        ]
+        if differences:
+            raise ConfigError(
+                f"this state is of another order, in which the same position is another index: "
+                f"{', '.join(differences)}; make the sampler as it was, or begin an epoch with set_epoch() instead"
+            )
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -145,9 +191,24 @@ class BlockShuffleSampler(CountingSampler):
         if len(self._sizes) != len(starts) - 1:
             raise ConfigError(f"block_bytes has {len(self._sizes)} sizes for {len(starts) - 1} blocks")
         self._window = parse_bytes(window, name="window")
+        self._compare_with_keep(getattr(blocks, "keep_bytes", None))
         super().__init__(
             starts, shuffle=shuffle, seed=seed, rank=rank, num_replicas=num_replicas, drop_last=drop_last
         )  # fmt: skip
+
+    def decided_by(self) -> dict[str, int | bool]:
+        return {**super().decided_by(), "window": self._window, "block_bytes": _checksum(self._sizes)}
+
+    def _compare_with_keep(self, keep_bytes: int | None) -> None:
+        if keep_bytes is None or self._window <= keep_bytes or int(self._sizes.sum()) <= keep_bytes:
+            return
+        warnings.warn(
+            f"window={format_bytes(self._window)} of row groups are shuffled together, and the dataset keeps "
+            f"{format_bytes(keep_bytes)} of them (keep=): most will be read again for every batch. Give a window of at "
+            "most keep, or raise keep=, which every worker takes for itself",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def _within(self, pieces: list[tuple[int, int, int]], chance: np.random.Generator) -> Iterator[int]:
         window: list[np.ndarray] = []
@@ -201,16 +262,21 @@ def _starts_of(given: Any, what: str) -> np.ndarray:
     if known is not None:
         return np.asarray(known, np.int64)
     try:
+        # Nothing else is looked into: of a dataset, that would load every sample.
+        if not isinstance(given, (list, tuple, range, np.ndarray, torch.Tensor)):
+            raise TypeError
         lengths = np.asarray(given if len(given) else np.empty(0, np.int64))
         if lengths.dtype.kind not in "iu":
             raise TypeError
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"a {type(given).__name__} has no {what}: give a dataset that has, or the length of each"
-        ) from None
+        raise ConfigError(f"a {type(given).__name__} has no {what}: {_NEEDED[what]}") from None
     if lengths.ndim != 1 or (lengths < 0).any():
         raise ConfigError(f"{what} are given as a list of lengths, none below zero")
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+def _checksum(numbers: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(numbers, "<i8").data)
 
 
 def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:

@@ -16,10 +16,10 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from penstock.data.sources import Source, open_source
+from penstock.data.sources import Source, Stopped, open_source
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes
 
@@ -50,8 +50,9 @@ class ShardCopies:
         self.folder = folder
         self.limit_bytes = limit_bytes
 
-    def open(self, location: str, version: str) -> Source:
-        """The shard, as a local file that stays readable even when its copy is deleted."""
+    def open(self, location: str, version: str, is_wanted: Callable[[], bool] = lambda: True) -> Source:
+        """The shard, as a local file that stays readable even when its copy is deleted. Raises Stopped between two
+        pieces of the copy once it is not wanted any more."""
         digest = hashlib.blake2b(f"{location}\n{version}".encode(errors="surrogateescape"), digest_size=16).hexdigest()
         copy = self.folder / f"{digest}.tar"
         try:
@@ -60,25 +61,26 @@ class ShardCopies:
                 found = _opened(copy)
                 if found is not None:
                     return found
-                with self._turn(digest) as is_ours:
+                with self._turn(digest, is_wanted) as is_ours:
                     # Somebody may have fetched it while we waited.
                     if is_ours and not copy.exists():
-                        self._fetch(location, version, digest, copy)
+                        self._fetch(location, version, digest, copy, is_wanted)
         except OSError as problem:
             if isinstance(problem, DataError):
                 raise
             text = f"no copy of {location} can be kept in {self.folder}: {problem}"
             raise DataError(f"{text}; set XDG_CACHE_HOME to a folder with room") from problem
 
-    def _fetch(self, location: str, version: str, digest: str, copy: Path) -> None:
+    def _fetch(self, location: str, version: str, digest: str, copy: Path, is_wanted: Callable[[], bool]) -> None:
         remote = open_source(location)
         try:
             if remote.version != version:
                 raise changed(location, version, remote.version)
-            part = self._reserve(location, digest, remote.size_bytes)
+            part = self._reserve(location, digest, remote.size_bytes, is_wanted)
             try:
                 with part.open("r+b") as file:
                     for offset in range(0, remote.size_bytes, _PIECE_BYTES):
+                        _check_wanted(location, is_wanted)
                         file.write(remote.read(offset, _PIECE_BYTES))
                     length = file.tell()
                     # After a power cut, a file renamed before its bytes were safe has its length and no bytes.
@@ -95,7 +97,7 @@ class ShardCopies:
         finally:
             remote.close()
 
-    def _reserve(self, location: str, digest: str, size_bytes: int) -> Path:
+    def _reserve(self, location: str, digest: str, size_bytes: int, is_wanted: Callable[[], bool]) -> Path:
         """A file of that length, once it fits under the limit."""
         if size_bytes > self.limit_bytes:
             limit = format_bytes(self.limit_bytes)
@@ -121,6 +123,7 @@ class ShardCopies:
             elif time.monotonic() - since_s > _STUCK_S:
                 text = f"{format_bytes(taken)} of copies={format_bytes(self.limit_bytes)} are being fetched by others"
                 raise DataError(f"{text}, who wrote nothing for {_STUCK_S:.0f} s; no room for {location}")
+            _check_wanted(location, is_wanted)
             time.sleep(_NAP_S)
 
     def _make_room(self, size_bytes: int) -> int:
@@ -154,13 +157,14 @@ class ShardCopies:
         return found
 
     @contextlib.contextmanager
-    def _turn(self, digest: str) -> Iterator[bool]:
+    def _turn(self, digest: str, is_wanted: Callable[[], bool]) -> Iterator[bool]:
         """Wait until nobody fetches it. False: somebody did, and it may be there now."""
         path = self.folder / f"{digest}.lock"
         lock = _try_lock(path)
         if lock is None:
             seen, since_s = -1, time.monotonic()
             while lock is None:
+                _check_wanted(str(path), is_wanted)
                 time.sleep(_NAP_S)
                 if (self.folder / f"{digest}.tar").exists():
                     break
@@ -179,10 +183,12 @@ class ShardCopies:
                 _close(lock)
 
 
-def open_shard(location: str, version: str, copies: ShardCopies | None) -> Source:
+def open_shard(
+    location: str, version: str, copies: ShardCopies | None, is_wanted: Callable[[], bool] = lambda: True
+) -> Source:
     """A shard as it was indexed; with ``copies``, through a local copy."""
     if copies is not None:
-        return copies.open(location, version)
+        return copies.open(location, version, is_wanted)
     source = open_source(location)
     if source.version != version:
         source.close()
@@ -192,6 +198,11 @@ def open_shard(location: str, version: str, copies: ShardCopies | None) -> Sourc
 
 def changed(location: str, then: str, now: str) -> DataError:
     return DataError(f"{location} was changed after it was indexed (version {then}, now {now}); make the dataset anew")
+
+
+def _check_wanted(what: str, is_wanted: Callable[[], bool]) -> None:
+    if not is_wanted():
+        raise Stopped(what)
 
 
 def _opened(copy: Path) -> Source | None:

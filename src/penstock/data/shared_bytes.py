@@ -18,6 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.data.private_mapping import map_shared
+
+_MAPPED_AT_A_TOUCH_BYTES = 64 << 10
+"""How much of a file that is in memory already Linux maps around a page that is touched."""
+
 Piece = bytes | bytearray | memoryview | np.ndarray
 
 
@@ -28,17 +33,21 @@ class SharedBytes:
     def __init__(self, fd: int, size_bytes: int) -> None:
         """Takes over ``fd``, whose first ``size_bytes`` are final."""
         self._size_bytes = size_bytes
-        # A mapping cannot be empty.
-        self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b""
+        # A mapping cannot be empty. Python's own would keep a descriptor beside this one.
+        shared = map_shared(fd, size_bytes) if size_bytes else b""
+        self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) if shared is None else shared
         # Last: until here the descriptor is closed by who opened it.
         self._fd = fd
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> SharedBytes:
-        fd = _nameless_file()
+        fd = nameless_file()
         try:
             size_bytes = sum(_append(fd, piece) for piece in pieces)
-            return cls(fd, size_bytes)
+            made = cls(fd, size_bytes)
+            # Pages that only one worker has touched so far would count as its own wherever its memory is watched.
+            made.array()[::_MAPPED_AT_A_TOUCH_BYTES].sum()
+            return made
         except BaseException:
             os.close(fd)
             raise
@@ -74,7 +83,7 @@ def _received(sent: Any, size_bytes: int) -> SharedBytes:
     return SharedBytes(sent.detach(), size_bytes)
 
 
-def _nameless_file() -> int:
+def nameless_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock-shared", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

@@ -18,6 +18,7 @@ import itertools
 import pickle
 import reprlib
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from types import NoneType
@@ -211,6 +212,12 @@ class _Packing:
 
     def _cut(self, items: Iterable[Any]) -> Iterator[list[Any]]:
         if isinstance(items, np.ndarray):
+            if items.dtype.kind in "mM":
+                # Their tolist() gives bare numbers, or dates, by the unit.
+                raise ConfigError(
+                    f"an array of {items.dtype} cannot be kept: a SharedList keeps no dates; give "
+                    f'items.view("int64") and make each number {items.dtype} again when it is read'
+                )
             slices = range(0, len(items), _MOST_ITEMS)
             coming = itertools.chain.from_iterable(items[at : at + _MOST_ITEMS].tolist() for at in slices)
         else:
@@ -275,7 +282,10 @@ class _Packing:
                 written.write(b"\1" if item else b"\0")
             elif kind == _OTHER:
                 _check(item, self._count + at)
-                pickler.dump(item)
+                try:
+                    pickler.dump(item)
+                except RecursionError:
+                    raise _too_deep(item, self._count + at) from None
             kinds.append(kind)
             ends.append(written.tell())
         only = kinds[0] if len(set(kinds)) == 1 else bytes(kinds)
@@ -291,28 +301,59 @@ def _check(item: Any, index: int) -> None:
     try:
         odd = _odd_type(item)
     except RecursionError:
-        raise ConfigError(f"item {index} holds itself, or is nested too deep; a SharedList cannot keep it") from None
+        raise _too_deep(item, index) from None
     if odd is None:
         return
     name = f"{odd.__module__}.{odd.__qualname__}".removeprefix("builtins.")
     hint = "convert it with .tolist()" if hasattr(odd, "tolist") else "convert it, or keep it outside"
+    if odd in (np.datetime64, np.timedelta64):
+        hint = 'convert it with int(x.astype("int64"))'
     raise ConfigError(
         f"item {index} {'is' if type(item) is odd else 'holds'} a {name}; a SharedList keeps texts, bytes, numbers, "
         f"booleans, None, and tuples, lists and dicts of them: {hint}"
     )
 
 
+def _too_deep(item: Any, index: int) -> ConfigError:
+    depth = _depth_of(item)
+    if depth is None:
+        return ConfigError(f"item {index} holds itself; a SharedList cannot keep it")
+    return ConfigError(
+        f"item {index} is nested too deep: {depth} containers within each other, more than Python's limit of "
+        f"{sys.getrecursionlimit()} calls leaves room for here; keep its parts as items of their own"
+    )
+
+
+def _depth_of(item: Any) -> int | None:
+    """How many containers are within each other; None if one holds itself."""
+    deepest, way, inside = 0, [item], {id(item)}
+    coming = [_parts_of(item)]
+    while coming:
+        deepest = max(deepest, len(coming))
+        part = next((part for part in coming[-1] if type(part) in (dict, tuple, list)), None)
+        if part is None:
+            coming.pop()
+            inside.discard(id(way.pop()))
+        elif id(part) in inside:
+            return None
+        else:
+            way.append(part)
+            inside.add(id(part))
+            coming.append(_parts_of(part))
+    return deepest
+
+
+def _parts_of(item: Any) -> Iterator[Any]:
+    return itertools.chain(item, item.values()) if type(item) is dict else iter(item)
+
+
 def _odd_type(item: Any) -> type | None:
     kind = type(item)
     if kind in _KINDS:
         return None
-    if kind is dict:
-        inside: Iterable[Any] = itertools.chain(item, item.values())
-    elif kind is tuple or kind is list:
-        inside = item
-    else:
+    if kind not in (dict, tuple, list):
         return kind
-    for part in inside:
+    for part in _parts_of(item):
         odd = None if type(part) in _KINDS else _odd_type(part)
         if odd is not None:
             return odd

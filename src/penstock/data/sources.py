@@ -35,6 +35,10 @@ _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFoun
 _T = TypeVar("_T")
 
 
+class Stopped(Exception):
+    """The one who wanted it does not want it any more."""
+
+
 class Source(Protocol):
     """One file's bytes, by place; any thread of the process that opened it."""
 

@@ -21,6 +21,7 @@ from penstock.data.decoders import Decoder, checked_decoders, decoder_of
 from penstock.data.open_shards import OpenShards
 from penstock.data.pack_manifest import check_whole
 from penstock.data.shard_copies import ShardCopies
+from penstock.data.skipped_samples import SkippedSamples
 from penstock.data.sources import locate
 from penstock.data.tar_catalog import Sample, TarCatalog
 from penstock.data.tar_index import KEY, ShardIndex
@@ -50,10 +51,11 @@ class TarDataset(Dataset):
     ``progress``: a line on stderr meanwhile; by default where that is a terminal.
 
     ``decode``: by the last extension, text (txt, text, transcript), JSON (json, jsn), int (cls, cls2, index, inx, id),
-    arrays (npy, npz), images (jpg, jpeg, png, webp, ppm, pgm, bmp: uint8 arrays of height, width, RGB), audio (wav,
-    flac, ogg, mp3: float32 array and rate), tensors (pt, pth, ``weights_only``); the rest stays bytes, and so does all
-    with ``decode=False``. ``decoders``: extension to a function of bytes, beside or instead of these. Shards that
-    ``penstock pack`` made of a dataset give that dataset's own samples.
+    arrays (npy, npz), images (jpg, jpeg, png, webp, ppm, pgm, bmp: uint8 arrays of height, width, RGB; grey ones of 16
+    bits: uint16 arrays of height, width), audio (wav, flac, ogg, mp3: float32 array and rate), tensors (pt, pth,
+    ``weights_only``); the rest stays bytes, and so does all with ``decode=False``. ``decoders``: extension to a
+    function of bytes, beside or instead of these. Shards that ``penstock pack`` made of a dataset give that dataset's
+    own samples.
 
     ``on_error``: "raise"; "skip" leaves damaged and unsafe parts of archives out, with the samples they belong to, and
     gives the next good sample for one that cannot be decoded; a function of the ``DataError`` decides, true to skip.
@@ -80,8 +82,8 @@ class TarDataset(Dataset):
             raise ConfigError(f'on_error={on_error!r} is neither "raise" nor "skip" nor a function of the error')
         self._transform, self._decode, self._on_error = transform, decode, on_error
         self._decoders = checked_decoders(decoders)
-        self.skipped: Counter[str] = Counter()
-        """What was left out, by reason: while indexing, and by this process while reading; workers count their own."""
+        self._left_out: Counter[str] = Counter()
+        self._undecoded = None if on_error == "raise" else SkippedSamples()
         check_whole(shards)
         locations = locate(_named(shards), suffixes=(".tar",))
         local = ShardCopies(user_cache_folder("shards"), parse_bytes(copies, name="copies"))
@@ -89,11 +91,19 @@ class TarDataset(Dataset):
         indexes = index_shards(locations, index_dir=kept_in, copies=local, progress=progress)
         for location, index in zip(locations, indexes, strict=True):
             for fault in index.faults:
-                self._judge(_fault_error(location, fault), fault.reason)
+                self._judge(_fault_error(location, fault))
+                self._left_out[fault.reason] += 1
         self.form = _common_form(locations, indexes)
         """How ``penstock pack`` noted that samples are put together; None for shards others wrote."""
         self._catalog = TarCatalog(locations, indexes)
         self._open = OpenShards(locations, self._catalog.versions, local)
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """What was left out, by reason: faults of archives, and as "decode" the samples that this process or a worker
+        found it cannot decode, each once however often it was asked for."""
+        undecoded = 0 if self._undecoded is None else len(self._undecoded)
+        return self._left_out + Counter({"decode": undecoded})
 
     @property
     def shards(self) -> list[str]:
@@ -139,15 +149,16 @@ class TarDataset(Dataset):
         return number % count
 
     def _sample(self, number: int) -> Any:
-        found = self._catalog.find(number)
+        found, tries = self._catalog.find(number), 0
         raw = self._raw(found)
-        tries = 0
         while True:
             try:
                 sample = self._decoded(found, raw)
                 break
             except DataError as error:
-                self._judge(error, "decode")
+                self._judge(error)
+                assert self._undecoded is not None
+                self._undecoded.mark((number + tries) % len(self))
                 tries += 1
                 if tries >= min(_MOST_IN_VAIN, len(self)):
                     raise DataError(
@@ -195,12 +206,11 @@ class TarDataset(Dataset):
                 raise DataError(text) from problem
         return sample
 
-    def _judge(self, error: DataError, reason: str) -> None:
-        """Raise it, or count it."""
+    def _judge(self, error: DataError) -> None:
+        """Raise it, unless it is to be skipped."""
         policy = self._on_error
         if policy != "skip" and not (callable(policy) and policy(error)):
             raise error
-        self.skipped[reason] += 1
 
 
 def _named(shards: Any) -> Any:

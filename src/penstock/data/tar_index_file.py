@@ -3,6 +3,9 @@
 In:  a shard's location and version.
 Out: its index, read or built anew and written for the next time.
 Runs in: trainer, command line.
+
+While it is written it is ``.penstock-index-*.part`` in the same folder, locked by its writer. One that is not locked
+was left by a writer that was killed, and goes at the next build.
 """
 
 from __future__ import annotations
@@ -11,19 +14,19 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.data.sources import Source, is_remote
+from penstock.data.sources import Source, Stopped, is_remote
 from penstock.data.tar_index import ShardIndex, from_bytes, index_of, to_bytes
 from penstock.data.tar_members import walk
 from penstock.data.user_cache import user_cache_folder
 
 _SUFFIX = ".penstock-index"
-
-
-class Stopped(Exception):
-    """The one who wanted the index does not want it any more."""
+_PART_PREFIX, _PART_SUFFIX = ".penstock-index-", ".part"
+_OLD_S = 24 * 3600.0
+"""Where files cannot be locked, one that nobody wrote to for so long has no writer."""
 
 
 def kept_index(location: str, version: str, size_bytes: int, index_dir: Path | None) -> ShardIndex | None:
@@ -47,13 +50,24 @@ def build_index(source: Source, version: str, is_wanted: Callable[[], bool] = la
     return index_of(walk(read, source.size_bytes), version=version, size_bytes=source.size_bytes)
 
 
-def keep_index(location: str, index: ShardIndex, index_dir: Path | None) -> None:
-    """Write it for the next time, where that is possible."""
+def keep_index(location: str, index: ShardIndex, index_dir: Path | None) -> Path | None:
+    """Write it for the next time, where that is possible; gives the folder it is in."""
     data = to_bytes(index)
     for path in _places(location, index_dir):
         with contextlib.suppress(OSError):
             _write(path, data)
-            return
+            return path.parent
+    return None
+
+
+def clear_parts(folder: Path) -> None:
+    """Delete what writers that were killed left in a folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PART_PREFIX) and entry.name.endswith(_PART_SUFFIX):
+                with contextlib.suppress(OSError):
+                    if _is_left(Path(entry.path), time.time() - entry.stat().st_mtime):
+                        Path(entry.path).unlink(missing_ok=True)
 
 
 def _places(location: str, index_dir: Path | None) -> list[Path]:
@@ -71,17 +85,51 @@ def _places(location: str, index_dir: Path | None) -> list[Path]:
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all, however many write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    written = Path(name)
+    fd, written = _locked_part(path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
             # Others on a shared file system may read the shards, and so this.
             os.fchmod(file.fileno(), 0o666 & ~_umask())
-        written.replace(path)
+            file.flush()
+            # Still locked: a file that is open no more is a left one.
+            written.replace(path)
     except BaseException:
         written.unlink(missing_ok=True)
         raise
+
+
+def _locked_part(folder: Path) -> tuple[int, Path]:
+    while True:
+        fd, name = tempfile.mkstemp(dir=folder, prefix=_PART_PREFIX, suffix=_PART_SUFFIX)
+        _try_lock(fd)
+        # Before it was locked, somebody who clears the folder may have taken it for a left one.
+        if os.fstat(fd).st_nlink:
+            return fd, Path(name)
+        os.close(fd)
+
+
+def _is_left(part: Path, age_s: float) -> bool:
+    if age_s > _OLD_S:
+        return True
+    fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return _try_lock(fd) is True
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool | None:
+    """Whether the file is ours until it is closed; None where files cannot be locked."""
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
 
 
 def _umask() -> int:

@@ -8,21 +8,23 @@ Runs in: trainer, command line.
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from penstock.data.shard_copies import ShardCopies, open_shard
 from penstock.data.sources import is_remote, open_source
 from penstock.data.tar_index import ShardIndex
-from penstock.data.tar_index_file import Stopped, build_index, keep_index, kept_index
+from penstock.data.tar_index_file import build_index, clear_parts, keep_index, kept_index
 from penstock.units import format_bytes
 
 _MOST_THREADS = 8
+_LEFT_AFTER_S = 0.5
+"""After Ctrl-C or an error, how long threads are waited for: a read from a store may take minutes."""
 _SHOWN_EVERY_S = 0.5
 _SHOWN_EVERY_SHARE = 0.1
 """Where lines cannot be written over, one per tenth."""
@@ -33,38 +35,78 @@ def index_shards(
 ) -> list[ShardIndex]:
     """Every shard's index, read where it was kept, built and kept where not."""
     stop = threading.Event()
+    folders: set[Path] = set()
 
-    def index_one(location: str) -> ShardIndex:
+    def is_wanted() -> bool:
+        return not stop.is_set()
+
+    def index_one(number: int) -> ShardIndex:
+        location = locations[number]
         original = open_source(location)
         version, size_bytes = original.version, original.size_bytes
         original.close()
         index = kept_index(location, version, size_bytes, index_dir)
         if index is None:
-            if stop.is_set():
-                raise Stopped
-            source = open_shard(location, version, copies if is_remote(location) else None)
+            source = open_shard(location, version, copies if is_remote(location) else None, is_wanted)
             try:
-                index = build_index(source, version, lambda: not stop.is_set())
+                index = build_index(source, version, is_wanted)
             finally:
                 source.close()
-            keep_index(location, index, index_dir)
+            folder = keep_index(location, index, index_dir)
+            if folder is not None:
+                folders.add(folder)
         return index
 
-    threads = min(len(locations), _MOST_THREADS, max(2, os.cpu_count() or 1))
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-tar-index")
+    with _Line(len(locations), wanted=progress) as line:
+        indexes = _each(index_one, len(locations), stop, line)
+    for folder in folders:
+        clear_parts(folder)
+    return indexes
+
+
+def _each(index_one: Callable[[int], ShardIndex], count: int, stop: threading.Event, line: _Line) -> list[ShardIndex]:
+    """What ``index_one`` makes of every number, several at a time."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(count):
+        waiting.put(number)
+    done: queue.SimpleQueue[tuple[int, ShardIndex | BaseException]] = queue.SimpleQueue()
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, index_one(number)))
+            except BaseException as problem:
+                done.put((number, problem))
+
+    # Daemons: one that is still reading when the program ends does not keep it. What it leaves half copied is locked
+    # only as long as the process lives, and deleted by who comes next.
+    threads = [
+        threading.Thread(target=work, name=f"penstock-tar-index-{number}", daemon=True)
+        for number in range(min(count, _MOST_THREADS, max(2, os.cpu_count() or 1)))
+    ]
+    found: dict[int, ShardIndex] = {}
+    read_bytes = 0
     try:
-        futures = [pool.submit(index_one, location) for location in locations]
-        with _Line(len(locations), wanted=progress) as line:
-            waiting, read_bytes = set(futures), 0
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                read_bytes += sum(future.result().size_bytes for future in done)
-                line.show(len(locations) - len(waiting), read_bytes)
-        return [future.result() for future in futures]
+        for thread in threads:
+            thread.start()
+        while len(found) < count:
+            number, outcome = done.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            found[number] = outcome
+            read_bytes += outcome.size_bytes
+            line.show(len(found), read_bytes)
     finally:
-        # After Ctrl-C or an error nobody waits for the shards that are left.
         stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        end_s = time.monotonic() + _LEFT_AFTER_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, end_s - time.monotonic()))
+    return [found[number] for number in range(count)]
 
 
 class _Line:

@@ -7,9 +7,9 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ class WindowDataset(Dataset[Any]):
     ``transform``: is given the list of frames; by default tensors and arrays are stacked.
 
     With a cache (``DataLoader(dataset, cache="50GB")``, or the attribute ``cache``) every frame is loaded once for all
-    the windows it is in. Cached frames do not see ``transform``: what is random belongs there.
+    the windows it is in. Cached frames do not see ``transform``: what is random belongs there. A file that is written
+    anew is another frame, for processes that start after that.
     """
 
     splittable = True
@@ -49,6 +50,10 @@ class WindowDataset(Dataset[Any]):
         sequences: Sequence[int] | None = None,
         transform: Callable[[list[Any]], Any] | None = None,
     ) -> None:
+        try:
+            length, stride = operator.index(length), operator.index(stride)
+        except TypeError:
+            raise ConfigError(f"length={length!r} and stride={stride!r} are numbers of frames: whole ones") from None
         if length < 1 or stride < 1:
             raise ConfigError(f"length={length} and stride={stride}: windows have at least one frame, and move by one")
         if isinstance(frames, (str, bytes, os.PathLike)):
@@ -59,13 +64,22 @@ class WindowDataset(Dataset[Any]):
         self.length = length
         self.stride = stride
         self.transform = transform
-        self.cache: Any = None
         self._are_files = _names_files(frames)
         self._load = load or (_decoded if self._are_files else None)
+        self._in_use = _InUse()
         lengths = self._sequence_lengths(sequences)
         self._first_frames = np.concatenate(([0], np.cumsum(lengths)))
         self.sequences = np.concatenate(([0], np.cumsum(np.maximum(0, (lengths - length) // stride + 1))))
         """Number of each sequence's first window, and of all windows."""
+
+    @property
+    def cache(self) -> Any:
+        """Where frames are kept; None: nowhere."""
+        return self._in_use.cache
+
+    @cache.setter
+    def cache(self, cache: Any) -> None:
+        self._in_use.cache = cache
 
     def __len__(self) -> int:
         return int(self.sequences[-1])
@@ -104,14 +118,14 @@ class WindowDataset(Dataset[Any]):
         return item if self._load is None else self._load(item)
 
     def _key(self, number: int) -> Any:
-        return (self._mark, os.fspath(self.frames[number]) if self._are_files else number)
+        if self._in_use.mark is None:
+            from penstock.cache.fingerprint import fingerprint_of
 
-    @cached_property
-    def _mark(self) -> str:
-        """Tells these frames from those of other datasets in the same cache."""
-        from penstock.cache.fingerprint import fingerprint_of
-
-        return fingerprint_of(self._load if self._are_files else (self.frames, self._load))[:16]
+            self._in_use.mark = fingerprint_of(self._load if self._are_files else (self.frames, self._load))[:16]
+        if not self._are_files:
+            return (self._in_use.mark, number)
+        path = os.fspath(self.frames[number])
+        return (self._in_use.mark, path, *self._in_use.stamp(number, path, len(self.frames)))
 
     def _sequence_lengths(self, given: Sequence[int] | None) -> np.ndarray:
         count = len(self.frames)
@@ -122,6 +136,35 @@ class WindowDataset(Dataset[Any]):
         if lengths.ndim != 1 or (lengths < 0).any() or lengths.sum() != count:
             raise ConfigError(f"sequences are the lengths of all sequences: together {count} frames, not {given!r:.80}")
         return lengths
+
+
+class _InUse:
+    """What a dataset learns as it is used. Not among its own attributes, which tell it from others: a subclass would be
+    another dataset after its first sample."""
+
+    def __init__(self) -> None:
+        self.cache: Any = None
+        self.mark: str | None = None
+        """Tells these frames from those of other datasets in the same cache."""
+        self._stamps: np.ndarray | None = None
+
+    def stamp(self, number: int, path: str, count: int) -> tuple[int, ...]:
+        """Size and time of a file, looked up once; nothing of what is no file here."""
+        if self._stamps is None:
+            # Two numbers a frame, whose pages are taken as they are written. 0: not looked up.
+            self._stamps = np.zeros((count, 2), np.int64)
+        known = self._stamps[number]
+        if not known[0]:
+            try:
+                about = Path(path).stat()
+                # The size last: a thread that sees it sees the time too.
+                known[1], known[0] = about.st_mtime_ns, about.st_size + 1
+            except OSError:
+                known[0] = -1
+        return () if known[0] < 0 else (int(known[0]) - 1, int(known[1]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_stamps": None}
 
 
 def _names_files(frames: Any) -> bool:

@@ -1,36 +1,13 @@
-"""Datasets that are packed, and what it means that a sample came back as it was."""
+"""Datasets that are packed."""
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
 import torch
 
-
-def is_same(one: Any, other: Any) -> bool:
-    """Equal in type, structure and bits."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(is_same(a, b) and is_same(one[a], other[b]) for a, b in pairs)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, torch.Tensor):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        return not one.numel() or bool((_bits(one) == _bits(other)).all())
-    if isinstance(one, (np.ndarray, np.generic)):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other)
-    return one == other
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+from property.same_samples import is_same as is_same
 
 
 class Samples:
@@ -65,3 +42,11 @@ class AtRandom(Images):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"torch": torch.rand(4), "numpy": np.random.rand(3), "label": index}
+
+
+class OfChance(Images):
+    """Samples whose sizes are others every time, whatever the global generators are set to."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        size = int(np.random.default_rng().integers(1, 20_000))
+        return {"bytes": bytes(size), "label": index}

@@ -8,6 +8,9 @@ import os
 import pickle
 import random
 import re
+import subprocess
+import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -376,3 +379,50 @@ def test_a_child_forked_while_a_thread_reads_is_not_stuck(tmp_path: Path) -> Non
     child.kill()
     child.join()
     assert code == 0
+
+
+def test_a_compressed_file_is_told_of_with_its_size_and_its_cure(tmp_path: Path) -> None:
+    table = pa.table({"x": np.zeros(2_000_000)})
+    for name, compression in (("a", "zstd"), ("b", None)):
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_file(tmp_path / f"{name}.arrow", table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=500_000)
+    with pytest.warns(
+        RuntimeWarning, match=r"a\.arrow is compressed .* 15\.3 MiB unfolded.* 7\.63 MiB held.*penstock pack"
+    ):
+        compressed = ArrowDataset(tmp_path / "a.arrow")
+    assert compressed[1_999_999] == {"x": 0.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ArrowDataset(tmp_path / "b.arrow")[0] == {"x": 0.0}
+
+
+HOLDING = """
+import sys
+from penstock.data import ArrowDataset
+from penstock.errors import DataError
+
+dataset = ArrowDataset(sys.argv[1])
+held = []
+try:
+    while True:
+        held.append(dataset[len(held) % 4])
+except DataError as error:
+    said = str(error)
+del held
+print(said)
+print(dataset[0]["x"].sum())
+"""
+
+
+def test_more_values_held_than_there_are_mappings_is_no_damaged_file(tmp_path: Path) -> None:
+    limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if limit > 300_000:
+        pytest.skip(f"vm.max_map_count is {limit}")
+    write(tmp_path / "a.arrow", [{"x": torch.ones(1 << 18) * place} for place in range(4)])
+    command = [sys.executable, "-c", HOLDING, str(tmp_path / "a.arrow")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said, total = done.stdout.splitlines()
+    assert "mappings" in said and f"allows {limit:,}" in said and "in_place=True" in said and "damaged" not in said
+    assert total == "tensor(0.)"

@@ -58,12 +58,27 @@ class OwnRows(ParquetDataset):
         return len(super().__getitem__(index))
 
 
+class OwnSamples(ArrowDataset):
+    """Nothing of its own but its name."""
+
+
+class OwnShards(TarDataset):
+    """The same."""
+
+
+class OwnPairs(LowMemDataset):
+    """The same."""
+
+
 KINDS = {
     "parquet": (parquet, ".parquet", ParquetDataset),
     "low-mem": (parquet, ".parquet", LowMemDataset),
     "own": (parquet, ".parquet", OwnRows),
     "arrow": (arrow, ".arrow", ArrowDataset),
     "tar": (tar, ".tar", TarDataset),
+    "own pairs": (parquet, ".parquet", OwnPairs),
+    "own samples": (arrow, ".arrow", OwnSamples),
+    "own shards": (tar, ".tar", OwnShards),
 }
 
 

@@ -7,8 +7,10 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
+import warnings
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pack_kit import AtRandom, Images, Samples, is_same
+from pack_kit import AtRandom, Images, OfChance, Samples, is_same
 
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
-from penstock.data.pack_sources import ParquetTables
-from penstock.data.packing import _Journal, pack
+from penstock.data.pack_journal import Journal
+from penstock.data.pack_tables import ParquetTables
+from penstock.data.packing import pack
 from penstock.data.shard_writers import ShardRecord
 from penstock.errors import ConfigError, DataError, WorkerError
 
@@ -99,6 +102,7 @@ def test_columns_and_members_can_be_read_by_others(tmp_path: Path) -> None:
 
 
 @both
+@pytest.mark.filterwarnings("ignore:AtRandom draws random numbers")
 def test_the_result_is_the_same_for_any_number_of_workers(tmp_path: Path, to: str) -> None:
     for workers in (1, 3):
         packed = pack(AtRandom(60), tmp_path / str(workers), to=to, shard_bytes="1KB", workers=workers)
@@ -323,23 +327,25 @@ def test_another_packing_into_the_same_folder_is_refused_unless_forced(tmp_path:
     pack(Images(100), tmp_path, shard_bytes="256KiB", workers=1)
     for source, arguments, told in (
         (Images(100), {"shard_bytes": "128KiB"}, "shard_bytes was 262144 and is 131072"),
-        (Images(90), {"shard_bytes": "256KiB"}, "fingerprint was"),
+        (Images(90), {"shard_bytes": "256KiB"}, "samples was 100 and is 90"),
+        (Images(100, 63), {"shard_bytes": "256KiB"}, "Images has changed since: its files, its code or what it was"),
         (Images(100), {"shard_bytes": "256KiB", "to": "tar"}, "format was 'arrow' and is 'tar'"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=told) as refused:
             pack(source, tmp_path, workers=1, **arguments)
+        assert not re.search("[0-9a-f]{16}", str(refused.value).replace(str(tmp_path), ""))
     pack(Images(20), tmp_path, shard_bytes="256KiB", workers=1, force=True)
     assert len(ArrowDataset(tmp_path)) == 20
 
 
 def test_shards_that_nobody_knows_of_are_not_mixed_in(tmp_path: Path) -> None:
     (tmp_path / "00007.arrow").write_bytes(b"old")
-    (tmp_path / "README").write_text("anything else may be there")
     for force in (False, True):
         with pytest.raises(ConfigError, match=r"holds 00007.arrow, which no manifest"):
             pack(Images(3), tmp_path, workers=1, force=force)
     (tmp_path / "00007.arrow").unlink()
     pack(Images(3), tmp_path, workers=1)
+    (tmp_path / "README").write_text("beside shards that are known, anything else may be there")
     pack(Images(3), tmp_path, workers=1, force=True)
     assert len(ArrowDataset(tmp_path)) == 3 and (tmp_path / "README").exists()
     for name in ("mine.arrow", "00001.arrow"):
@@ -359,10 +365,28 @@ def test_unfinished_files_of_others_stay_whether_packing_is_refused_or_not(tmp_p
     with pytest.raises(ConfigError, match=r"mine\.arrow"):
         pack(Images(3), tmp_path, workers=1)
     assert all((tmp_path / name).read_text() == "mine" for name in names)
-    (tmp_path / "mine.arrow").unlink()
+    for name in names:
+        (tmp_path / name).unlink()
+    (tmp_path / "00000.tar.1.partial").rmdir()
+    pack(Images(3), tmp_path, workers=1)
+    for name in names[:3]:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "00000.tar.1.partial").mkdir()
     pack(Images(3), tmp_path, workers=1)
     left = sorted(path.name for path in tmp_path.glob("*.partial"))
     assert left == ["00000.arrow.partial", "00000.tar.1.partial", "video.mp4.partial"]
+
+
+def test_a_folder_of_somebody_elses_files_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+    for name in ("train.py", "notes.txt", "Makefile", "x.csv"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "src").mkdir()
+    (tmp_path / ".hidden").write_text("by a desktop")
+    for force in (False, True):
+        with pytest.raises(ConfigError, match=r"is not empty: it holds Makefile, notes.txt, src/ and 2 more, which"):
+            pack(Images(3), tmp_path, workers=1, force=force)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".hidden", "Makefile", "notes.txt", "src", "train.py", "x.csv"]
 
 
 def test_shards_are_not_removed_while_they_are_the_source(tmp_path: Path) -> None:
@@ -395,7 +419,7 @@ def test_a_disk_that_is_full_is_told_of_with_the_file(tmp_path: Path) -> None:
     full = os.open("/dev/full", os.O_RDWR)
     try:
         with pytest.raises(DataError, match="/dev/full cannot be written: No space left"):
-            _Journal(Path("/dev/full"), full).note(0, ShardRecord(name="", samples=1, bytes=1, checksum=""))
+            Journal(Path("/dev/full"), full).note(0, ShardRecord(name="", samples=1, bytes=1, checksum=""))
     finally:
         os.close(full)
     (tmp_path / "penstock-pack.json.partial").symlink_to("/dev/full")
@@ -405,11 +429,43 @@ def test_a_disk_that_is_full_is_told_of_with_the_file(tmp_path: Path) -> None:
 
 
 def test_two_programs_do_not_pack_into_one_folder_at_once(tmp_path: Path) -> None:
+    asked = []
+
     def again(done: int, total: int) -> None:
-        with pytest.raises(ConfigError, match="another program is packing into"):
-            pack(Images(3), tmp_path, workers=1)
+        if not asked:
+            asked.append(done)
+            with pytest.raises(ConfigError, match="another program is packing into"):
+                pack(Images(3), tmp_path, workers=1)
 
     pack(Images(3), tmp_path, workers=1, progress=again)
+    assert asked
+
+
+@both
+def test_samples_of_other_sizes_each_time_can_be_gone_on_with(tmp_path: Path, to: str) -> None:
+    def stop(done: int, total: int) -> None:
+        if list(tmp_path.glob(f"*.{to}")):
+            raise KeyboardInterrupt
+
+    arguments: dict[str, Any] = {"to": to, "shard_bytes": "100KB", "workers": 1}
+    with pytest.raises(KeyboardInterrupt):
+        pack(OfChance(100), tmp_path, progress=stop, **arguments)
+    assert pack(OfChance(100), tmp_path, **arguments).kept > 0
+    found = READERS[to](tmp_path)
+    assert [found[place]["label"] for place in range(100)] == list(range(100))
+    (tmp_path / f"00001.{to}").unlink()
+    again = pack(OfChance(100), tmp_path, **arguments)
+    assert again.kept == again.shards - 1
+
+
+@both
+def test_a_dataset_that_draws_random_numbers_is_warned_of_once(tmp_path: Path, to: str) -> None:
+    with pytest.warns(RuntimeWarning, match="AtRandom draws random numbers, and its samples are now frozen") as told:
+        pack(AtRandom(60), tmp_path / "random", to=to, shard_bytes="1KB", workers=2)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pack(Images(60), tmp_path / "fixed", to=to, workers=2)
 
 
 # -- other sources --------------------------------------------------------------------------------
@@ -485,9 +541,19 @@ def test_parquet_keeps_its_columns_and_rows(tmp_path: Path) -> None:
     assert all(is_same(shards[place], rows[place]) for place in range(1000))
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter([1, 2])
+
+    def __len__(self) -> int:
+        return 2
+
+
 def test_sources_that_cannot_be_are_refused(tmp_path: Path, folder_of_files: Path) -> None:
     for source, told in (
-        (tmp_path / "nothing", "nothing that can be packed"),
+        (tmp_path / "nothing", "there is no .*nothing. SRC may be a dataset"),
+        (Path(__file__), "test_packing.py is nothing that can be packed. SRC may be a dataset"),
+        (Stream(), "Stream is an IterableDataset: .* Pack a dataset that has __getitem__ and __len__"),
         (tmp_path / "nothing.tar", "there is no"),
         (tmp_path / ("x" * 300), "cannot be read: File name too long"),
         (tmp_path / f"{'x' * 300}.tar", "File name too long"),
@@ -509,7 +575,7 @@ def test_sources_that_cannot_be_are_refused(tmp_path: Path, folder_of_files: Pat
 
 
 def test_a_file_that_changes_while_it_is_packed_is_told_of(tmp_path: Path, folder_of_files: Path) -> None:
-    from penstock.data.pack_sources import FolderFiles
+    from penstock.data.pack_folders import FolderFiles
 
     files = FolderFiles(folder_of_files)
     (folder_of_files / "top.txt").write_text("longer than before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 import penstock
-from penstock.data import BlockShuffleSampler, LowMemDataset, ParquetDataset
+from penstock.data import BlockShuffleSampler, LowMemDataset, ParquetDataset, remote_columns
 from penstock.errors import ConfigError, DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -325,3 +326,109 @@ def test_a_missing_text_is_an_error_that_shows_the_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a", None], "response": ["b", "c"]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="prompt is no text"):
         LowMemDataset(tmp_path / "a.parquet")[1]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What is asked of the file system ``counted://``: from which byte to which."""
+    fsspec = pytest.importorskip("fsspec")
+    from fsspec.implementations.local import LocalFileSystem
+
+    requests: list[tuple[int, int]] = []
+
+    class Counted(LocalFileSystem):
+        protocol = "counted"
+        cachable = False
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix("counted://")
+
+        def unstrip_protocol(self, name: str) -> str:
+            return f"counted://{name}"
+
+        def cat_file(self, path: str, start: Any = None, end: Any = None, **more: Any) -> Any:
+            requests.append((start, end))
+            return super().cat_file(path, start, end, **more)
+
+    fsspec.register_implementation("counted", Counted, clobber=True)
+    return requests
+
+
+def write_wide(path: Path) -> Any:
+    chance = np.random.default_rng(0)
+    made = pa.table({f"column-{number}": chance.random(50_000) for number in range(8)})
+    pq.write_table(made, path, row_group_size=25_000)
+    return made
+
+
+@pytest.mark.parametrize("mode", ["mapped", "ultra"])
+def test_a_remote_group_takes_a_request_for_columns_side_by_side(
+    tmp_path: Path, asked: list[tuple[int, int]], mode: str
+) -> None:
+    made = write_wide(tmp_path / "a.parquet")
+    dataset = ParquetDataset(f"counted://{tmp_path}/a.parquet", mode=mode)
+    asked.clear()
+    assert dataset[30_000] == {name: made[name][30_000].as_py() for name in made.column_names}
+    assert len(asked) == 1, "1.6 MB of columns without a hole"
+    some = ParquetDataset(f"counted://{tmp_path}/a.parquet", ["column-6", "column-1", "column-0"], mode=mode)
+    asked.clear()
+    assert some[3] == {name: made[name][3].as_py() for name in ("column-6", "column-1", "column-0")}
+    assert len(asked) == 2, "two neighbours, and one further on"
+    assert sum(end - start for start, end in asked) < 4 * 8 * 25_000, "what lies between is not read"
+
+
+def test_a_remote_group_too_large_to_hold_is_read_in_pieces(
+    tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_columns, "_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(remote_columns, "_LEAST_BUFFER_BYTES", 1 << 16)
+    made = write_wide(tmp_path / "a.parquet")
+    dataset = ParquetDataset(f"counted://{tmp_path}/a.parquet")
+    asked.clear()
+    assert dataset[30_000] == {name: made[name][30_000].as_py() for name in made.column_names}
+    assert max(end - start for start, end in asked) <= (1 << 20) // 8 < 8 * 25_000
+    assert len(asked) <= 8 * 3
+
+
+def test_a_copy_of_a_low_mem_dataset_goes_by_its_own_settings(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["long text"], "response": ["answer"]}), tmp_path / "a.parquet")
+    dataset = LowMemDataset(tmp_path / "a.parquet", end="")
+    short = copy.copy(dataset)
+    short.max_seq_len = 4
+    assert short[0] == short.__getitems__([0])[0] == ("long", "answ")
+    assert dataset[0] == ("long text", "answer")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tensors_of_one_shape_keep_it(tmp_path: Path, mode: str) -> None:
+    numbers = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
+    made = pa.FixedShapeTensorArray.from_numpy_ndarray(numbers)
+    turned = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
+    columns = {
+        "x": made,
+        "turned": pa.ExtensionArray.from_storage(turned, made.storage),
+        "truth": pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.bool_(), [2, 1]), pa.array([[True, False]] * 10, pa.list_(pa.bool_(), 2))
+        ),
+        "maybe": pa.ExtensionArray.from_storage(
+            made.type, pa.array([None, *[[1.0] * 6] * 9], pa.list_(pa.float32(), 6))
+        ),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=4)
+    dataset = ParquetDataset(tmp_path, mode=mode)
+    for rows in ([dataset[place] for place in range(10)], dataset.__getitems__(range(10))):
+        for place, row in enumerate(rows):
+            assert row["x"].dtype == np.float32 and np.array_equal(row["x"], numbers[place])
+            assert np.array_equal(row["turned"], numbers[place].T) and row["x"].flags.writeable
+            assert row["truth"].tolist() == [[True], [False]]
+        assert rows[0]["maybe"] is None and rows[1]["maybe"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("wrong", ["lots", "50%", "150%", 0.5, 1.5, "auto", 0])
+def test_where_shares_are_refused_none_is_offered(tmp_path: Path, wrong: object) -> None:
+    path = write(tmp_path / "a.parquet", 3)
+    with pytest.raises(ConfigError, match=r"^keep=") as refused:
+        ParquetDataset(path, keep=wrong)
+    offered = str(refused.value).partition("; write ")[2]
+    assert "512MiB" in offered and "50%" not in offered and "fraction" not in offered and "auto" not in offered

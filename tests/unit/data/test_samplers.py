@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import Dataset
 
 import penstock
-from penstock.data import BlockShuffleSampler, SequenceSampler
+from penstock.data import BlockShuffleSampler, ParquetDataset, SequenceSampler, WindowDataset
 from penstock.errors import ConfigError
 
 LENGTHS = [5, 0, 7, 1, 12, 3]
@@ -68,7 +72,8 @@ def test_setting_the_next_epoch_does_not_change_where_this_one_is() -> None:
     next(iterator)
     sampler.set_epoch(7)
     next(iterator)
-    assert sampler.state_dict() == {"epoch": 0, "position": 2}
+    state = sampler.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 2)
     assert list(sampler) == list(sampler.order(7))
 
 
@@ -84,6 +89,56 @@ def test_a_state_goes_on_at_the_next_index_and_with_the_epochs_after(at: int) ->
     assert resumed.state_dict() == state
     assert given + list(resumed) == list(sampler.order(1))
     assert list(resumed) == list(sampler.order(2))
+
+
+SAVED: dict[str, Any] = {"window": 12, "seed": 3, "num_replicas": 2, "rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 4}, "seed was 3 then and 4 now"),
+        ({"window": 13}, "window was 12 then and 13 now"),
+        ({"num_replicas": 4}, "num_replicas was 2 then and 4 now"),
+        ({"shuffle": False}, "shuffle was True then and False now"),
+        ({"drop_last": True}, "drop_last was False then and True now"),
+        ({"blocks": [*LENGTHS, 2]}, "length was 28 then and 30 now"),
+        ({"blocks": LENGTHS[::-1]}, "where blocks begin"),
+        ({"block_bytes": [1, 2, 3, 4, 5, 6]}, "the blocks' sizes"),
+    ],
+)
+def test_a_state_of_another_order_is_refused_with_the_difference(other: dict[str, Any], said: str) -> None:
+    state = BlockShuffleSampler(LENGTHS, **SAVED).state_dict()
+    given = {"blocks": LENGTHS, **SAVED, **other}
+    sampler = BlockShuffleSampler(given.pop("blocks"), **given)
+    with pytest.raises(ConfigError, match=said):
+        sampler.load_state_dict(state)
+    assert sampler.epoch == 0 and len(list(sampler)) == len(sampler), "it is as it was"
+
+
+def test_a_state_of_another_order_of_sequences_is_refused() -> None:
+    state = SequenceSampler([4, 4], seed=1).state_dict()
+    SequenceSampler([4, 4], seed=1).load_state_dict(state)
+    with pytest.raises(ConfigError, match="seed was 1 then and 2 now, the dataset's length was 8 then and 9 now"):
+        SequenceSampler([4, 5], seed=2).load_state_dict(state)
+
+
+def test_one_rank_may_save_the_state_of_all() -> None:
+    first, second = (BlockShuffleSampler(LENGTHS, **{**SAVED, "rank": rank}) for rank in range(2))
+    iterator = iter(first)
+    given = [next(iterator) for _ in range(5)]
+    second.load_state_dict(first.state_dict())
+    assert list(second) == list(second.order(0))[5:] and given == list(first.order(0))[:5]
+
+
+def test_states_are_read_by_torch_without_trust_and_old_ones_as_before() -> None:
+    sampler = BlockShuffleSampler(LENGTHS, window=12, seed=np.int64(3))  # type: ignore[arg-type]
+    written = io.BytesIO()
+    torch.save(sampler.state_dict(), written)
+    written.seek(0)
+    sampler.load_state_dict(torch.load(written, weights_only=True))
+    sampler.load_state_dict({"epoch": 2, "position": 6})
+    assert list(sampler) == list(sampler.order(2))[6:]
 
 
 def test_ranks_have_parts_of_nearly_the_same_length_that_are_neighbours() -> None:
@@ -123,6 +178,35 @@ def test_nothing_at_all_is_an_empty_order() -> None:
 def test_what_has_no_blocks_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="blocks"):
         BlockShuffleSampler(wrong)
+
+
+def test_a_dataset_without_blocks_is_told_what_is_needed_and_not_read() -> None:
+    read: list[int] = []
+    windows = WindowDataset([1, 2, 3, 4], 2, load=read.append)
+    with pytest.raises(ConfigError, match=r"a WindowDataset has no blocks: .*ParquetDataset.*SequenceSampler"):
+        BlockShuffleSampler(windows)
+    with pytest.raises(ConfigError, match=r"a Numbers has no blocks"):
+        BlockShuffleSampler(Numbers())
+    with pytest.raises(ConfigError, match=r"a Numbers has no sequences: .*WindowDataset"):
+        SequenceSampler(Numbers())
+    with pytest.raises(ConfigError, match=r"a list has no blocks: .*lengths of blocks"):
+        BlockShuffleSampler([{"text": "a"}, {"text": "b"}])
+    assert read == []
+
+
+def test_a_window_larger_than_what_the_dataset_keeps_is_warned_of_once(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"x": np.arange(80_000)}), tmp_path / "a.parquet", row_group_size=1000)
+    dataset = ParquetDataset(tmp_path, keep="64KiB")
+    with pytest.warns(RuntimeWarning, match=r"window=128 KiB .* keeps 64\.0 KiB") as caught:
+        sampler = BlockShuffleSampler(dataset, window="128KiB")
+        assert len(list(sampler)) == len(list(sampler)) == 80_000
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BlockShuffleSampler(dataset, window="64KiB")
+        BlockShuffleSampler(ParquetDataset(tmp_path, keep="1MB"), window="2MB")
+        BlockShuffleSampler(ParquetDataset(tmp_path, mode="memory", keep="64KiB"), window="128KiB")
 
 
 def test_ten_million_indices_are_ordered_as_they_are_needed() -> None:

@@ -190,11 +190,19 @@ def test_items_that_hold_themselves_or_are_nested_too_deep_are_refused() -> None
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    for item in (ring, deep):
-        with pytest.raises(ConfigError, match="item 1 holds itself"):
-            SharedList(["a", item])
-    while deep:
+    with pytest.raises(ConfigError, match="item 1 holds itself"):
+        SharedList(["a", ring])
+    with pytest.raises(ConfigError, match="item 1 is nested too deep: 100001 containers"):
+        SharedList(["a", deep])
+    while len(deep) and len(deep[0]):
         deep = deep.pop()
+    # As deep as can be looked at here, and not be pickled.
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(ConfigError, match=r"item 0 is nested too deep: 90[0-9] containers"):
+        SharedList([deep])
+    twice = [1, 2]
+    assert SharedList([[twice, twice]])[0] == [[1, 2], [1, 2]], "what is there twice does not hold itself"
 
 
 def test_an_error_of_the_iterable_passes_and_leaves_no_descriptor() -> None:
@@ -209,9 +217,20 @@ def test_an_error_of_the_iterable_passes_and_leaves_no_descriptor() -> None:
         SharedList([object()])
     with pytest.raises(TypeError):
         SharedList(5)  # type: ignore[arg-type]
-    shared = SharedList("abc")
+    shared = [SharedList("abc") for _ in range(10)]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 10, "one for each"
     del shared
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+@pytest.mark.parametrize("dtype", ["datetime64[ns]", "datetime64[D]", "timedelta64[s]"])
+def test_arrays_of_dates_are_refused_with_what_to_give_instead(dtype: str) -> None:
+    dates = np.arange(3).astype(dtype)
+    with pytest.raises(TypeError, match=r"keeps no dates; give items\.view"):
+        SharedList(dates)
+    with pytest.raises(TypeError, match="int64"):
+        SharedList([dates[0]])
+    assert [np.int64(number).view(dtype) for number in SharedList(dates.view("int64"))] == list(dates)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from tar_makers import write_texts
 
 from penstock.data import shard_copies
 from penstock.data.shard_copies import ShardCopies
-from penstock.data.sources import open_source
+from penstock.data.sources import Stopped, open_source
 from penstock.data.tar_dataset import TarDataset
 from penstock.errors import ConfigError, DataError
 
@@ -232,3 +234,63 @@ def test_shards_on_s3_read_as_local_ones_do(tmp_path: Path, bucket: Any, monkeyp
     assert 0 < held_bytes(folder / "shards") <= 2 * size and len(list((folder / "tar-indexes").iterdir())) == 3
     with pytest.raises(DataError):
         TarDataset("s3://shards/none.tar")
+
+
+SLOW_STORE = """
+import sys, threading
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from penstock.data import TarDataset
+
+class Slow(LocalFileSystem):
+    protocol = "slow"
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return path.removeprefix("slow://")
+
+    def unstrip_protocol(self, name):
+        return f"slow://{name}"
+
+    def cat_file(self, path, start=None, end=None, **more):
+        print("asked", flush=True)
+        threading.Event().wait(float(sys.argv[2]))
+        return super().cat_file(path, start, end, **more)
+
+fsspec.register_implementation("slow", Slow)
+print(len(TarDataset(f"slow://{sys.argv[1]}")))
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_copy_and_what_came_is_not_taken_for_whole(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "a.tar", ["a.txt", "b.txt"])
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def read(wait_s: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SLOW_STORE, path, str(wait_s)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    stopped = read(60)
+    assert stopped.stdout is not None and stopped.stdout.readline() == "asked\n"
+    began_s = time.monotonic()
+    stopped.send_signal(signal.SIGINT)
+    _, errors = stopped.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors and stopped.returncode != 0
+    assert time.monotonic() - began_s < 5, "the store would have taken a minute"
+    copies = tmp_path / "cache" / "penstock" / "shards"
+    assert not list(copies.glob("*.tar"))
+    out, errors = read(0).communicate(timeout=60)
+    assert out == "asked\n2\n", errors
+    assert not list(copies.glob("*.part-*")), "what was left is gone"
+
+
+def test_a_copy_ends_between_two_pieces_once_nobody_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copies, "_PIECE_BYTES", 1000)
+    location, version = remote(tmp_path / "a.tar")
+    copies = ShardCopies(tmp_path / "copies", 10_000)
+    asked = iter([True, True, False])
+    with pytest.raises(Stopped):
+        copies.open(location, version, lambda: next(asked))
+    assert held_bytes(tmp_path / "copies") == 0
+    assert copies.open(location, version).read(0, 9999) == b"x" * 5000

@@ -292,6 +292,34 @@ def test_the_index_is_kept_beside_the_shard_and_used(tmp_path: Path, monkeypatch
         TarDataset(path)
 
 
+def killed_while_writing(path: Path, started: Any) -> None:
+    def replace(self: Path, target: Path) -> Path:
+        started.send(self.name)
+        threading.Event().wait(60)
+        return self
+
+    Path.replace = replace  # type: ignore[method-assign]
+    TarDataset(path)
+
+
+def test_what_a_killed_writer_of_an_index_left_goes_at_the_next_build(tmp_path: Path) -> None:
+    path = Path(write_texts(tmp_path / "a.tar", ["a.txt"]))
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    writer = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(path, theirs))
+    writer.start()
+    assert ours.poll(20)
+    left = tmp_path / ours.recv()
+    others = tmp_path / ".download.part"
+    others.touch()
+    TarDataset(write_texts(tmp_path / "b.tar", ["b.txt"]))
+    assert left.exists(), "its writer lives"
+    writer.kill()
+    writer.join()
+    assert left.exists()
+    TarDataset(path)
+    assert not left.exists() and others.exists() and index_file(str(path)).exists()
+
+
 def test_a_folder_that_cannot_be_written_keeps_its_index_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

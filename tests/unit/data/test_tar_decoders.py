@@ -114,7 +114,7 @@ def test_code_in_a_tensor_file_does_not_run(tmp_path: Path, capsys: pytest.Captu
     assert "code ran" not in capsys.readouterr().out
 
 
-def test_images_are_arrays_of_height_width_and_rgb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_arrays_of_height_width_and_rgb_and_16_bits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
     grey = np.arange(20, dtype=np.uint8).reshape(4, 5)
     for suffix, kind in (("png", "PNG"), ("bmp", "BMP"), ("ppm", "PPM"), ("WEBP".lower(), "WEBP")):
@@ -123,6 +123,12 @@ def test_images_are_arrays_of_height_width_and_rgb(monkeypatch: pytest.MonkeyPat
         found = decode(suffix, stream.getvalue())
         assert found.shape == (4, 5, 3) and found.dtype == np.uint8 and found.flags.writeable
         assert np.array_equal(found[..., 1], grey)
+    deep = np.array([[0, 255, 256], [300, 40_000, 65_535]], np.uint16)
+    png = io.BytesIO()
+    image.fromarray(deep).save(png, "PNG")
+    for suffix, data in (("png", png.getvalue()), ("pgm", b"P5 3 2 65535\n" + deep.astype(">u2").tobytes())):
+        decoded = decode(suffix, data)
+        assert decoded.dtype == np.uint16 and np.array_equal(decoded, deep) and decoded.flags.writeable
     monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 19)
     with pytest.warns(image.DecompressionBombWarning), pytest.raises(DataError, match="5 x 4"):
         decode("bmp", stream.getvalue())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tar_makers import END, header, member, padded, pax, write
 
+import penstock
 from penstock.data.tar_dataset import TarDataset
 from penstock.errors import DataError
 
@@ -147,7 +149,22 @@ def test_a_sample_that_cannot_be_decoded_is_replaced_by_the_next_and_counted(tmp
         TarDataset(path)[0]
     dataset = TarDataset(path, on_error="skip")
     assert [dataset[number]["__key__"] for number in range(6)] == ["2", "2", "2", "5", "5", "5"]
-    assert dataset.skipped == {"decode": 6}
+    assert dataset.skipped == {"decode": 4}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_bad_samples_count_once_however_many_workers_and_epochs_met_them(tmp_path: Path, method: str) -> None:
+    bad = (2, 3, 11, 29)
+    parts = [member(b"%02d.json" % number, b"{" if number in bad else b"[1]") for number in range(30)]
+    dataset = TarDataset(write(tmp_path / "a.tar", *parts), on_error="skip")
+    loader = penstock.DataLoader(dataset, batch_size=3, num_workers=2, shuffle=True, multiprocessing_context=method)
+    for _ in range(2):
+        assert sum(len(batch["__key__"]) for batch in loader) == 30
+    loader.close()
+    assert dataset.skipped == {"decode": 4}
+    dataset[2]
+    assert dataset.skipped == {"decode": 4}
+    assert pickle.loads(pickle.dumps(dataset)).skipped == {"decode": 4}
 
 
 def test_nothing_but_bad_samples_is_an_error_after_all(tmp_path: Path) -> None:

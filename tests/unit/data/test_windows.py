@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.cache.fingerprint import fingerprint_of
 from penstock.data import SequenceSampler, WindowDataset
 from penstock.errors import ConfigError, DataError
 
@@ -38,8 +39,12 @@ def test_no_window_crosses_the_end_of_a_sequence() -> None:
 def test_wrong_arguments_are_refused_with_their_numbers() -> None:
     with pytest.raises(ConfigError, match="length=0"):
         WindowDataset([1], 0)
+    with pytest.raises(ConfigError, match="length=-2"):
+        WindowDataset([1], -2)
     with pytest.raises(ConfigError, match="stride=0"):
         WindowDataset([1], 1, 0)
+    with pytest.raises(ConfigError, match=r"length=2\.5"):
+        WindowDataset([1], 2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="together 3 frames"):
         WindowDataset([1, 2, 3], 1, sequences=[2])
     with pytest.raises(ConfigError, match="cannot be indexed"):
@@ -111,3 +116,37 @@ def test_keys_are_the_same_in_every_process_and_differ_between_datasets(files: l
     assert WindowDataset(files, 3, load=np.load).keys(0) != dataset.keys(0), "loaded otherwise, it is another"
     numbers: list[Any] = [WindowDataset(torch.arange(n), 2).keys(0) for n in (5, 6)]
     assert numbers[0] != numbers[1]
+
+
+def test_a_file_that_was_written_anew_is_another_frame(files: list[Path]) -> None:
+    with penstock.Cache("4MB") as cache:
+        dataset = WindowDataset(files, 2)
+        dataset.cache = cache
+        assert dataset[0][:, 0, 0].tolist() == [10, 11]
+        before = dataset.keys(0)
+        np.save(files[1], np.full((2, 3), 99, np.float32))
+        assert dataset.keys(0) == before, "a process looks a file up once"
+        later = pickle.loads(pickle.dumps(WindowDataset(files, 2)))
+        later.cache = cache
+        assert later.keys(0)[0] == before[0] and later.keys(0)[1] != before[1]
+        assert later[0][:, 0, 0].tolist() == [10, 99]
+
+
+def test_frames_that_are_no_files_here_have_names_all_the_same() -> None:
+    dataset = WindowDataset(["store://a", "store://b"], 2, load=len)
+    assert [key[1:] for key in dataset.keys(0)] == [("store://a",), ("store://b",)]
+    assert dataset[0] == [9, 9]
+
+
+class OwnWindows(WindowDataset):
+    """A user's own."""
+
+
+def test_a_subclass_is_the_same_dataset_after_its_first_use(files: list[Path]) -> None:
+    dataset = OwnWindows(files, 2)
+    known = fingerprint_of(dataset)
+    with penstock.Cache("4MB") as cache:
+        dataset.cache = cache
+        dataset[0]
+        assert fingerprint_of(dataset) == known == fingerprint_of(OwnWindows(files, 2))
+    assert fingerprint_of(OwnWindows(files, 3)) != known
