@@ -13,12 +13,15 @@ from penstock._version import __version__
 from penstock.errors import BudgetError, CacheError, ConfigError, DataError, PenstockError, WorkerError
 
 if TYPE_CHECKING:
-    from penstock import data
+    from penstock import data, gpu, settings
     from penstock.cache.cache import CacheStats
     from penstock.loader import DataLoader, LoaderStats
     from penstock.loader.caching import Cache, LRUCache
+    from penstock.loader.planning import plan
     from penstock.loader.precompute import precompute
     from penstock.meter import limits, memory
+    from penstock.monitor.monitor import Monitor
+    from penstock.planner.plans import PlanTable
 
 _LAZY = {
     "Cache": "penstock.loader.caching",
@@ -26,13 +29,16 @@ _LAZY = {
     "DataLoader": "penstock.loader",
     "LRUCache": "penstock.loader.caching",
     "LoaderStats": "penstock.loader",
+    "Monitor": "penstock.monitor.monitor",
+    "PlanTable": "penstock.planner.plans",
     "limits": "penstock.meter",
     "memory": "penstock.meter",
+    "plan": "penstock.loader.planning",
     "precompute": "penstock.loader.precompute",
 }
 """Public name -> the room that defines it."""
 
-_ROOMS = ("data",)
+_ROOMS = ("data", "gpu", "settings")
 """Rooms that are used by name."""
 
 __all__ = [
@@ -45,13 +51,18 @@ __all__ = [
     "DataLoader",
     "LRUCache",
     "LoaderStats",
+    "Monitor",
     "PenstockError",
+    "PlanTable",
     "WorkerError",
     "__version__",
     "data",
+    "gpu",
     "limits",
     "memory",
+    "plan",
     "precompute",
+    "settings",
 ]
 
 # Without a handler of its own, a library's warnings reach stderr before the user has configured logging.

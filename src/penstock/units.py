@@ -27,6 +27,7 @@ _UNITS = {
     "T": 10**12, "TB": 10**12, "TIB": TIB,
 }  # fmt: skip
 
+ABSOLUTE = 'a size such as "8GB" or "512MiB", or a number of bytes'
 ACCEPTED = 'a size such as "8GB" or "512MiB", a number of bytes, a fraction such as 0.5 or "50%", or "auto"'
 
 _WRITTEN = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)(?:e([+-]?\d+))?\s*([a-z]*|%)\s*", re.IGNORECASE)
@@ -53,29 +54,19 @@ class Size:
         return max(1, int(available_bytes * fraction))
 
 
-def parse_size(value: object, *, name: str = "memory", allow_auto: bool = True) -> Size:
+def parse_size(value: object, *, name: str = "memory") -> Size:
     """Read a size. ``name`` is the argument or option that an error should point at.
 
     A whole number is bytes and a float up to 1 is a fraction, so ``1`` is one byte and ``1.0`` is all of it.
     """
-    if isinstance(value, Size):
-        return value
-    if isinstance(value, bool) or value is None:
-        raise _refused(name, value, "is not a size")
-    if isinstance(value, str):
-        return _parse_text(value, name, allow_auto)
-    if isinstance(value, SupportsIndex):
-        return Size(fixed_bytes=_checked_bytes(value.__index__(), name, value))
-    if isinstance(value, SupportsFloat):
-        return _from_number(float(value), name, value)
-    raise _refused(name, value, "is not a size")
+    return _parse(value, name, ACCEPTED)
 
 
 def parse_bytes(value: object, *, name: str = "size") -> int:
     """Read a size that must be absolute: neither a fraction nor "auto" makes sense here."""
-    size = parse_size(value, name=name, allow_auto=False)
+    size = _parse(value, name, ABSOLUTE)
     if size.fixed_bytes is None:
-        raise ConfigError(f'{name}={value!r} is a fraction; a size such as "8GB" is needed here')
+        raise _refused(name, value, "does not choose a size here" if size.is_auto else "is a fraction", ABSOLUTE)
     return size.fixed_bytes
 
 
@@ -92,58 +83,71 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable: TiB takes every size")
 
 
-def _parse_text(text: str, name: str, allow_auto: bool) -> Size:
+def _parse(value: object, name: str, accepted: str) -> Size:
+    if isinstance(value, Size):
+        return value
+    if isinstance(value, bool) or value is None:
+        raise _refused(name, value, "is not a size", accepted)
+    if isinstance(value, str):
+        return _parse_text(value, name, accepted)
+    if isinstance(value, SupportsIndex):
+        return Size(fixed_bytes=_checked_bytes(value.__index__(), name, value, accepted))
+    if isinstance(value, SupportsFloat):
+        return _from_number(float(value), name, value, accepted)
+    raise _refused(name, value, "is not a size", accepted)
+
+
+def _parse_text(text: str, name: str, accepted: str) -> Size:
     if text.strip().lower() == "auto":
-        if not allow_auto:
-            raise _refused(name, text, "does not choose a size here")
         return Size()
     match = _WRITTEN.fullmatch(text)
     if match is None:
         why = "is negative" if text.strip().startswith(("-", "−")) else "is not a size"
-        raise _refused(name, text, why)
+        raise _refused(name, text, why, accepted)
     digits, exponent, unit = match.group(1), match.group(2), match.group(3).upper()
     number = float(digits.replace("_", "") + (f"e{exponent}" if exponent else ""))
     if unit == "%":
         if not 0 < number <= 100:
-            raise _refused(name, text, "is not between 0% and 100%")
+            raise _refused(name, text, "is not between 0% and 100%", accepted)
         return Size(fraction=number / 100)
     if unit not in _UNITS:
-        raise _refused(name, text, f"has the unknown unit {match.group(3)!r}")
+        raise _refused(name, text, f"has the unknown unit {match.group(3)!r}", accepted)
     if unit == "" and ("." in digits or exponent):
-        return _from_number(number, name, text)
+        return _from_number(number, name, text, accepted)
     # Python refuses to convert thousands of digits; as a float they are infinite and refused below.
     whole = "." not in digits and not exponent and len(digits) <= 100
     exact = int(digits.replace("_", "")) if whole else None
     scaled = exact * _UNITS[unit] if exact is not None else number * _UNITS[unit]
-    return Size(fixed_bytes=_checked_bytes(scaled, name, text))
+    return Size(fixed_bytes=_checked_bytes(scaled, name, text, accepted))
 
 
-def _from_number(number: float, name: str, value: object) -> Size:
+def _from_number(number: float, name: str, value: object, accepted: str) -> Size:
     if 0 < number <= 1:
         return Size(fraction=number)
     if number <= 0:
-        raise _refused(name, value, "is zero" if number == 0 else "is negative")
+        raise _refused(name, value, "is zero" if number == 0 else "is negative", accepted)
     # 1.5 or 2.0 is a fraction gone wrong, not a budget of two bytes.
     if math.isfinite(number) and number == int(number) and number >= KIB:
-        return Size(fixed_bytes=_checked_bytes(number, name, value))
-    raise _refused(name, value, "is neither a fraction up to 1 nor a whole number of bytes")
+        return Size(fixed_bytes=_checked_bytes(number, name, value, accepted))
+    share = "" if accepted is ABSOLUTE else "a fraction up to 1 nor "
+    raise _refused(name, value, f"is {'neither' if share else 'not'} {share}a whole number of bytes", accepted)
 
 
-def _checked_bytes(count: float, name: str, value: object) -> int:
+def _checked_bytes(count: float, name: str, value: object, accepted: str) -> int:
     if count <= 0:
-        raise _refused(name, value, "is zero" if count == 0 else "is negative")
+        raise _refused(name, value, "is zero" if count == 0 else "is negative", accepted)
     if count > LARGEST_BYTES:
-        raise _refused(name, value, f"is more than {format_bytes(LARGEST_BYTES)}")
+        raise _refused(name, value, f"is more than {format_bytes(LARGEST_BYTES)}", accepted)
     if count < 1:
-        raise _refused(name, value, "is less than one byte")
+        raise _refused(name, value, "is less than one byte", accepted)
     return int(count)
 
 
-def _refused(name: str, value: object, why: str) -> ConfigError:
+def _refused(name: str, value: object, why: str, accepted: str) -> ConfigError:
     try:
         shown = repr(value)
     except ValueError:  # an integer of thousands of digits cannot be written out
         shown = "a number of thousands of digits"
     if len(shown) > 60:
         shown = shown[:57] + "..."
-    return ConfigError(f"{name}={shown} {why}; write {ACCEPTED}")
+    return ConfigError(f"{name}={shown} {why}; write {accepted}")

@@ -90,8 +90,9 @@ def attach(given: Any, dataset: Any) -> tuple[room.Cache, Any]:
                 "give the loader the dataset's own"
             )
     elif own is not None and own.name.startswith(_LOADERS):
-        # An earlier loader over this dataset has made it.
+        # An earlier loader over this dataset has made it; the size given last counts.
         cache = own
+        cache.resize(given)
     elif users and (own is not None or not any(hasattr(user, "cache") for user in users)):
         raise ConfigError(
             f"{type(dataset).__name__} keeps its samples, or parts of them, in a cache itself; make a penstock.Cache, "

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler
+from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler, default_collate, default_convert
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import CacheError, ConfigError
@@ -30,6 +31,7 @@ from penstock.units import parse_size
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache, CacheStats
+    from penstock.settings.files import Source
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -40,8 +42,14 @@ class DataLoader(TorchDataLoader[_T_co]):
     All of torch's arguments keep their meaning and order. Further ones:
 
     Args:
+        num_workers: as in torch, or ``"auto"``: samples are read for a second or two as the loader is made, in a
+            process of their own, and a plan of what was seen says how many. It reads back as that number. Streams get
+            1, since one that does not tell workers apart would give all of its samples with each; ``seeding="worker"``
+            and datasets that could not be read get one for each core.
         memory: what the batches in flight and the workers' private memory may take together: ``"8GB"``, bytes, a
             fraction of what is available, or ``"auto"`` (half of it, divided among the ranks of the node).
+        autotune: that workers and depth may be changed while training runs; ``num_workers="auto"`` sets it. For now it
+            is only kept: nothing changes them yet but ``resize()``.
         device: where batches are delivered, e.g. ``"cuda"``: copied ahead on a stream of their own out of page-locked
             memory, at most two batches ahead.
         seeding: ``"batch"`` makes randomness depend on seed, epoch, rank and place in the epoch only, so that
@@ -54,6 +62,8 @@ class DataLoader(TorchDataLoader[_T_co]):
     """
 
     _tuning = Tuning()
+    _settings_keys: Mapping[str, str] = MappingProxyType({})
+    """Argument -> its name in the settings it came from: what advice calls it."""
 
     def __init__(
         self,
@@ -62,7 +72,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -76,6 +86,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         memory: str | int | float = "auto",
+        autotune: bool = False,
         device: str | int | torch.device | None = None,
         seeding: str = "batch",
         backend: str | None = None,
@@ -84,9 +95,20 @@ class DataLoader(TorchDataLoader[_T_co]):
     ) -> None:
         if seeding not in ("batch", "worker"):
             raise ConfigError(f'seeding={seeding!r} is unknown; write "batch" or "worker"')
+        if backend == "ray":
+            raise ConfigError('backend="ray" is not there yet; write "process", "thread", or leave it out')
         if backend not in (None, "process", "thread"):
             raise ConfigError(f'backend={backend!r} is unknown; write "process", "thread", or leave it out')
+        if not isinstance(autotune, bool):
+            raise ConfigError(f"autotune={autotune!r} is neither True nor False")
+        is_auto = isinstance(num_workers, str)
+        if is_auto:
+            if num_workers != "auto":
+                raise ConfigError(f'num_workers={num_workers!r} is neither a number nor "auto"')
+            # Stands in until all other arguments have been found right.
+            num_workers = 1
         self._memory = parse_size(memory)
+        self._planned_workers: int | None = None
         self._depth: int | None = None
         self._depth_ceiling = depth_ceiling(num_workers, prefetch_factor)
         self._counters = Counters()
@@ -97,11 +119,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         """A loaded state that the next iteration goes on from."""
         self._device = _parse_device(device)
         self.memory = memory
+        self.autotune = autotune or is_auto
         self.device = device
         self.seeding = seeding
         self.backend = backend
         self.name = name
         self.cache: Cache | None = None
+        uncached = dataset
         if cache is not None:
             # Not every platform has what it takes.
             from penstock.loader import caching
@@ -131,6 +155,45 @@ class DataLoader(TorchDataLoader[_T_co]):
                 f"{num_workers} threads would each read all of an iterable dataset, which cannot tell them apart; use "
                 'num_workers=1 or backend="process"'
             )
+        if is_auto:
+            self._plan_workers(uncached)
+
+    @classmethod
+    def from_settings(cls, dataset: Dataset[_T_co], source: Source, section: str = "train", **overrides: Any) -> Self:
+        """A loader with the arguments of a settings file or mapping, in whatever team's names (``penstock.settings``).
+
+        ``section``: ``"train"``, or ``"eval"``, ``"val"`` or ``"test"``, which take over from training what they do
+        not set themselves. ``overrides``: arguments that count whatever the file says.
+        """
+        from penstock.settings import load
+
+        settings = load(source, section, overrides=overrides)
+        loader = cls(dataset, **settings.loader_arguments())
+        loader._settings_keys = {each.argument: each.key for each in settings.entries if each.is_argument}
+        return loader
+
+    def _plan_workers(self, dataset: Any) -> None:
+        """Begin with as many workers as a plan says. ``dataset``: without our cache, which a plan must not fill."""
+        # Plans run loaders themselves.
+        from penstock.loader.first_workers import Wanted, first_workers
+
+        is_own_collate = self.collate_fn not in (default_collate, default_convert)
+        wanted = Wanted(
+            dataset=dataset,
+            batch_size=self.batch_size,
+            batch_sampler=self.batch_sampler,
+            collate_fn=self.collate_fn if is_own_collate else None,
+            memory_bytes=self.memory_bytes,
+            binds_workers=self.seeding == "worker",
+            has_threads=self._runs_threads,
+        )
+        self._planned_workers = first_workers(wanted)
+        self.resize(workers=self._planned_workers)
+
+    def check_worker_number_rationality(self) -> None:
+        # Samples that wait are read by more workers than there are cores: torch would warn of what nobody asked for.
+        if self.num_workers != self._planned_workers:
+            super().check_worker_number_rationality()
 
     def __iter__(self) -> Any:
         # Workers that own batches cannot change in number while they run, so another number means another iterator.

@@ -89,6 +89,7 @@ class Dispatcher:
         self.admission.forget_seat(seat)
         # Until it is reaped it might still write into the rows that are about to be given to somebody else.
         how = how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
+        seat.ending = how
         error = self._deaths.count(seat, how, workers=self.roster.workers)
         if error is not None:
             self._fail(error)
@@ -391,6 +392,8 @@ class Dispatcher:
             self.roster.has_changed = True
         if done.private_bytes:
             seat.handle.private_bytes = done.private_bytes
+        if task.rows is not None:
+            seat.rows_done += len(task.rows)
         batch, outcome = task.batch, done.outcome
         if self.order.bound:
             seat.resume = Resume(seat.resume.batches + 1, done.memo)

@@ -356,7 +356,7 @@ class Engine:
             self._crew.dismiss(seat)
         for seat in self.dispatcher.roster.take_dead():
             self._crew.replace(self.dispatcher, seat)
-            self._counters.restarts += 1
+            self._counters.note_restart(seat.handle.worker_id, seat.ending)
         self._crew.flush(self.dispatcher.roster.seats)
 
     def _listen(self, seat: Seat) -> None:
@@ -385,7 +385,7 @@ class Engine:
 
     def _wait(self, timeout_s: float) -> Batch | None:
         """Pump until a batch is ready or there will be none."""
-        began = time.perf_counter()
+        began = self._counters.waits_since_s = time.perf_counter()
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
         try:
             with self._lock:
@@ -405,6 +405,7 @@ class Engine:
                 self._turn(wait_s)
         finally:
             self.dispatcher.admission.trainer_waits = False
+            self._counters.waits_since_s = None
             self._counters.note_wait(time.perf_counter() - began)
 
     def _take(self) -> Batch | None:

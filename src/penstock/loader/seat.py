@@ -58,6 +58,10 @@ class Seat:
     """Whether its socket is full and being watched for room."""
     base_bytes: int = 0
     """Its worker's private memory before any work."""
+    rows_done: int = 0
+    """Samples its worker has fetched."""
+    ending: str = ""
+    """How its worker died, in words; empty while it lives."""
 
     def will_take(self, fetch_bytes: int) -> int:
         """Private memory to count on: as much as it was measured to take, or what its tasks are going to take."""

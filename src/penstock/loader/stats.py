@@ -8,9 +8,12 @@ Runs in: trainer.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+_ENDINGS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,11 @@ class Counters:
     ended_s: float | None = None
     iteration_samples: int = 0
     iteration_wait_s: float = 0.0
+    waits_since_s: float | None = None
+    """Since when the training loop has been waiting for a batch; None: it is not."""
+    restarts_by_worker: dict[int, int] = field(default_factory=dict)
+    endings: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDINGS))
+    """How the workers died that were replaced last."""
 
     def begin_iteration(self) -> None:
         self.began_s, self.ended_s = self.clock(), None
@@ -91,6 +99,11 @@ class Counters:
         self.batches += 1
         self.samples += samples
         self.iteration_samples += samples
+
+    def note_restart(self, worker_id: int, ending: str) -> None:
+        self.restarts_by_worker[worker_id] = self.restarts_by_worker.get(worker_id, 0) + 1
+        self.endings.append(f"worker {worker_id} {ending}")
+        self.restarts += 1
 
     def note_wait(self, seconds: float) -> None:
         self.wait_s += seconds

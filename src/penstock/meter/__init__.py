@@ -6,6 +6,7 @@ Runs in: trainer, worker, command line. Does not import torch.
 """
 
 from penstock.meter.gpu import Gpu, GpuStatus, gpu_status, gpus
+from penstock.meter.growth import GrowthWatch
 from penstock.meter.machine import Limits, limits
 from penstock.meter.memory_bounds import headroom_bytes
 from penstock.meter.open_files import spare_files
@@ -17,6 +18,7 @@ from penstock.meter.tree_meter import TreeMeter
 __all__ = [
     "Gpu",
     "GpuStatus",
+    "GrowthWatch",
     "Limits",
     "MemoryReport",
     "Pressure",

@@ -95,8 +95,12 @@ def headroom_bytes(*, roots: Roots = _REAL) -> int:
         from penstock.meter.elsewhere import host_memory
 
         return host_memory().available_bytes
-    groups = _cached_groups(roots, read_membership(roots))
-    return min(bound.headroom_bytes for bound in memory_bounds(groups, roots))
+    return min(bound.headroom_bytes for bound in bounds_now(roots=roots))
+
+
+def bounds_now(*, roots: Roots = _REAL) -> list[Bound]:
+    """Every limit that applies now, innermost first, the host's last. Linux alone; at the cost of the above."""
+    return memory_bounds(_cached_groups(roots, read_membership(roots)), roots)
 
 
 def memory_bounds(groups: tuple[MemoryGroup, ...], roots: Roots) -> list[Bound]:

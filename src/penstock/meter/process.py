@@ -53,6 +53,10 @@ class Rollup:
     """Each page divided by the number of processes that map it."""
     uss_bytes: int
     """Pages only this process maps."""
+    pss_shared_bytes: int = 0
+    """Of the PSS, shared memory: segments, memfds, files in a tmpfs."""
+    pss_anon_bytes: int = 0
+    """Of the PSS, memory of no file: heaps and stacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,8 @@ def parse_rollup(text: str) -> Rollup | None:
         rss_bytes=fields["Rss"],
         pss_bytes=fields["Pss"],
         uss_bytes=sum(fields.get(key, 0) for key in ("Private_Clean", "Private_Dirty", "Private_Hugetlb")),
+        pss_shared_bytes=fields.get("Pss_Shmem", 0),
+        pss_anon_bytes=fields.get("Pss_Anon", 0),
     )
 
 

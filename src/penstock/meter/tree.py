@@ -34,6 +34,10 @@ class ProcessMemory:
     """Resident pages, each divided by the number of processes that map it; None: not read, or not allowed."""
     uss_bytes: int | None
     """Pages no other process maps: what a kill would free; None: not read, or not allowed."""
+    pss_shared_bytes: int | None = None
+    """Of the PSS, shared memory; None: not read."""
+    pss_anon_bytes: int | None = None
+    """Of the PSS, heaps and stacks; None: not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,10 @@ class MemoryReport:
     one."""
     skipped: tuple[int, ...]
     """Processes the sums lack: gone before they were read, or another user's (then only PSS and USS lack)."""
+    pss_shared_bytes: int | None = None
+    """Of the PSS, shared memory. None: not read for this report."""
+    pss_anon_bytes: int | None = None
+    """Of the PSS, heaps and stacks. None: not read for this report."""
 
 
 def memory(pid: int | None = None, *, exact: bool = True, roots: Roots = _REAL) -> MemoryReport:
@@ -81,6 +89,8 @@ def process_memory(reading: ProcessReading) -> ProcessMemory:
         rss_bytes=reading.statm.rss_bytes if rollup is None else rollup.rss_bytes,
         pss_bytes=None if rollup is None else rollup.pss_bytes,
         uss_bytes=None if rollup is None else rollup.uss_bytes,
+        pss_shared_bytes=None if rollup is None else rollup.pss_shared_bytes,
+        pss_anon_bytes=None if rollup is None else rollup.pss_anon_bytes,
     )
 
 
@@ -110,6 +120,8 @@ def report_of(processes: Iterable[ProcessMemory], *, exact: bool, skipped: tuple
     processes = tuple(processes)
     pss = [process.pss_bytes for process in processes if process.pss_bytes is not None]
     uss = [process.uss_bytes for process in processes if process.uss_bytes is not None]
+    shared = [process.pss_shared_bytes for process in processes if process.pss_shared_bytes is not None]
+    anon = [process.pss_anon_bytes for process in processes if process.pss_anon_bytes is not None]
     return MemoryReport(
         processes=processes,
         rss_bytes=sum(process.rss_bytes for process in processes),
@@ -117,4 +129,6 @@ def report_of(processes: Iterable[ProcessMemory], *, exact: bool, skipped: tuple
         uss_bytes=sum(uss) if uss else None,
         exact=exact and bool(pss),
         skipped=skipped,
+        pss_shared_bytes=sum(shared) if exact and shared else None,
+        pss_anon_bytes=sum(anon) if exact and anon else None,
     )

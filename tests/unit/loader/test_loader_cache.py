@@ -155,8 +155,9 @@ def test_a_dataset_whose_cache_is_none_is_given_the_loaders(part: bool) -> None:
         assert dataset.cache is loader.cache
         list(loader)
         assert loader.cache is not None and loader.cache.stats().hits > loader.cache.stats().misses
-        again = penstock.DataLoader(given, batch_size=4, cache="2MB")
+        again = penstock.DataLoader(given, batch_size=4, cache="1MB")
         assert again.cache is loader.cache, "the next loader over it uses the same"
+        assert loader.cache.limit_bytes == 1_000_000, "and says how large it is"
         loader.cache.close()
         assert loader.stats().cache is None
 

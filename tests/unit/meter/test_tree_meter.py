@@ -152,3 +152,37 @@ def test_the_poller_works_where_there_is_no_proc() -> None:
     assert exact.uss_bytes is not None
     assert cheap.uss_bytes is None
     assert cheap.rss_bytes > 0
+
+
+def test_a_new_process_is_looked_at_once_and_what_it_shares_counts_as_its_parents(tmp_path: Path) -> None:
+    alone = process(10, 1, anon=GIB, file=GIB, pss=1536 * MIB, uss=GIB, children="", started=5000)
+    roots = build(tmp_path, alone)
+    by_ratio, exact = meter(roots, Clock()), TreeMeter(10, exact_for_new=True, clock=Clock(), roots=roots)
+    by_ratio.poll()
+    exact.poll()
+    # Forked just now: it maps all its parent has, and 100 MiB are its own.
+    build(tmp_path, tree(worker_anon=GIB + 100 * MIB))
+    assert totals(exact.poll()) == ((1536 + 100) * MIB, (1024 + 100) * MIB, False)
+    assert (by_ratio.poll().pss_bytes or 0) > 3000 * MIB
+    build(tmp_path, tree(worker_anon=GIB + 300 * MIB))
+    assert totals(exact.poll()) == ((1536 + 300) * MIB, (1024 + 300) * MIB, False)
+
+
+def test_after_processes_have_come_all_are_looked_at_soon_but_not_too_often(tmp_path: Path) -> None:
+    clock = Clock()
+    roots = build(tmp_path, process(10, 1, anon=GIB, file=GIB, pss=1536 * MIB, uss=GIB, children="", started=5000))
+    watch = TreeMeter(10, exact_for_new=True, clock=clock, roots=roots)
+    clock.step_s = 0.05  # an exact look takes 50 ms: at 1% of the time, one in 5 s
+    watch.poll()
+    clock.step_s = 0.0
+    build(tmp_path, tree())
+    seen: list[bool] = []
+    for _ in range(12):
+        clock.now_s += 1
+        seen.append(watch.poll().exact)
+    assert seen == [False] * 4 + [True] + [False] * 7
+    calm = TreeMeter(10, exact_for_new=True, clock=clock, roots=roots)
+    calm.poll()
+    build(tmp_path, tree(started=5000))
+    clock.now_s += 3
+    assert not calm.poll().exact, "nobody has come"

@@ -1,0 +1,111 @@
+"""A dataset's profile: short runs of it that say what a long one will take.
+
+In:  a dataset, a batch size, a few seconds.
+Out: ``Profile``.
+Runs in: trainer, and workers it starts and ends.
+
+First samples are read one by one, in a process of its own. Then torch's loader and ours run for a moment with two
+workers and a training loop that does nothing: what they take beyond the samples' own is what loading costs here. Ours
+goes on with more workers than two: what grows with them is theirs, what does not is the training process's, and how
+much slower they go than they should is how they crowd each other. The same runs are played through in thought, and what
+they took more than there is a worker's own memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, default_collate
+
+from penstock.loader.dataloader import DataLoader
+from penstock.loader.sampling import is_picklable, look
+from penstock.loader.short_runs import ShortRuns
+from penstock.meter import limits
+from penstock.planner.costs import our_cost, their_cost
+from penstock.planner.pipeline import Load
+from penstock.planner.profile import Profile
+
+_FEW, _MANY = 2, 6
+"""Workers of the runs: few for both loaders, then many for ours, which can be told so while it runs."""
+_PREFETCH = 2
+_LOOK_SHARE, _RUN_SHARE = 0.28, 0.36
+_SOME_BATCHES, _MANY_BATCHES = 8, 24
+_SLOW_BYTES_PER_S = 1e9
+
+
+def profile(
+    dataset: Any,
+    batch_size: int,
+    *,
+    collate_fn: Callable[[Any], Any] | None = None,
+    name: str = "the dataset",
+    seconds: float = 7.0,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> Profile:
+    """Spend about so many seconds on it; ``on_progress`` hears what is done and how much. Raises DataError."""
+    collate = collate_fn or default_collate
+    share_s = _LOOK_SHARE * seconds
+    seen = look(
+        dataset,
+        batch_size,
+        collate,
+        seconds=share_s,
+        on_progress=lambda done: on_progress("reading samples", 0.28 * done),
+    )
+    cores = limits().cpu_usable
+    is_iterable = isinstance(dataset, IterableDataset)
+    known = Profile(
+        name=name,
+        length=None if is_iterable else len(dataset),
+        samples=seen.samples,
+        is_splittable=not is_iterable,
+        has_collate=collate_fn is not None,
+        is_collated=seen.is_collated,
+        is_picklable=is_picklable(dataset),
+        holds_gil=seen.holds_gil,
+    )
+    run_s = _RUN_SHARE * seconds
+    # Of torch's, many small batches: what its workers' heaps gain with each is seen over many only.
+    their_rows = _rows_for(known, batch_size, run_s, _MANY_BATCHES)
+    our_rows = _rows_for(known, batch_size, run_s, _SOME_BATCHES)
+    given = {"num_workers": _FEW, "collate_fn": collate_fn, "persistent_workers": True}
+    if not is_iterable:
+        given |= {"shuffle": True, "drop_last": len(dataset) >= batch_size}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+        on_progress("torch's DataLoader", 0.28)
+        torchs = TorchDataLoader(dataset, their_rows, prefetch_factor=_PREFETCH, worker_init_fn=_age, **given)
+        with ShortRuns(torchs) as runs:
+            del torchs
+            theirs = runs.go(run_s)
+        on_progress("penstock's DataLoader", 0.64)
+        with DataLoader(dataset, our_rows, **given) as loader, ShortRuns(loader) as runs:
+            few = runs.go(run_s / 2)
+            loader.resize(workers=_MANY)
+            many = runs.go(run_s / 2)
+            now = loader.stats()
+    known = replace(known, is_splittable=known.is_splittable and now.shared_batches)
+    load = Load(profile=known, cores=cores, batch_size=batch_size, workers=_FEW)
+    known = replace(known, ours=our_cost(few, many, load, now.workers))
+    torchs = their_cost(theirs, replace(load, profile=known), _PREFETCH, tensors=seen.tensors)
+    known = replace(known, torchs=torchs)
+    on_progress("done", 1.0)
+    return known
+
+
+def _age(worker: int) -> None:
+    """Sooner or later a worker of torch's collects garbage, and has a copy of all it looks at from then on."""
+    gc.collect()
+
+
+def _rows_for(known: Profile, batch_size: int, run_s: float, batches: int) -> int:
+    """How many samples to a batch, so that there are about so many batches in the time there is."""
+    sample_s = known.wait_s + known.cpu_s + known.sample_bytes / _SLOW_BYTES_PER_S
+    rows = max(2, min(batch_size, int(_FEW * run_s / sample_s / batches)))
+    return min(rows, batch_size) if known.length is None else max(1, min(rows, batch_size, known.length // (2 * _FEW)))

@@ -1,0 +1,96 @@
+"""Time on a machine of so many cores, for things that compute and wait.
+
+In:  steps of activities: to wait, to compute, to hold until something is so.
+Out: when each is done.
+Runs in: anywhere; the time is not the clock's.
+
+Those who compute share the cores evenly, and lose some of what they get to each other while they are more than the
+cores. Nothing here is random: the same activities take the same time every time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+
+class Wait(NamedTuple):
+    seconds: float
+
+
+class Compute(NamedTuple):
+    seconds: float
+    """Of one core."""
+
+
+class Until(NamedTuple):
+    is_so: Callable[[], bool]
+
+
+Activity = Generator[Wait | Compute | Until, None, None]
+
+
+class Cores:
+    def __init__(self, count: float, *, crowding: float = 0.0) -> None:
+        """``crowding``: how much longer work takes while more compute than there are cores."""
+        self._count = max(count, 0.01)
+        self._crowding = crowding
+        self.now_s = 0.0
+        self._served_s = 0.0
+        """Processor time each of those who compute has got since the beginning."""
+        self._waiting: list[tuple[float, int, Activity]] = []
+        self._computing: list[tuple[float, int, Activity]] = []
+        self._holding: list[tuple[Callable[[], bool], Activity]] = []
+        self._numbers = itertools.count()
+
+    def begin(self, activity: Activity) -> None:
+        self._step(activity)
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Let time pass until ``is_over``, or nothing can happen any more."""
+        while not is_over():
+            if self._release():
+                continue
+            if not self._waiting and not self._computing:
+                return
+            self._pass()
+
+    def _step(self, activity: Activity) -> None:
+        step = next(activity, None)
+        if isinstance(step, Wait):
+            heapq.heappush(self._waiting, (self.now_s + step.seconds, next(self._numbers), activity))
+        elif isinstance(step, Compute):
+            heapq.heappush(self._computing, (self._served_s + step.seconds, next(self._numbers), activity))
+        elif step is not None:
+            self._holding.append((step.is_so, activity))
+
+    def _release(self) -> bool:
+        """Let those go on whose condition has come true; whether there were any."""
+        ready = [activity for is_so, activity in self._holding if is_so()]
+        if ready:
+            # One at a time: the first may take what the second was waiting for.
+            first = ready[0]
+            self._holding = [each for each in self._holding if each[1] is not first]
+            self._step(first)
+        return bool(ready)
+
+    def _pass(self) -> None:
+        """Go to the next moment at which something ends."""
+        share = self._share()
+        computed_s = self.now_s + (self._computing[0][0] - self._served_s) / share if self._computing else float("inf")
+        waited_s = self._waiting[0][0] if self._waiting else float("inf")
+        if computed_s <= waited_s:
+            served_s, _, activity = heapq.heappop(self._computing)
+            self.now_s, self._served_s = computed_s, served_s
+        else:
+            self._served_s += (waited_s - self.now_s) * share
+            self.now_s, _, activity = heapq.heappop(self._waiting)
+        self._step(activity)
+
+    def _share(self) -> float:
+        """Of a core, for each of those who compute."""
+        if len(self._computing) <= self._count:
+            return 1.0
+        return self._count / len(self._computing) / (1 + self._crowding)

@@ -1,0 +1,174 @@
+"""What a loader costs, out of short runs of it.
+
+In:  runs, and the same runs played through in thought.
+Out: ``LoaderCost`` of torch's loader and of ours.
+Runs in: anywhere; pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.planner.own_pipeline import play_ours
+from penstock.planner.pipeline import Load, Outcome
+from penstock.planner.profile import LoaderCost
+from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
+
+_STEADY = 0.8
+"""How well a growth must follow a line to be taken for one that goes on."""
+_LEAST_WORKER_BYTES = 2 << 20
+_MOST_COPIES = 4.0
+_CREPT, _CREPT_APART = 0.75, 0.5
+"""Shares of a sample that a heap gains with every batch at least, of one piece or of samples kept apart. A short run
+shows it or does not, as it happens; a long one does."""
+_REMEMBERED = 128
+"""Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
+_MOST_CROWDING = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a loader took for a moment, with a training loop that does nothing."""
+
+    rows: int
+    """Samples in a batch of this run."""
+    batches: int
+    seconds: float
+    first_batch_s: float
+    workers_cpu_s: float
+    trainer_cpu_s: float
+    deliver_s: float | None
+    """Of that, what the training loop waited for a batch that was ready; None: all of it."""
+    collate_s: float
+    """Of the workers' time, what batches took beyond their samples, as far as the loader says."""
+    shared_bytes: int
+    """At the most: batches on their way."""
+    own_bytes: int
+    """At the most: growth of everybody's heaps."""
+    heaps: tuple[tuple[int, int], ...] = ()
+    """That growth, batch by batch."""
+
+    @property
+    def samples(self) -> int:
+        return self.batches * self.rows
+
+
+def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> LoaderCost:
+    """torch's loader, of a run with as many workers as ``load`` says, for batches of its size.
+
+    ``tensors``: how many there are in a batch. How workers crowd each other, and what the training process takes, is
+    taken from what is known of ours.
+    """
+    ours, scale = load.profile.ours, load.batch_size / run.rows
+    cost = LoaderCost(
+        worker_bytes=0,
+        sample_s=0.0,
+        batch_s=_extra_s(run, load) * run.rows,
+        trainer_s=run.trainer_cpu_s / run.batches,
+        start_s=0.0,
+        crowding=ours.crowding,
+    )
+    ran = replace(load, batch_size=run.rows, profile=replace(load.profile, torchs=cost))
+    thought = play_torch(ran, prefetch_factor, batches=0)
+    own_bytes = run.own_bytes - thought.most_workers_bytes - ours.trainer_bytes
+    # They crept before the clock began, too: every worker built some batches ahead.
+    built = run.batches + load.workers * prefetch_factor
+    creep_bytes = _creep_bytes(run, load)
+    worker_bytes = (own_bytes - creep_bytes * built) / load.workers
+    if worker_bytes < ours.worker_bytes:
+        # No worker of theirs is leaner than one of ours: they crept less than it seemed.
+        worker_bytes = ours.worker_bytes
+        creep_bytes = min(creep_bytes, max(0.0, (own_bytes - load.workers * worker_bytes) / built))
+    return replace(
+        cost,
+        worker_bytes=int(worker_bytes),
+        batch_s=cost.batch_s * scale,
+        trainer_s=cost.trainer_s * scale,
+        trainer_bytes=ours.trainer_bytes,
+        start_s=max(0.0, run.first_batch_s - thought.first_batch_s) / load.workers,
+        creep_bytes=int(creep_bytes),
+        creep_batches=max(1, _REMEMBERED // max(1, tensors)),
+        copies=_copies(run, thought),
+    )
+
+
+def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
+    """Ours, of a run with as many workers as ``load`` says and one with ``many_workers``, if those are more: streams
+    keep the workers they began with."""
+    scale, is_whole = load.batch_size / few.rows, not load.profile.is_splittable
+    # The first batches of a loader make pages that later ones use again: the cheaper run says what it will be.
+    cheap = min((few, many), key=lambda run: run.workers_cpu_s / run.samples)
+    # What collating a batch takes is not its samples'.
+    collate_s = 0.0 if is_whole else min(cheap.collate_s / cheap.samples, _extra_s(cheap, load))
+    extra_s = _extra_s(cheap, load) - collate_s
+    deliver_s = cheap.trainer_cpu_s if cheap.deliver_s is None else min(cheap.deliver_s, cheap.trainer_cpu_s)
+    cost = LoaderCost(
+        worker_bytes=0,
+        sample_s=0.0 if is_whole else extra_s,
+        batch_s=(extra_s if is_whole else collate_s) * few.rows,
+        trainer_s=deliver_s / cheap.batches,
+        beside_s=(cheap.trainer_cpu_s - deliver_s) / cheap.batches,
+        start_s=0.0,
+    )
+    ran = replace(load, batch_size=few.rows, profile=replace(load.profile, ours=cost))
+    ran_many = replace(ran, workers=many_workers)
+    thought, thought_many = play_ours(ran), play_ours(ran_many)
+    own_bytes = few.own_bytes - thought.most_workers_bytes
+    own_many_bytes = many.own_bytes - thought_many.most_workers_bytes
+    worker_bytes, trainer_bytes = _line((load.workers, own_bytes), (many_workers, own_many_bytes))
+    return replace(
+        cost,
+        worker_bytes=max(_LEAST_WORKER_BYTES, int(worker_bytes)),
+        batch_s=cost.batch_s * scale,
+        trainer_bytes=int(trainer_bytes),
+        start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
+        copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
+        crowding=_crowding(few, many),
+    )
+
+
+def _creep_bytes(run: Run, load: Load) -> float:
+    sample_bytes = load.profile.sample_bytes
+    seen_bytes = min(sample_bytes, slope(run.heaps[len(run.heaps) // 3 :]))
+    if not HEAP_BYTES[0] <= sample_bytes <= HEAP_BYTES[1]:
+        return seen_bytes
+    return max(seen_bytes, sample_bytes * (_CREPT if load.profile.is_collated else _CREPT_APART))
+
+
+def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
+    """Slope and height at none of a line through two points that begins at nothing or above."""
+    steep = (many[1] - few[1]) / (many[0] - few[0]) if many[0] > few[0] else few[1] / few[0]
+    at_none = few[1] - few[0] * steep
+    if at_none >= 0:
+        return steep, at_none
+    return (few[0] * few[1] + many[0] * many[1]) / (few[0] ** 2 + many[0] ** 2), 0.0
+
+
+def slope(points: Sequence[tuple[int, int]]) -> float:
+    """How steeply they rise, by least squares; 0 if they do not rise steadily, or are too few to tell."""
+    if len(points) < 6 or len({height for _, height in points}) < 3:
+        return 0.0
+    along, up = zip(*points, strict=True)
+    if statistics.correlation(along, up) <= _STEADY:
+        return 0.0
+    return max(0.0, statistics.linear_regression(along, up).slope)
+
+
+def _extra_s(run: Run, load: Load) -> float:
+    """Processor time of a worker for a sample, beyond the dataset's own. Batches workers were ahead by when the clock
+    began and when it ended even out."""
+    return max(0.0, run.workers_cpu_s / run.samples - load.profile.cpu_s)
+
+
+def _copies(run: Run, thought: Outcome) -> float:
+    if not thought.most_batches_bytes:
+        return 1.0
+    return min(_MOST_COPIES, max(1.0, run.shared_bytes / thought.most_batches_bytes))
+
+
+def _crowding(few: Run, many: Run) -> float:
+    """How much longer work takes in a crowd. By processor time: rates would tell of other programs, too."""
+    alone_s = few.workers_cpu_s / few.samples
+    return min(_MOST_CROWDING, max(0.0, many.workers_cpu_s / many.samples / alone_s - 1)) if alone_s else 0.0

@@ -1,0 +1,53 @@
+"""The decision tree: a few questions that lead to a plan's name.
+
+In:  answers.
+Out: the next question, or the plan.
+Runs in: anywhere; pure: a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One question, and where its answers lead."""
+
+    text: str
+    answers: Mapping[str, str]
+    """Answer -> the next question's key, or a plan's name."""
+
+    def leads_to(self, answer: str) -> str | None:
+        """Where an answer leads, its first letters and any case included; None if it is none of them, or several."""
+        given = answer.strip().lower()
+        meant = [each for each in self.answers if given and each.startswith(given)]
+        return self.answers[meant[0]] if len(meant) == 1 else None
+
+
+FIRST = "stability"
+
+QUESTIONS: Mapping[str, Question] = {
+    "stability": Question(
+        text="Does stability matter most: training that nobody watches?",
+        answers={"yes": "shared", "no": "speed"},
+    ),
+    "shared": Question(
+        text="Do others need this machine's memory too, or is this a first try?",
+        answers={"yes": "safe", "no": "balanced"},
+    ),
+    "speed": Question(
+        text="Is it speed you want, with a monitor open in a second terminal?",
+        answers={"yes": "parallelism", "no": "limit"},
+    ),
+    "parallelism": Question(
+        text="Where is room for more parallel work: more loading on the CPU, or larger batches on the GPU?",
+        answers={"cpu": "fast", "gpu": "bigger batch"},
+    ),
+    "limit": Question(
+        text="Is it an experiment at the limit, watched all the time, with nothing else running?",
+        answers={"yes": "extreme", "no": "balanced"},
+    ),
+}
+"""Key -> question. Every path ends at a plan."""

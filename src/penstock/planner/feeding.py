@@ -1,0 +1,82 @@
+"""Is loading the bottleneck? Time waiting for data against time computing, in numbers and in words.
+
+In:  what a run of a loader took, with a training step or without.
+Out: ``Feeding`` and its verdict.
+Runs in: anywhere; pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FED, STARVED = 0.05, 0.20
+"""Shares of the time spent waiting: below the first loading is no bottleneck, above the second it is the one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feeding:
+    """A training loop and the loader that feeds it."""
+
+    batch_size: int
+    batches: int
+    wait_s: float
+    """In next(), all batches together."""
+    compute_s: float
+    """In the training step, all batches together; 0 without one."""
+    most_samples_per_s: float
+    """What the loader delivers to a loop that only takes."""
+    gpu_use: float | None = None
+    """Share of the time in which the GPU computed; None: not known."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.batches * self.batch_size / max(1e-9, self.wait_s + self.compute_s)
+
+    @property
+    def wait_fraction(self) -> float | None:
+        """Share of the time spent waiting; None without a step to compare with."""
+        return self.wait_s / (self.wait_s + self.compute_s) if self.compute_s else None
+
+    @property
+    def fed_step_s(self) -> float:
+        """The shortest step that never waits."""
+        return self.batch_size / max(1e-9, self.most_samples_per_s)
+
+    def verdict(self) -> str:
+        words = self._verdict()
+        return words if self.gpu_use is None else f"{words} The GPU computed {self.gpu_use:.0%} of the time."
+
+    def _verdict(self) -> str:
+        waited = self.wait_fraction
+        every = _time(self.fed_step_s)
+        if waited is None:
+            return (
+                f"The loader delivers {_rate(self.most_samples_per_s)} samples/s, a batch of {self.batch_size} every "
+                f"{every}: a training step of {every} or longer does not wait for data, a shorter one does."
+            )
+        wait_ms, step_ms = _time(self.wait_s / self.batches), _time(self.compute_s / self.batches)
+        numbers = (
+            f"of every batch's time {wait_ms} are waiting for data ({waited:.0%}) and {step_ms} computing "
+            f"({1 - waited:.0%}), at {_rate(self.samples_per_s)} samples/s"
+        )
+        if waited < FED:
+            spare = self.most_samples_per_s / max(1e-9, self.samples_per_s)
+            return (
+                f"Loading is not the bottleneck: {numbers}. The loader could deliver "
+                f"{_rate(self.most_samples_per_s)} samples/s, {spare:.2g} times that."
+            )
+        if waited < STARVED:
+            return f"Loading costs a little: {numbers}. The step would have to be {every} long never to wait."
+        return (
+            f"Loading is the bottleneck: {numbers}. The step alone could take "
+            f"{_rate(self.batches * self.batch_size / self.compute_s)} samples/s, the loader delivers "
+            f"{_rate(self.most_samples_per_s)} at the most."
+        )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _rate(count: float) -> str:
+    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"

@@ -1,0 +1,177 @@
+"""A loader at work, in thought: what the two kinds have in common.
+
+In:  a profile, a machine's cores, a batch size, how long a training step takes.
+Out: ``Load`` to be played through, ``Outcome`` of it.
+Runs in: anywhere; pure.
+
+What a loader holds is added up as it comes and goes, and the training loop takes batches as a ``for`` loop does: it
+holds each until it has the next.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
+from penstock.planner.profile import LoaderCost, Profile, Sample
+
+PIECES = 8
+"""Pieces a batch is cut into at most."""
+_LEAST_BATCHES, _MOST_BATCHES = 30, 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is loaded, and for whom."""
+
+    profile: Profile
+    cores: float
+    """Cores this training may use."""
+    batch_size: int
+    workers: int
+    step_s: float = 0.0
+    """How long the training loop is busy with a batch; 0 if it only takes them."""
+    hit_rate: float = 0.0
+    """Share of samples that come out of a cache at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of it."""
+
+    samples_per_s: float
+    first_batch_s: float
+    growth_bytes: int
+    """Most memory the loader takes, workers included, beyond what the process had before."""
+    batches_bytes: int
+    """Of that, batches: being built, ready and held."""
+    workers_bytes: int
+    """And what workers have to themselves."""
+    most_batches_bytes: int
+    """The most that batches take at any time; the rest may be at its least then."""
+    most_workers_bytes: int
+    """The most that workers do."""
+    wait_fraction: float
+    """Share of the training loop's time spent waiting for data."""
+
+
+class Gauge:
+    """Bytes now, and at the most."""
+
+    def __init__(self) -> None:
+        self._batches = self._private = 0.0
+        self.most_batches = self.most_private = 0.0
+        """At the moment when the sum was largest."""
+        self.peak_batches = self.peak_private = 0.0
+        """Each at its own."""
+
+    def add(self, *, batches: float = 0.0, private: float = 0.0) -> None:
+        self._batches += batches
+        self._private += private
+        self.peak_batches = max(self.peak_batches, self._batches)
+        self.peak_private = max(self.peak_private, self._private)
+        if self._batches + self._private > self.most_batches + self.most_private:
+            self.most_batches, self.most_private = self._batches, self._private
+
+    def add_for_good(self, *, private: float) -> None:
+        """What is there at the fullest besides, whenever that is."""
+        self.most_private += private
+        self.peak_private += private
+
+
+class Kept:
+    """Memory that is used again: what has been freed stays, if it ``stays``."""
+
+    def __init__(self, add: Callable[[float], None], *, stays: bool = True) -> None:
+        self._add, self._stays = add, stays
+        self._used = self._has = 0.0
+
+    def take(self, size_bytes: float) -> None:
+        self._used += size_bytes
+        if self._used > self._has:
+            self._add(self._used - self._has)
+            self._has = self._used
+
+    def free(self, size_bytes: float) -> None:
+        self._used -= size_bytes
+        if not self._stays:
+            self._add(self._used - self._has)
+            self._has = self._used
+
+
+class Stream:
+    """The samples of a run, drawn from those that were seen: the same ones every time."""
+
+    def __init__(self, load: Load) -> None:
+        self._chance = random.Random(0)
+        self._load = load
+
+    def batch(self, rows_a_piece: int) -> list[list[Sample]]:
+        """One batch's samples, in pieces."""
+        rows = self._load.batch_size
+        drawn = [self._one() for _ in range(rows)]
+        return [drawn[at : at + rows_a_piece] for at in range(0, rows, rows_a_piece)]
+
+    def _one(self) -> Sample:
+        sample = self._load.profile.samples[self._chance.randrange(len(self._load.profile.samples))]
+        is_hit = self._load.hit_rate and self._chance.random() < self._load.hit_rate
+        return replace(sample, wait_s=0.0, cpu_s=0.0) if is_hit else sample
+
+
+class Trainer:
+    """The training loop, and the clock that is held to it."""
+
+    def __init__(self, load: Load, cost: LoaderCost, cores: Cores, *, ahead: int, at_a_time: int = 1) -> None:
+        """``ahead``: batches there may be ahead of it, or being built; a run is long enough to turn them over a few
+        times. ``at_a_time``: how many come together."""
+        self._load, self._cost, self._cores = load, cost, cores
+        self._at_a_time = at_a_time
+        self.batches = max(_LEAST_BATCHES, 3 * at_a_time, min(_MOST_BATCHES, 6 * ahead + 12))
+        self._taken_s: list[float] = []
+        self._waited_s: list[float] = []
+
+    @property
+    def is_done(self) -> bool:
+        return len(self._taken_s) >= self.batches
+
+    def steps(self, is_ready: Callable[[int], bool], take: Callable[[int], None]) -> Activity:
+        """``is_ready``: whether batch n is; ``take`` is told when it is taken, and the one before let go."""
+        for number in range(self.batches):
+            asked_s = self._cores.now_s
+            yield Until(lambda number=number: is_ready(number))
+            yield Compute(self._cost.trainer_s)
+            take(number)
+            self._taken_s.append(self._cores.now_s)
+            self._waited_s.append(self._cores.now_s - asked_s)
+            yield Wait(self._load.step_s)
+
+    def outcome(self, gauge: Gauge) -> Outcome:
+        # The first third fills what is ahead and starts workers: it is no measure of what follows.
+        turn = self._at_a_time
+        count = max(1, (len(self._taken_s) - 1) * 2 // 3 // turn * turn)
+        first = len(self._taken_s) - 1 - count
+        spent_s = self._taken_s[-1] - self._taken_s[first]
+        return Outcome(
+            samples_per_s=count * self._load.batch_size / spent_s if spent_s > 0 else float("inf"),
+            first_batch_s=self._taken_s[0],
+            growth_bytes=int(gauge.most_batches + gauge.most_private) + self._cost.trainer_bytes,
+            batches_bytes=int(gauge.most_batches),
+            workers_bytes=int(gauge.most_private),
+            most_batches_bytes=int(gauge.peak_batches),
+            most_workers_bytes=int(gauge.peak_private),
+            wait_fraction=sum(self._waited_s[first + 1 :]) / spent_s if spent_s > 0 else 0.0,
+        )
+
+
+def fetch(piece: list[Sample], cost: LoaderCost) -> Activity:
+    """What a worker does for a few samples."""
+    wait_s = sum(sample.wait_s for sample in piece)
+    if wait_s:
+        yield Wait(wait_s)
+    yield Compute(sum(sample.cpu_s for sample in piece) + len(piece) * cost.sample_s)
+
+
+def bytes_of(samples: list[Sample]) -> int:
+    return sum(sample.size_bytes for sample in samples)

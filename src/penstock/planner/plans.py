@@ -1,0 +1,271 @@
+"""Plans: settings with what they will take, how fast they will be, and why.
+
+In:  a profile, what the machine has, a batch size, a budget, how long a step takes.
+Out: ``PlanTable``: safe, balanced, fast, extreme, and a larger batch instead of more loading; one recommended.
+Runs in: anywhere; pure: the same facts give the same plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.planner import wording
+from penstock.planner.choices import Tried, choose, larger_batch, try_all
+from penstock.planner.pipeline import Load
+from penstock.planner.profile import Profile
+from penstock.planner.torch_pipeline import play_torch
+from penstock.units import MIB, format_bytes, parse_size
+
+NAMES = ("safe", "balanced", "fast", "extreme", "bigger batch")
+"""In every table, in this order."""
+CALM, TIGHT = 0.65, 0.76
+"""Shares of the memory that is free: a plan that stays below the first is safe to go on with, above the second not."""
+_MEASURED, _STATED = 0.1, 0.35
+"""How far off a prediction may be: from what was measured here, or from what somebody stated."""
+_TORCHS = 0.2
+"""How far off a prediction about torch's loader is at least: it has no bound of its own."""
+_ALIKE = 0.985
+"""Speeds closer than this are as good as the same: the one that takes less is better."""
+AUTO_SHARE = 0.5
+"""Of the free memory: what the loader takes for memory="auto"."""
+_SLACK = 1.5
+"""A bound that is met now and then makes workers wait: it is wider than what they will take."""
+_USUAL_PREFETCH = 2
+"""torch's own; with less, its workers wait to be asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """A figure, and within what it will be."""
+
+    low: float
+    expected: float
+    high: float
+
+    @classmethod
+    def around(cls, expected: float, share: float) -> Range:
+        return cls(low=expected * max(0.0, 1 - share), expected=expected, high=expected * (1 + share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the machine has for this training."""
+
+    cores: float
+    """Cores one rank may use, quotas counted."""
+    available_bytes: int
+    """Memory that is free now for all ranks together, in the container if there is one."""
+    gpu_bytes: int | None = None
+    """Memory of a rank's GPU; None: none, or not known."""
+    ranks: int = 1
+    """Processes that train on this machine; all figures of a plan are for one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Settings, and what will come of them."""
+
+    name: str
+    workers: int
+    """Of one rank."""
+    workers_on_node: int
+    """Of all ranks of the machine."""
+    depth: int
+    """Batches ahead in penstock's loader."""
+    prefetch_factor: int
+    """For torch's own loader, and a ceiling for ours."""
+    batch_size: int
+    memory: Range
+    """Host memory the loader takes, in bytes."""
+    torch_memory: Range
+    """What torch's DataLoader would take with the same workers and prefetch factor."""
+    samples_per_s: Range
+    speed: float
+    """Share of the fastest plan's samples per second."""
+    wait: float | None
+    """Share of the training loop's time spent waiting for data; None if nobody said how long a step takes."""
+    first_batch_s: float
+    in_flight: int
+    """Samples that are loaded or being loaded at the fullest."""
+    pin_memory: bool
+    persistent_workers: bool
+    budget_bytes: int
+    """What ``memory=`` gets: some more than the upper estimate, or what was allowed if that is less."""
+    fits: bool
+    """Whether the upper estimate is within what was allowed."""
+    risk: str
+    """low, medium or high, by how much of the free memory it may take."""
+    suits: str
+    pros: tuple[str, ...]
+    cons: tuple[str, ...]
+    reason: str
+
+    def arguments(self) -> dict[str, Any]:
+        """Of ``penstock.DataLoader``; less ``memory``, of torch's."""
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.workers,
+            "prefetch_factor": self.prefetch_factor,
+            "persistent_workers": self.persistent_workers,
+            "pin_memory": self.pin_memory,
+            "memory": f"{max(1, self.budget_bytes // MIB)}MiB",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTable:
+    """All plans of one dataset on one machine."""
+
+    profile: Profile
+    facts: Facts
+    budget_bytes: int
+    """What one rank's loader was allowed."""
+    step_s: float | None
+    plans: tuple[Plan, ...]
+    recommended: Plan
+    """The least memory of those that are as fast as any within the budget."""
+    notes: tuple[str, ...] = field(default=())
+    """What to know besides."""
+
+    def __getitem__(self, name: str) -> Plan:
+        """The plan of that name."""
+        for plan in self.plans:
+            if plan.name == name:
+                return plan
+        raise KeyError(f"{name}; there are {', '.join(plan.name for plan in self.plans)}")
+
+    def explain(self) -> str:
+        """The recommended plan and why, in words, a line each."""
+        return "\n".join((f"Recommended: {self.recommended.name}.", *wording.describe(self.recommended), *self.notes))
+
+    def to_yaml(self, plan: Plan | None = None) -> str:
+        """Settings of ``plan``, or of the recommended one: torch's own keys, usable without penstock, and ours."""
+        plan = self.recommended if plan is None else plan
+        memory, theirs = plan.memory, plan.torch_memory
+        lines = [
+            f"# {' '.join(self.profile.name.split())}: the {plan.name} plan, for one rank of {self.facts.ranks}.",
+            f"# Host memory: {format_bytes(memory.expected)} ({format_bytes(memory.low)} to "
+            f"{format_bytes(memory.high)}) with penstock, {format_bytes(theirs.expected)} with torch's DataLoader.",
+        ]
+        arguments = plan.arguments()
+        ours = {"memory": arguments.pop("memory")}
+        lines += [f"{key}: {_yaml(value)}" for key, value in arguments.items()]
+        lines += ["penstock:", *(f"  {key}: {value}" for key, value in ours.items())]
+        return "\n".join(lines) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything; the profile without its single samples, which are its file's business."""
+        seen = self.profile.as_json()
+        figures = ("sample_bytes", "largest_bytes", "spread", "wait_s", "cpu_s")
+        profile = {**seen, "samples": len(seen["samples"]), **{name: getattr(self.profile, name) for name in figures}}
+        return {**asdict(replace(self, profile=_BARE)), "profile": profile, "recommended": self.recommended.name}
+
+
+def make_plans(
+    profile: Profile,
+    facts: Facts,
+    batch_size: int,
+    *,
+    budget_bytes: int,
+    step_s: float | None = None,
+    most_workers: int | None = None,
+) -> PlanTable:
+    """All plans, and the one to take. ``budget_bytes`` and ``step_s`` are one rank's; ``most_workers``: try no more."""
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size} has no sample in it; plans need at least 1")
+    given = Given(profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s)
+    room_bytes = facts.available_bytes // facts.ranks
+    load = Load(profile=profile, cores=facts.cores, batch_size=batch_size, workers=1, step_s=step_s or 0.0)
+    tried = try_all(load, room_bytes=room_bytes, most_workers=most_workers)
+    within = [each for each in tried if given.memory(each).high <= budget_bytes]
+    chosen = choose(tried, within, alike=_ALIKE)
+    wider = try_all(larger_batch(load), room_bytes=room_bytes, most_workers=most_workers)
+    fitting = [each for each in wider if given.memory(each).high <= budget_bytes]
+    chosen["bigger batch"] = choose(wider, fitting, alike=_ALIKE)["fast"]
+    best = max(each.outcome.samples_per_s for each in chosen.values())
+    plans = {name: given.plan(name, chosen[name], best) for name in NAMES}
+    recommended = _recommended([plans[name] for name in NAMES if name != "bigger batch"])
+    table = PlanTable(
+        profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s, plans=tuple(plans.values()),
+        recommended=recommended,
+    )  # fmt: skip
+    return replace(table, notes=wording.notes(table))
+
+
+def allowed_bytes(memory: str | int | float, available_bytes: int, ranks: int) -> int:
+    """What one rank's loader takes for ``memory=``: a size is each rank's own, a share is divided among them."""
+    size = parse_size(memory)
+    if size.fixed_bytes is not None:
+        return size.fixed_bytes
+    return max(1, size.resolve(available_bytes, auto_fraction=AUTO_SHARE) // ranks)
+
+
+def _recommended(plans: list[Plan]) -> Plan:
+    """Not a larger batch: that changes the training, which is the user's to decide."""
+    fitting = [plan for plan in plans if plan.fits]
+    if not fitting:
+        return min(plans, key=lambda plan: plan.memory.high)
+    fastest = max(plan.samples_per_s.expected for plan in fitting)
+    as_fast = [plan for plan in fitting if plan.samples_per_s.expected >= _ALIKE * fastest]
+    return min(as_fast, key=lambda plan: plan.memory.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What all plans of a table share."""
+
+    profile: Profile
+    facts: Facts
+    budget_bytes: int
+    step_s: float | None
+
+    def doubt(self, batch_size: int) -> float:
+        """How far off a prediction may be; batches of few, uneven samples differ from each other."""
+        known = _MEASURED if self.profile.is_measured else _STATED
+        return known + self.profile.spread / batch_size**0.5
+
+    def memory(self, each: Tried) -> Range:
+        return Range.around(each.outcome.growth_bytes, self.doubt(each.load.batch_size))
+
+    def plan(self, name: str, each: Tried, best: float) -> Plan:
+        load, outcome = each.load, each.outcome
+        doubt, memory = self.doubt(load.batch_size), self.memory(each)
+        prefetch = max(_USUAL_PREFETCH, -(-each.depth // load.workers))
+        theirs = play_torch(load, prefetch)
+        share = memory.high * self.facts.ranks / max(1, self.facts.available_bytes)
+        risk = "low" if share < CALM else "medium" if share < TIGHT else "high"
+        fits, speed = memory.high <= self.budget_bytes, outcome.samples_per_s / best
+        suits, pros, cons = wording.words(name, risk, load, fits=fits, is_fastest=speed >= _ALIKE)
+        return Plan(
+            name=name,
+            workers=load.workers,
+            workers_on_node=load.workers * self.facts.ranks,
+            depth=each.depth,
+            prefetch_factor=prefetch,
+            batch_size=load.batch_size,
+            memory=memory,
+            torch_memory=Range.around(theirs.growth_bytes, max(doubt, _TORCHS)),
+            samples_per_s=Range.around(outcome.samples_per_s, doubt),
+            speed=speed,
+            wait=None if self.step_s is None else outcome.wait_fraction,
+            first_batch_s=outcome.first_batch_s,
+            in_flight=(each.depth + 1) * load.batch_size,
+            pin_memory=self.facts.gpu_bytes is not None,
+            persistent_workers=True,
+            budget_bytes=int(min(memory.high * (_SLACK if each.is_own else 1.0), self.budget_bytes)),
+            fits=fits,
+            risk=risk,
+            suits=suits,
+            pros=pros,
+            cons=cons,
+            reason=wording.reason(each, best, self.step_s),
+        )
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_BARE = Profile(name="", length=None, samples=())

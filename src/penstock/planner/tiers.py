@@ -1,0 +1,141 @@
+"""Starting points: settings by platform, GPU memory, cores and RAM, where nothing can be measured.
+
+In:  what the machine has.
+Out: ``StartingPoint``, with where each figure comes from.
+Runs in: anywhere; pure.
+
+These are what teams began with and kept, not predictions: a dataset of large samples needs less, one that waits more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.units import format_bytes
+
+_GB = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What decides a starting point."""
+
+    platform: str
+    """As in ``sys.platform``."""
+    cores: float
+    """That all ranks together may use, quotas counted."""
+    ram_bytes: int
+    """Memory of the machine, or the container's limit."""
+    gpu_bytes: int | None
+    """Memory of one GPU; None: none, or not known."""
+    ranks: int
+    """Training processes on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """GPUs of a size."""
+
+    up_to_bytes: float
+    """Nominal; a GPU shows a little less or more than it is sold with."""
+    name: str
+    batch_low: int
+    batch_high: int
+    workers: int
+    prefetch_factor: int
+
+
+TIERS = (
+    Tier(up_to_bytes=12 * _GB, name="8 GB", batch_low=4, batch_high=8, workers=8, prefetch_factor=2),
+    Tier(up_to_bytes=20 * _GB, name="16 GB", batch_low=8, batch_high=16, workers=8, prefetch_factor=4),
+    Tier(up_to_bytes=float("inf"), name="24 GB and more", batch_low=16, batch_high=32, workers=16, prefetch_factor=8),
+)
+NO_GPU = Tier(up_to_bytes=0, name="no GPU known", batch_low=8, batch_high=8, workers=8, prefetch_factor=4)
+WORKERS_A_GPU = 4
+"""Of several in one machine."""
+CACHES = ((96 * _GB, 10 / 64, 20 / 64), (192 * _GB, 20 / 128, 40 / 128), (float("inf"), 50 / 256, 80 / 256))
+"""Machines up to so much memory: from which to which share of it a cache may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """Settings to begin with."""
+
+    batch_size: int
+    batch_high: int
+    """As far as it may go on this GPU, with 10-20% of its memory left free."""
+    workers: int
+    """Of one rank."""
+    workers_on_node: int
+    torch_workers: int
+    """For torch's own loader: 0 on Windows, where its worker processes were what did not work."""
+    prefetch_factor: int
+    pin_memory: bool
+    cache_low_bytes: int
+    cache_high_bytes: int
+    """One cache for the whole node."""
+    why: tuple[str, ...]
+    """Where the figures come from."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Of ``penstock.DataLoader``."""
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.workers,
+            "prefetch_factor": self.prefetch_factor,
+            "persistent_workers": True,
+            "pin_memory": self.pin_memory,
+            "memory": "auto",
+        }
+
+    def to_yaml(self) -> str:
+        lines = ["# Starting points, nothing was measured. Figures are for one rank."]
+        for key, value in self.arguments().items():
+            shown = str(value).lower() if isinstance(value, bool) else value
+            lines += ["penstock:", f"  {key}: {shown}"] if key == "memory" else [f"{key}: {shown}"]
+        return "\n".join(lines) + "\n"
+
+
+def starting_point(machine: Machine) -> StartingPoint:
+    """Where to begin on a machine."""
+    gpu_bytes = machine.gpu_bytes
+    tier = NO_GPU if gpu_bytes is None else next(each for each in TIERS if gpu_bytes <= each.up_to_bytes)
+    half = max(1, int(machine.cores / 2 / machine.ranks))
+    usual = tier.workers if machine.ranks == 1 else WORKERS_A_GPU
+    workers = min(usual, half)
+    is_windows = machine.platform == "win32"
+    low, high = next((low, high) for up_to, low, high in CACHES if machine.ram_bytes <= up_to)
+    return StartingPoint(
+        batch_size=tier.batch_low,
+        batch_high=tier.batch_high,
+        workers=workers,
+        workers_on_node=workers * machine.ranks,
+        torch_workers=0 if is_windows else workers,
+        prefetch_factor=tier.prefetch_factor,
+        pin_memory=gpu_bytes is not None,
+        cache_low_bytes=int(low * machine.ram_bytes),
+        cache_high_bytes=int(high * machine.ram_bytes),
+        why=tuple(_why(machine, tier, workers, half, is_windows=is_windows)),
+    )
+
+
+def _why(machine: Machine, tier: Tier, workers: int, half: int, *, is_windows: bool) -> list[str]:
+    known = tier.name if machine.gpu_bytes is None else f"a GPU of {tier.name} ({format_bytes(machine.gpu_bytes)} here)"
+    why = [
+        f"batch: {known}; GPUs of 8 GB 4-8, 16 GB 8-16, 24 GB and more 16-32, leaving 10-20% of it free "
+        "(a speech team's settings)"
+    ]
+    rule = "16 for a GPU of 24 GB and more, else 8 (a speech team's settings)"
+    if machine.ranks > 1:
+        rule = f"{WORKERS_A_GPU} for each of several GPUs (a video team's settings)"
+    limit = f"; half of {machine.cores:g} cores for {machine.ranks} rank{'s' * (machine.ranks > 1)} is {half} each"
+    on_node = workers * machine.ranks
+    why.append(f"workers: {rule}{limit}; {workers} per rank, {on_node} on this node")
+    if is_windows:
+        why.append("platform: on Windows penstock's workers are threads; torch's worker processes stay at 0 there")
+    why.append(
+        f"cache: 10-20 GB of 64, 20-40 of 128, 50-80 of 256, never over half, one for the node; "
+        f"{format_bytes(machine.ram_bytes)} here"
+    )
+    return why

@@ -1,0 +1,302 @@
+"""What is wrong with a run, from what was measured of it, and what to change in the user's own settings.
+
+In:  ``Evidence``.
+Out: ``Trouble``s, worst first.
+Runs in: anywhere; pure: the same evidence gives the same troubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.planner.feeding import FED, STARVED
+from penstock.units import MIB, format_bytes
+
+Severity = Literal["hurts", "warning", "info"]
+"""hurts: expect a crash, a kill or a crawl; warning: costs speed or memory; info: good to know."""
+_SEVERITIES: tuple[Severity, ...] = ("hurts", "warning", "info")
+
+CALM, DANGER = 0.65, 0.76
+"""Shares of the memory there is: below the first go on, above the second lower something."""
+GPU_IDLE, GPU_FULL = 0.80, 0.95
+"""Shares of the time a GPU is busy: below the first it wants more data, above the second it has enough."""
+LOW_HITS = 0.5
+"""A cache that misses more often than it hits."""
+_FEW_LOOKUPS = 200
+_SWAP_BYTES = 16 * MIB
+_CONTAINERS_BYTES = 64 * MIB
+_WHOLE_BYTES = 64 * MIB
+_COMPUTES = 0.6
+"""A sample that computes for more than this share of its time gains nothing from workers beyond the cores."""
+_SHORT_BATCH_S = 1e-3
+"""A batch whose samples take less to fetch is not worth handing to another process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known of a run. None: not measured here."""
+
+    batch_size: int
+    workers: int
+    depth: int
+    cores: float
+    limit_bytes: int
+    """Memory of the machine or container."""
+    used_bytes: int
+    """Of that, in use with the loader at its fullest."""
+    budget_bytes: int
+    """What the loader may take."""
+    batch_bytes: int
+    shared_batches: bool
+    """Whether rows of one batch come from several workers."""
+    samples_per_s: float
+    wait_fraction: float | None = None
+    """Share of the training loop's time spent waiting for data."""
+    cpu_fraction: float | None = None
+    """Share of a sample's time that computes, in a worker."""
+    fetch_s: float | None = None
+    """Time in the dataset for a batch, all its samples together."""
+    torch_used_bytes: int | None = None
+    """As ``used_bytes``, with torch's DataLoader and the same settings."""
+    gpu_busy: float | None = None
+    """Share of the time the GPU was busy."""
+    has_gpu: bool = False
+    pins: bool = False
+    """Whether page-locked memory was asked for."""
+    cache_hit_rate: float | None = None
+    cache_lookups: int = 0
+    cache_bytes: int = 0
+    cache_limit_bytes: int = 0
+    swap_growth_bytes: int | None = None
+    kills: int | None = None
+    """Processes killed for want of memory meanwhile."""
+    containers_bytes: int = 0
+    """Python objects in the dataset that every worker comes to copy, for one worker."""
+    containers: str = ""
+    """The largest of them, by name."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Argument -> its name in the user's own settings."""
+
+    def key(self, argument: str) -> str:
+        return self.keys.get(argument, argument)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """One thing that is wrong, in the shape of the doctor's findings."""
+
+    id: str
+    """Stable name, for programs."""
+    severity: Severity
+    what: str
+    """The evidence, with its numbers."""
+    fix: str
+    """The change to make."""
+
+
+Diagnosis = tuple[Severity, str, str] | None
+"""Severity, what, fix; None when all is well."""
+
+
+def troubles(evidence: Evidence) -> tuple[Trouble, ...]:
+    """Everything worth saying, worst first."""
+    found = []
+    for name, check in CHECKS.items():
+        diagnosis = check(evidence)
+        if diagnosis is not None:
+            severity, what, fix = diagnosis
+            found.append(Trouble(id=name, severity=severity, what=what, fix=fix))
+    return tuple(sorted(found, key=lambda trouble: _SEVERITIES.index(trouble.severity)))
+
+
+def _out_of_memory(seen: Evidence) -> Diagnosis:
+    share = seen.used_bytes / max(1, seen.limit_bytes)
+    if not seen.kills and share < CALM:
+        return None
+    killed = f"{seen.kills} process(es) killed for want of memory; " if seen.kills else ""
+    moves = [f"lower {seen.key('batch_size')} from {seen.batch_size} to {max(1, seen.batch_size // 2)}"]
+    if seen.workers > 1:
+        moves.append(f"{seen.key('num_workers')} from {seen.workers} to {max(1, seen.workers // 2)}")
+    if seen.cache_limit_bytes:
+        moves.insert(0, f"lower {seen.key('cache')} to {format_bytes(0.6 * seen.cache_limit_bytes)}")
+    moves.append(f"or set {seen.key('memory')} to what the loader may take, {format_bytes(seen.budget_bytes / 2)} say")
+    return (
+        "hurts" if seen.kills or share >= DANGER else "warning",
+        f"{killed}{format_bytes(seen.used_bytes)} of {format_bytes(seen.limit_bytes)} in use at the fullest "
+        f"({share:.0%}; up to {CALM:.0%} is calm, from {DANGER:.0%} it is too much)",
+        ", ".join(moves),
+    )
+
+
+def _swap(seen: Evidence) -> Diagnosis:
+    if seen.swap_growth_bytes is None or seen.swap_growth_bytes < _SWAP_BYTES:
+        return None
+    return (
+        "hurts",
+        f"swap grew by {format_bytes(seen.swap_growth_bytes)} while this ran: memory goes to disk and comes back",
+        f"lower {seen.key('memory')} or {seen.key('batch_size')} until swap stands still; end what else runs here",
+    )
+
+
+def _torch_out_of_memory(seen: Evidence) -> Diagnosis:
+    used = seen.torch_used_bytes
+    if used is None or used / max(1, seen.limit_bytes) < DANGER or used <= seen.used_bytes:
+        return None
+    return (
+        "info",
+        f"torch's DataLoader with the same settings has {format_bytes(used)} of {format_bytes(seen.limit_bytes)} in "
+        f"use, penstock's {format_bytes(seen.used_bytes)}",
+        f"stay with penstock.DataLoader, or lower {seen.key('prefetch_factor')} and {seen.key('num_workers')} before "
+        "going back",
+    )
+
+
+def _starved(seen: Evidence) -> Diagnosis:
+    waited = seen.wait_fraction
+    if waited is None or waited < FED or (not seen.workers and waited >= STARVED):
+        return None
+    computes = seen.cpu_fraction is not None and seen.cpu_fraction > _COMPUTES
+    key, workers = seen.key("num_workers"), seen.workers
+    if workers < int(seen.cores) or (not computes and workers < 4 * seen.cores):
+        most = int(seen.cores) if computes else int(4 * seen.cores)
+        fix = f"raise {key} from {workers} to {max(1, min(most, 2 * workers))}"
+    elif seen.cache_hit_rate is None:
+        fix = (
+            f"{workers} workers keep {seen.cores:g} cores busy: keep samples near with cache=, prepare them beforehand "
+            "(penstock.precompute), or make __getitem__ cheaper"
+        )
+    else:
+        fix = (
+            f"raise {seen.key('cache')}, or make __getitem__ cheaper: {workers} workers keep {seen.cores:g} cores busy"
+        )
+    return (
+        "warning" if waited >= STARVED else "info",
+        f"the training loop waits for data {waited:.0%} of its time, at {seen.samples_per_s:.3g} samples/s",
+        fix,
+    )
+
+
+def _gpu(seen: Evidence) -> Diagnosis:
+    busy = seen.gpu_busy
+    if busy is None or GPU_IDLE <= busy <= GPU_FULL:
+        return None
+    if busy > GPU_FULL:
+        return "info", f"the GPU is busy {busy:.0%} of the time: loading is fast enough", "nothing to do"
+    if seen.wait_fraction is not None and seen.wait_fraction < FED:
+        return (
+            "info",
+            f"the GPU is busy {busy:.0%} of the time, and the loop waits for data only {seen.wait_fraction:.0%} of it",
+            f"data is not what it lacks: raise {seen.key('batch_size')}, or look at the step itself",
+        )
+    return (
+        "warning",
+        f"the GPU is busy only {busy:.0%} of the time",
+        f"raise {seen.key('num_workers')} from {seen.workers}, then {seen.key('prefetch_factor')}",
+    )
+
+
+def _hit_rate(seen: Evidence) -> Diagnosis:
+    rate = seen.cache_hit_rate
+    if rate is None or rate >= LOW_HITS or seen.cache_lookups < _FEW_LOOKUPS:
+        return None
+    is_full = seen.cache_bytes >= 0.9 * seen.cache_limit_bytes
+    more = f"raise {seen.key('cache')} from {format_bytes(seen.cache_limit_bytes)}; " if is_full else ""
+    return (
+        "warning" if is_full else "info",
+        f"the cache answers {rate:.2%} of {seen.cache_lookups:,} lookups, with {format_bytes(seen.cache_bytes)} of "
+        f"{format_bytes(seen.cache_limit_bytes)} in use",
+        f"{more}shuffle less widely (penstock.data.BlockShuffleSampler) or by sequence (penstock.data.SequenceSampler)"
+        if is_full
+        else "it is not full yet: look again after an epoch",
+    )
+
+
+def _many_workers(seen: Evidence) -> Diagnosis:
+    over = seen.workers > seen.cores
+    computes = seen.cpu_fraction is None or seen.cpu_fraction > _COMPUTES
+    if not over or (not computes and seen.workers <= 4 * seen.cores):
+        return None
+    share = "" if seen.cpu_fraction is None else f", and a sample computes for {seen.cpu_fraction:.0%} of its time"
+    return (
+        "warning",
+        f"{seen.workers} workers on {seen.cores:g} usable cores{share}: they take turns",
+        f"lower {seen.key('num_workers')} to {max(1, int(seen.cores if computes else 4 * seen.cores))}",
+    )
+
+
+def _no_workers(seen: Evidence) -> Diagnosis:
+    if seen.workers or seen.wait_fraction is None or seen.wait_fraction < STARVED:
+        return None
+    return (
+        "warning",
+        f"there are no workers: the training process loads every batch itself, {seen.wait_fraction:.0%} of its time",
+        f"set {seen.key('num_workers')} to {max(1, int(seen.cores))}",
+    )
+
+
+def _containers(seen: Evidence) -> Diagnosis:
+    all_bytes = seen.containers_bytes * seen.workers
+    if all_bytes < _CONTAINERS_BYTES:
+        return None
+    return (
+        "hurts" if all_bytes > 0.25 * (seen.limit_bytes - seen.used_bytes) else "warning",
+        f"workers copy what they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each, "
+        f"{format_bytes(all_bytes)} in {seen.workers}, over an epoch",
+        "keep it once for all workers: penstock.data.SharedList(...), an array, or Parquet",
+    )
+
+
+def _whole_batches(seen: Evidence) -> Diagnosis:
+    if seen.shared_batches or seen.workers < 2:
+        return None
+    more_bytes = (seen.workers - 1) * seen.batch_bytes
+    short = seen.fetch_s is not None and seen.fetch_s < 5 * _SHORT_BATCH_S
+    if short and more_bytes < _WHOLE_BYTES:
+        return None
+    return (
+        "warning" if more_bytes >= _WHOLE_BYTES else "info",
+        f"every batch is built whole by one worker, so {seen.workers} of {format_bytes(seen.batch_bytes)} are under "
+        "way at a time",
+        "a map-style dataset without __getitems__, whose samples are tensors, arrays, numbers or texts, shares them; "
+        f"or lower {seen.key('num_workers')}",
+    )
+
+
+def _tiny(seen: Evidence) -> Diagnosis:
+    if not seen.workers or seen.fetch_s is None or seen.fetch_s >= _SHORT_BATCH_S:
+        return None
+    return (
+        "info",
+        f"a batch of {seen.batch_size} samples takes {1e6 * seen.fetch_s:.0f} µs to fetch and "
+        f"{format_bytes(seen.batch_bytes)}: passing it between processes costs as much",
+        f"raise {seen.key('batch_size')}, give the dataset __getitems__, or try {seen.key('num_workers')}=0",
+    )
+
+
+def _pinning(seen: Evidence) -> Diagnosis:
+    if not seen.pins or seen.has_gpu:
+        return None
+    return (
+        "info",
+        "page-locked memory was asked for, and there is no GPU here: it was left out, and costs nothing",
+        f"measure {seen.key('pin_memory')} on the machine that trains",
+    )
+
+
+CHECKS: dict[str, Callable[[Evidence], Diagnosis]] = {
+    "out-of-memory": _out_of_memory,
+    "swap-growth": _swap,
+    "torch-out-of-memory": _torch_out_of_memory,
+    "data-starved": _starved,
+    "gpu-use": _gpu,
+    "cache-hit-rate": _hit_rate,
+    "workers-over-cores": _many_workers,
+    "no-workers": _no_workers,
+    "python-containers": _containers,
+    "whole-batches": _whole_batches,
+    "tiny-batches": _tiny,
+    "pin-without-gpu": _pinning,
+}
+"""Trouble's id -> the check that finds it."""

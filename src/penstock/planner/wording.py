@@ -1,0 +1,206 @@
+"""Plans in words: why, for whom, what speaks for them and what against, and what to know besides.
+
+In:  plans and what they were made of.
+Out: sentences.
+Runs in: anywhere; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.planner.choices import Tried, worker_counts
+from penstock.planner.pipeline import Load
+from penstock.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from penstock.planner.plans import Plan, PlanTable
+
+_WAITS, _COMPUTES = 0.6, 0.2
+"""Share of a sample's time spent waiting: above the first it waits, below the second it computes."""
+_CONTAINERS_BYTES = 8 * MIB
+_STARVED = 0.05
+"""Share of the training's time spent waiting for data that is worth a word."""
+
+_WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "safe": (
+        "a machine shared with others, or a first try",
+        ("least memory", "room for other programs"),
+        ("the GPU may wait for data",),
+    ),
+    "balanced": (
+        "everyday training that nobody watches",
+        ("most of the speed for little memory", "recovers from a slow stretch without a rise in memory"),
+        ("not the last of the speed",),
+    ),
+    "fast": (
+        "a machine of one's own, with a look at the monitor now and then",
+        ("as fast as any within the budget",),
+        ("less memory left for other programs",),
+    ),
+    "extreme": (
+        "experiments at the limit, watched all the time",
+        ("the most samples per second the machine loads, whatever the budget",),
+        ("memory for the last few per cent", "close other programs first"),
+    ),
+    "bigger batch": (
+        "a GPU with memory to spare",
+        ("fewer, larger steps keep the GPU busier", "gradient accumulation can fall by a third"),
+        (
+            "more GPU memory: leave 10-20% of it free",
+            "convergence may change: scale the learning rate, or lower accumulation to keep the sum",
+            "a NaN costs a larger step, and is harder to recover from",
+        ),
+    ),
+}
+
+
+def words(
+    name: str, risk: str, load: Load, *, fits: bool, is_fastest: bool
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Whom a plan suits, what speaks for it and what against."""
+    suits, pros, cons = _WORDS[name]
+    if is_fastest and name in ("safe", "balanced"):
+        pros, cons = (*pros, "as fast as any plan here"), ()
+    if load.workers > max(1, load.cores):
+        cons = (*cons, f"more workers than the {load.cores:g} cores: right only while samples wait")
+    if not fits:
+        cons = (*cons, "may take more than was allowed")
+    if risk != "low":
+        cons = (*cons, "close to all the memory that is free: close other programs, and watch it")
+    return suits, pros, cons
+
+
+def reason(each: Tried, best: float, step_s: float | None) -> str:
+    """The arithmetic behind a plan."""
+    load, outcome = each.load, each.outcome
+    sample_s = load.profile.wait_s + load.profile.cpu_s
+    if step_s:
+        needed = sample_s * load.batch_size / load.step_s
+        why = (
+            f"{milliseconds(sample_s)} × {load.batch_size} samples / {milliseconds(load.step_s)} a step = "
+            f"{needed:.1f} workers' work"
+        )
+    else:
+        why = (
+            f"a sample computes {milliseconds(load.profile.cpu_s)} and waits {milliseconds(load.profile.wait_s)}, on "
+            f"{_count(load.cores, 'core')}"
+        )
+    return (
+        f"{why}; {_count(load.workers, 'worker')} with {_count(each.depth, 'batch', 'batches')} ahead "
+        f"{'reach' if load.workers > 1 else 'reaches'} {outcome.samples_per_s / best:.0%} of the fastest in "
+        f"{format_bytes(outcome.growth_bytes)}."
+    )
+
+
+def describe(plan: Plan) -> Iterator[str]:
+    """A plan in a few lines."""
+    ranks = plan.workers_on_node // plan.workers
+    yield f"Why: {plan.reason}"
+    yield (
+        f"Workers: {plan.workers} per rank, {plan.workers_on_node} on this node ({_count(ranks, 'rank')}). "
+        f"Memory: {_range(plan)} per rank, {format_bytes(plan.memory.high * ranks)} at most on this node."
+    )
+    yield f"Suits: {plan.suits}."
+    yield f"For it: {'; '.join(plan.pros)}."
+    if plan.cons:
+        yield f"Against it: {'; '.join(plan.cons)}."
+
+
+def _range(plan: Plan) -> str:
+    return f"{format_bytes(plan.memory.low)} to {format_bytes(plan.memory.high)}"
+
+
+def _settings(plan: Plan) -> tuple[int, int, int]:
+    return plan.workers, plan.depth, plan.batch_size
+
+
+def notes(table: PlanTable) -> tuple[str, ...]:
+    """What to know besides, the weightiest first."""
+    return tuple(_notes(table))
+
+
+def _notes(table: PlanTable) -> Iterator[str]:
+    profile, facts, best = table.profile, table.facts, table.recommended
+    if not best.fits:
+        others = table.plans[-1]
+        larger = " The bigger batch does not either." if not others.fits else ""
+        yield (
+            f"No plan fits {format_bytes(table.budget_bytes)}: the least, {best.name}, may take "
+            f"{format_bytes(best.memory.high)}.{larger} Lower the batch size, or allow more."
+        )
+    if profile.length is not None and profile.length < best.batch_size:
+        yield (
+            f"A batch of {best.batch_size} is more than the {_count(profile.length, 'sample')} there are: an epoch is "
+            "one smaller batch, or none with drop_last, and takes less than the figures above. Lower the batch size."
+        )
+    same = [plan.name for plan in table.plans if _settings(plan) == _settings(best)]
+    if best.fits and len(same) > 1:
+        yield f"The plans {', '.join(same)} are the same settings here: {_why_no_more(table)}."
+    if not profile.is_measured:
+        yield "Nothing was measured: the figures come from what was stated, and so does their range."
+    yield from _about_time(table)
+    if not profile.is_splittable:
+        yield (
+            "Batches of this dataset are built whole by one worker each, so memory grows with workers; a map-style "
+            "dataset without __getitems__ would share them."
+        )
+    if profile.containers_bytes >= _CONTAINERS_BYTES:
+        yield (
+            f"Python containers in the dataset: every worker comes to copy {format_bytes(profile.containers_bytes)} of "
+            f"them, {format_bytes(best.workers_on_node * profile.containers_bytes)} in all, in the course of an epoch "
+            "and beyond the figures above; penstock doctor names them."
+        )
+    if profile.is_picklable is False:
+        yield (
+            "The dataset cannot be pickled: workers that are forked have it, those started by spawn or forkserver "
+            "(macOS, Windows, Python 3.14) cannot."
+        )
+    if profile.holds_gil is False:
+        yield 'Two threads read it faster than one: backend="thread" would do, without memory for worker processes.'
+    if facts.ranks > 1:
+        yield (
+            f"Figures are for one rank; {facts.ranks} ranks on this machine take {facts.ranks} times as much, and "
+            f"{facts.ranks} × {best.workers} = {best.workers_on_node} workers."
+        )
+
+
+def _why_no_more(table: PlanTable) -> str:
+    most = worker_counts(table.profile, table.facts.cores)[-1]
+    if table.recommended.workers < most or most <= max(1, table.facts.cores):
+        return "more of anything would not make it faster"
+    return (
+        f"{_count(most, 'worker')} are the most a plan has on {_count(table.facts.cores, 'core')}; penstock tune with "
+        "--most-workers tries more"
+    )
+
+
+def _about_time(table: PlanTable) -> Iterator[str]:
+    """Where samples' time goes, and who waits for whom."""
+    profile, cores, best = table.profile, table.facts.cores, table.recommended
+    sample_s = profile.wait_s + profile.cpu_s
+    share = profile.wait_s / sample_s if sample_s else 0.0
+    if share >= _WAITS:
+        more = "more workers than cores can help" if profile.is_measured else "more workers than cores may help"
+        yield f"Bound by waiting: {share:.0%} of a sample's time nobody computes (disks, networks); {more}."
+    elif share <= _COMPUTES:
+        yield f"Bound by the processor: {1 - share:.0%} of a sample's time is computing, on {_count(cores, 'core')}."
+    else:
+        yield f"Neither waiting ({share:.0%} of a sample's time) nor computing ({1 - share:.0%}) alone bounds it."
+    if best.wait is not None and best.wait >= _STARVED:
+        yield (
+            f"The training would still wait {best.wait:.0%} of its time: cheaper samples, a cache or more cores would "
+            "help, more memory alone would not."
+            if best.speed >= 0.95
+            else f"The training would wait {best.wait:.0%} of its time with this plan, for want of memory."
+        )
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits of it, or all of a long one."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{1000 * seconds:,.0f} ms"
+
+
+def _count(number: float, one: str, many: str = "") -> str:
+    return f"{number:g} {one if number == 1 else many or one + 's'}"

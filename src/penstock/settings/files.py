@@ -1,0 +1,106 @@
+"""Settings files: found, decoded, and read by the format their name says.
+
+In:  a path, or a mapping.
+Out: ``Document``; a ConfigError of one line for what cannot be read.
+Runs in: trainer, command line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.settings.document import Document, Format, flatten, too_deep
+from penstock.settings.toml_text import read_toml
+from penstock.settings.yaml_text import read_yaml
+from penstock.units import MIB, format_bytes
+
+LARGEST_FILE_BYTES = 64 * MIB
+"""A data file given by mistake is refused before it is parsed for minutes."""
+
+FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json"}
+
+Source = str | PathLike[str] | Mapping[str, Any]
+"""What settings are read from."""
+
+
+def read_source(source: Source) -> Document:
+    if isinstance(source, Mapping):
+        return Document(name="the mapping", format="mapping", leaves=flatten(source, "the mapping"))
+    if not isinstance(source, str | PathLike):
+        raise ConfigError(
+            f"settings come from a file's path or a mapping, not from {type(source).__name__}; "
+            "of a dataclass or a namespace give vars(config)"
+        )
+    return read_file(Path(source))
+
+
+def read_file(path: Path) -> Document:
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise ConfigError(f"{path}: settings files end in {', '.join(FORMATS)}")
+    text, has_mark = _decoded(path)
+    return read_text(text, name=str(path), kind=kind, has_mark=has_mark)
+
+
+def read_text(text: str, *, name: str, kind: Format, has_mark: bool = False) -> Document:
+    if not text.strip():
+        raise ConfigError(f"{name} is empty; there are no settings in it")
+    if kind == "json":
+        nested = parse_json(text, name)
+        return Document(name=name, format=kind, text=text, leaves=flatten(nested, name), has_mark=has_mark)
+    leaves, homes = read_yaml(text, name) if kind == "yaml" else read_toml(text, name)
+    return Document(name=name, format=kind, text=text, leaves=leaves, homes=homes, has_mark=has_mark)
+
+
+def _decoded(path: Path) -> tuple[str, bool]:
+    """The text, without a byte order mark, and whether there was one. Line ends stay as they are."""
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > LARGEST_FILE_BYTES:
+            raise ConfigError(f"{path} has {format_bytes(size_bytes)}; this is no settings file")
+        raw = path.read_bytes()
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, ConfigError):
+            raise
+        why = getattr(problem, "strerror", None) or str(problem)
+        raise ConfigError(f"{path} cannot be read: {why}") from None
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path} is UTF-16; save it as UTF-8")
+    has_mark = raw.startswith(codecs.BOM_UTF8)
+    try:
+        return raw[len(codecs.BOM_UTF8) * has_mark :].decode("utf-8"), has_mark
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{path} is no UTF-8 text (byte {problem.start:,}); save it as UTF-8") from None
+
+
+def parse_json(text: str, name: str) -> dict[str, Any]:
+    def section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ConfigError(f"{name}: the key {key!r} is there twice in one section; keep one")
+            found[key] = value
+        return found
+
+    try:
+        nested = json.loads(text, object_pairs_hook=section)
+    except json.JSONDecodeError as problem:
+        raise ConfigError(f"{name}, line {problem.lineno}: {problem.msg}") from None
+    except RecursionError:
+        raise too_deep(name) from None
+    except ValueError as problem:
+        if isinstance(problem, ConfigError):
+            raise
+        raise ConfigError(f"{name}: {problem}") from None
+    if not isinstance(nested, dict):
+        what = "a list" if isinstance(nested, list) else "a single value"
+        raise ConfigError(f"{name} is {what} where keys and values are due")
+    if not nested:
+        raise ConfigError(f"{name} is empty; there are no settings in it")
+    return nested

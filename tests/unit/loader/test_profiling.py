@@ -1,0 +1,153 @@
+"""A look at a dataset before it is loaded in earnest: real processes, a second each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from penstock.errors import ConfigError, DataError
+from penstock.loader.planning import plan
+from penstock.loader.profiling import profile
+from penstock.loader.sampling import NoDataError, is_picklable, look, spread_indices, weigh
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __init__(self, *, wait_s: float = 0.0, spin_s: float = 0.0, fails_at: int = -1, count: int = 1000) -> None:
+        self.wait_s, self.spin_s, self.fails_at, self.count = wait_s, spin_s, fails_at, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.fails_at:
+            raise ValueError("damaged")
+        time.sleep(self.wait_s)
+        end_s = time.thread_time() + self.spin_s
+        while time.thread_time() < end_s:
+            pass
+        return torch.zeros(25_000)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(40, 10))
+
+
+def children() -> set[int]:
+    """What this process has started; tests before may have left helpers of Python's own."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def seen_of(dataset: Any, batch_size: int = 4) -> Any:
+    return look(dataset, batch_size, default_collate, seconds=0.5, on_progress=lambda done: None)
+
+
+def test_waiting_and_computing_are_told_apart() -> None:
+    waits, computes = seen_of(Slow(wait_s=0.02)), seen_of(Slow(spin_s=0.02))
+    for sample in waits.samples:
+        assert sample.wait_s > 0.015 and sample.cpu_s < 0.01 and sample.size_bytes == 100_000
+    assert all(sample.cpu_s > 0.015 for sample in computes.samples)
+    assert waits.holds_gil is False and computes.holds_gil is not False
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (Slow(fails_at=0), "index 0 failed: ValueError: damaged"),
+        (Slow(count=0), "empty"),
+        ([torch.zeros(1), torch.zeros(2), torch.zeros(3), torch.zeros(4)], "collating failed.*collate_fn="),
+        (5, "asking for its samples failed: TypeError"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_no_process_is_left(dataset: Any, said: str) -> None:
+    before = children()
+    with pytest.raises(DataError, match=said) as raised:
+        seen_of(dataset)
+    assert "\n" not in str(raised.value)
+    assert children() <= before
+
+
+class Missing(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.load(f"/nowhere/{index}.pt")
+
+
+@pytest.mark.parametrize(("dataset", "lacks"), [(Slow(count=0), True), (Missing(), True), (Slow(fails_at=0), False)])
+def test_a_dataset_without_data_is_told_from_one_that_is_wrong(dataset: Any, lacks: bool) -> None:
+    with pytest.raises(DataError) as raised:
+        seen_of(dataset)
+    assert isinstance(raised.value, NoDataError) is lacks
+
+
+def test_a_look_can_be_given_up_and_makes_do_with_what_there_is() -> None:
+    def look_within(wait_s: float) -> Any:
+        return look(
+            Slow(wait_s=wait_s), 4, default_collate, seconds=0.2, within_s=1.0, on_progress=lambda done: None,
+            tries_threads=False,
+        )  # fmt: skip
+
+    before, began_s = children(), time.monotonic()
+    seen = look_within(0.4)
+    assert len(seen.samples) == 1 and seen.holds_gil is None
+    with pytest.raises(DataError, match="not over within 1 s"):
+        look_within(30)
+    assert time.monotonic() - began_s < 4 and children() <= before
+
+
+def test_a_process_that_dies_is_told_of() -> None:
+    class Deadly(Slow):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            import os
+
+            os._exit(7)
+
+    with pytest.raises(DataError, match="exit code 7"):
+        seen_of(Deadly())
+
+
+def test_streams_are_read_from_their_beginning() -> None:
+    assert 3 <= len(seen_of(Stream()).samples) <= 40
+
+
+def test_indices_are_spread_from_the_first_few_on() -> None:
+    assert sorted(spread_indices(3, 10)) == [0, 1, 2]
+    few = spread_indices(10_000_000, 256)[:8]
+    assert len(set(few)) == 8 and max(few) > 5_000_000 > min(few)
+    assert spread_indices(0, 10) == []
+
+
+def test_what_cannot_be_pickled_is_found_without_keeping_it() -> None:
+    assert is_picklable(Slow()) and not is_picklable(lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "size_bytes"), [("abc", 3), (b"abcd", 4), (7, 0), ({"x": torch.zeros(2), "y": ["a", "bc"]}, 11)]
+)
+def test_samples_are_weighed(value: Any, size_bytes: int) -> None:
+    assert weigh(value) == size_bytes
+
+
+def test_a_profile_knows_both_loaders_and_leaves_nothing() -> None:
+    told: list[str] = []
+    before = children()
+    found = profile(Slow(wait_s=0.01), 4, name="slow", seconds=2.0, on_progress=lambda what, done: told.append(what))
+    assert found.length == 1000 and found.is_splittable and found.is_picklable
+    assert 0.009 < found.wait_s < 0.05 and found.sample_bytes == 100_000
+    for cost in (found.torchs, found.ours):
+        assert 2 << 20 <= cost.worker_bytes < 200 << 20 and 0 <= cost.trainer_s < 0.1 and 1.0 <= cost.copies <= 4.0
+    assert told[-1] == "done" and "torch's DataLoader" in told
+    assert children() <= before
+
+
+@pytest.mark.parametrize("dataset", [5, iter([1])])
+def test_a_plan_is_refused_for_what_is_no_dataset(dataset: Any) -> None:
+    with pytest.raises(ConfigError, match="is no dataset: it has no __getitem__ and no __len__"):
+        plan(dataset, 8, seconds=1.0)

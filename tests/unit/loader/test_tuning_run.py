@@ -1,0 +1,56 @@
+"""One live loader under changing settings: what it measures is comparable, however it got there."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from penstock.loader.tuning_run import LiveLoader
+from penstock.planner.search import Setting
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+MIB = 1 << 20
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __init__(self, *, wait_s: float, size_bytes: int) -> None:
+        self.wait_s, self.size_bytes = wait_s, size_bytes
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.wait_s)
+        return torch.zeros(self.size_bytes, dtype=torch.uint8)
+
+
+def live(dataset: Rows, batch_size: int, trial_s: float) -> LiveLoader:
+    return LiveLoader(
+        dataset, batch_size, collate_fn=None, memory_bytes=1 << 30, step_s=0.0, trial_s=trial_s,
+        on_batch=lambda: None,
+    )  # fmt: skip
+
+
+def test_a_setting_takes_as_much_memory_after_a_larger_one_as_before_it() -> None:
+    before = set(psutil.Process().children())
+    with live(Rows(wait_s=0.002, size_bytes=4 * MIB), 4, trial_s=0.4) as loader:
+        small = Setting(1, 2)
+        first = loader.measure(small, batch_s=0.02)
+        larger = loader.measure(Setting(4, 6), batch_s=0.01)
+        again = loader.measure(small, batch_s=0.02)
+    assert larger.memory_bytes > 1.5 * first.memory_bytes
+    assert again.memory_bytes == pytest.approx(first.memory_bytes, rel=0.15)
+    assert set(psutil.Process().children()) <= before
+
+
+def test_batches_that_take_longer_than_a_measurement_are_waited_for() -> None:
+    with live(Rows(wait_s=0.05, size_bytes=1000), 4, trial_s=0.1) as loader:
+        trial = loader.measure(Setting(1, 2), batch_s=0.2)
+    # Of too few of them nothing would be known.
+    assert trial.noise < 1.0
+    assert 0 < trial.samples_per_s < 22

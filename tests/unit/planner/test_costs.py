@@ -1,0 +1,127 @@
+"""What a loader costs, out of runs whose figures were made up of known costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.planner.costs import Run, our_cost, slope, their_cost
+from penstock.planner.own_pipeline import play_ours
+from penstock.planner.pipeline import Load
+from penstock.planner.profile import LoaderCost, Profile, Sample
+from penstock.planner.torch_pipeline import play_torch
+
+MB = 1_000_000
+OURS = LoaderCost(
+    worker_bytes=8 * MB, sample_s=0.001, batch_s=0.0, trainer_s=0.0005, start_s=0.0, beside_s=0.002,
+    trainer_bytes=5 * MB,
+)  # fmt: skip
+TORCHS = LoaderCost(
+    worker_bytes=12 * MB,
+    sample_s=0.0,
+    batch_s=0.008,
+    trainer_s=0.003,
+    start_s=0.0,
+    creep_bytes=MB,
+    trainer_bytes=5 * MB,
+)
+PROFILE = Profile(
+    name="made up", length=1000, samples=(Sample(size_bytes=MB, wait_s=0.02, cpu_s=0.004),), ours=OURS, torchs=TORCHS
+)
+
+
+def load(workers: int = 2, **more: object) -> Load:
+    return Load(profile=replace(PROFILE, **more), cores=2, batch_size=8, workers=workers)
+
+
+def our_run(workers: int, *, batches: int = 20, slower: float = 1.0) -> Run:
+    """As ours would be with so many workers: memory and processor time as the costs say."""
+    outcome = play_ours(load(workers))
+    return Run(
+        rows=8,
+        batches=batches,
+        seconds=batches * 8 / outcome.samples_per_s,
+        first_batch_s=outcome.first_batch_s,
+        workers_cpu_s=slower * batches * 8 * (PROFILE.cpu_s + OURS.sample_s),
+        trainer_cpu_s=batches * (OURS.trainer_s + OURS.beside_s),
+        deliver_s=batches * OURS.trainer_s,
+        collate_s=0.0,
+        shared_bytes=outcome.most_batches_bytes,
+        own_bytes=outcome.most_workers_bytes + OURS.trainer_bytes,
+    )
+
+
+def their_run(*, creep_bytes: int = MB, batches: int = 40) -> Run:
+    outcome = play_torch(load(), 2, batches=0)
+    built = batches + 2 * 2
+    still = outcome.most_workers_bytes - 2 * 2 * TORCHS.creep_bytes
+    return Run(
+        rows=8,
+        batches=batches,
+        seconds=batches * 8 / outcome.samples_per_s,
+        first_batch_s=outcome.first_batch_s,
+        workers_cpu_s=batches * (8 * PROFILE.cpu_s + TORCHS.batch_s),
+        trainer_cpu_s=batches * TORCHS.trainer_s,
+        deliver_s=None,
+        collate_s=0.0,
+        shared_bytes=outcome.most_batches_bytes,
+        own_bytes=still + built * creep_bytes + TORCHS.trainer_bytes,
+        heaps=tuple((number, number * creep_bytes) for number in range(batches)),
+    )
+
+
+def test_costs_of_ours_come_back_out_of_its_runs() -> None:
+    cost = our_cost(our_run(2), our_run(6), load(), 6)
+    assert cost.worker_bytes == pytest.approx(OURS.worker_bytes, rel=0.1)
+    assert cost.trainer_bytes == pytest.approx(OURS.trainer_bytes, rel=0.3)
+    assert (cost.sample_s, cost.trainer_s, cost.beside_s) == pytest.approx((0.001, 0.0005, 0.002))
+    assert cost.copies == pytest.approx(1.0) and cost.crowding == 0.0
+
+
+def test_workers_that_crowd_each_other_are_seen_by_their_processor_time() -> None:
+    assert our_cost(our_run(2), our_run(6, slower=1.2), load(), 6).crowding == pytest.approx(0.2)
+    # The first run made pages that the second uses again: that is no crowd, and the cheaper one counts.
+    warm = our_cost(our_run(2, slower=1.5), our_run(6), load(), 6)
+    assert warm.crowding == 0.0 and warm.sample_s == pytest.approx(0.001)
+
+
+def test_a_stream_that_keeps_its_workers_has_one_figure_for_them() -> None:
+    cost = our_cost(our_run(2), our_run(2), load(), 2)
+    assert cost.worker_bytes == pytest.approx(OURS.worker_bytes + OURS.trainer_bytes / 2, rel=0.1)
+    assert cost.trainer_bytes == 0
+
+
+def test_costs_of_torchs_come_back_out_of_its_run() -> None:
+    cost = their_cost(their_run(), load(), 2, tensors=1)
+    assert cost.worker_bytes == pytest.approx(TORCHS.worker_bytes, rel=0.1)
+    assert cost.creep_bytes == pytest.approx(TORCHS.creep_bytes, rel=0.05)
+    assert (cost.batch_s, cost.trainer_s) == pytest.approx((0.008, 0.003))
+    assert cost.creep_batches == 128 and their_cost(their_run(), load(), 2, tensors=8).creep_batches == 16
+
+
+def test_a_short_run_that_does_not_show_the_creep_is_not_believed() -> None:
+    assert their_cost(their_run(creep_bytes=0), load(), 2, tensors=1).creep_bytes <= 0.75 * MB
+    small = load(samples=(Sample(size_bytes=10_000, wait_s=0.02, cpu_s=0.004),))
+    assert their_cost(replace(their_run(creep_bytes=0), own_bytes=20 * MB), small, 2, tensors=1).creep_bytes == 0
+
+
+def test_no_worker_of_torchs_is_leaner_than_ours() -> None:
+    lean = replace(their_run(), own_bytes=2 * (8 + 2) * MB)
+    cost = their_cost(lean, load(), 2, tensors=1)
+    assert cost.worker_bytes == OURS.worker_bytes and cost.creep_bytes < 0.2 * MB
+
+
+@pytest.mark.parametrize(
+    ("points", "steep"),
+    [
+        ([(n, 5 * n) for n in range(10)], 5.0),
+        ([(n, -5 * n) for n in range(10)], 0.0),
+        ([(n, 7) for n in range(10)], 0.0),
+        ([(n, 100 * (n % 2)) for n in range(10)], 0.0),
+        ([(0, 0), (1, 5)], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_a_slope_is_one_only_if_it_is_steady(points: list[tuple[int, int]], steep: float) -> None:
+    assert slope(points) == pytest.approx(steep)
