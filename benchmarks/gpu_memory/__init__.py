@@ -1,0 +1,1 @@
+"""What bench_gpu_memory predicts and measures."""

@@ -1,0 +1,76 @@
+"""Optimizers by name, with the state that each keeps.
+
+In:  a name, or a function from parameters to an optimizer.
+Out: a ``torch.optim.Optimizer`` over meta parameters.
+Runs in: trainer, command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from penstock.errors import ConfigError
+
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
+
+_BLOCK = 256
+_LEAST_QUANTIZED = 4096
+"""Smaller parameters keep their state in float32, as bitsandbytes does it."""
+
+
+class EightBitState(Optimizer):
+    """Sizes of an 8-bit Adam: a byte a value for each of two moments, and a scale for every 256 of them.
+
+    It computes nothing; it is there to be traced. Its kernels work in place, one parameter at a time.
+    """
+
+    def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or self.state[parameter]:
+                    continue
+                count = parameter.numel()
+                small = count < _LEAST_QUANTIZED
+                for name in ("first", "second"):
+                    kind = torch.float32 if small else torch.uint8
+                    self.state[parameter][name] = torch.zeros_like(parameter, dtype=kind)
+                    if not small:
+                        scales = parameter.new_zeros(-(-count // _BLOCK), dtype=torch.float32)
+                        self.state[parameter][f"{name}_scales"] = scales
+
+
+_BY_NAME: dict[str, MakeOptimizer] = {
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-4),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-4),
+    "adamw-fused": lambda params: torch.optim.AdamW(params, lr=1e-4, fused=True),
+    "adamw-8bit": EightBitState,
+    "sgd": lambda params: torch.optim.SGD(params, lr=1e-3),
+    "sgd-momentum": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-4),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=1e-3),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-3),
+}
+
+NAMES = tuple(_BY_NAME)
+"""What ``optimizer=`` takes by name."""
+
+
+def maker_of(optimizer: str | MakeOptimizer) -> MakeOptimizer:
+    """The function behind a name. ``ConfigError`` for a name nobody knows."""
+    if callable(optimizer):
+        return optimizer
+    found = _BY_NAME.get(optimizer.lower().replace("_", "-")) if isinstance(optimizer, str) else None
+    if found is None:
+        raise ConfigError(
+            f"optimizer={optimizer!r} is not known; write one of {', '.join(NAMES)}, or a function that takes the "
+            f"parameters and returns a torch optimizer"
+        )
+    return found
