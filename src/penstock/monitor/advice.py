@@ -1,0 +1,131 @@
+"""What to lower when memory runs out, in the user's own words, and what each would free.
+
+In:  figures of a run; each loader's settings and what the user calls them.
+Out: one warning.
+Runs in: trainer; pure: the same figures give the same words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.monitor.figures import part
+from penstock.units import MIB, format_bytes
+
+CALM_BELOW = 0.05
+"""How far below the line memory must fall before the next warning, and what advice aims at."""
+_WORTH_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A loader that could take less."""
+
+    name: str
+    is_only: bool
+    configuration: Mapping[str, Any]
+    keys: Mapping[str, str]
+    """Argument -> what the user's own settings call it."""
+
+    def key(self, argument: str) -> str:
+        said = self.keys.get(argument, argument)
+        return said if self.is_only else f"{said} of {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One setting to lower."""
+
+    what: str
+    frees_bytes: float
+    valve: str | None
+    """The same for ``penstock set``; None: it cannot be turned from outside."""
+
+
+def warning(figures: Mapping[str, float], loaders: Sequence[Subject], *, warn_at: float, run_id: str | None) -> str:
+    """Fact, numbers, and what would help."""
+    used, limit = figures["used_bytes"], max(1.0, figures["limit_bytes"])
+    excess = max(used - (warn_at - CALM_BELOW) * limit, 0.01 * limit)
+    text = (
+        f"WARNING: memory is {used / limit:.1%} full ({format_bytes(used)} of {format_bytes(limit)}, warning at "
+        f"{warn_at:.0%}); this training has {format_bytes(figures.get('tree_bytes', 0.0))} of it"
+    )
+    found = [
+        move for number, each in enumerate(loaders) for move in moves(each, part(figures, f"loader.{number}"), excess)
+    ]
+    found.sort(key=lambda move: -move.frees_bytes)
+    if not found:
+        trainer = figures.get("trainer_bytes", 0.0)
+        return (
+            f"{text}. The loaders hold little of it: the training process itself has {format_bytes(trainer)}; lower "
+            "batch_size, keep less between steps, or end other programs"
+        )
+    lines = [f"   lower {move.what}: frees about {format_bytes(move.frees_bytes)}" for move in found]
+    valve = next((move.valve for move in found if move.valve), None)
+    if run_id is not None and valve is not None:
+        lines.append(f"   now, while it runs: penstock set {run_id} {valve}")
+    return "\n".join([f"{text}.", *lines])
+
+
+def moves(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> list[Move]:
+    """What of one loader could be lowered, each on its own by enough or by half."""
+    found = [
+        _fewer_workers(loader, figures, excess_bytes),
+        _less_ahead(loader, figures, excess_bytes),
+        _smaller_cache(loader, figures, excess_bytes),
+    ]
+    return [move for move in found if move is not None and move.frees_bytes >= _WORTH_BYTES]
+
+
+def _fewer_workers(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
+    workers = int(figures.get("workers", 0))
+    each = figures.get("workers_private_bytes", 0.0) / max(1, workers)
+    if workers < 2 or not each:
+        return None
+    fewer = max(1, workers // 2, workers - math.ceil(excess_bytes / each))
+    return Move(
+        what=f"{loader.key('num_workers')} from {workers} to {fewer}",
+        frees_bytes=(workers - fewer) * each,
+        valve=_valve(loader, f"workers={fewer}"),
+    )
+
+
+def _less_ahead(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
+    depth, workers = int(figures.get("depth", 0)), int(figures.get("workers", 0))
+    batch = figures.get("in_flight_bytes", 0.0) / (depth + 1)
+    if depth < 2 or not batch:
+        return None
+    less = max(1, depth // 2, depth - math.ceil(excess_bytes / batch))
+    factor = loader.configuration.get("prefetch_factor")
+    if loader.configuration.get("depth") is None and factor and workers and factor > 1:
+        fewer = max(1, math.ceil(less / workers))
+        if fewer < factor and fewer * workers < depth:
+            return Move(
+                what=f"{loader.key('prefetch_factor')} from {factor} to {fewer}",
+                frees_bytes=(depth - fewer * workers) * batch,
+                valve=_valve(loader, f"depth={fewer * workers}"),
+            )
+    return Move(
+        what=f"depth (batches ahead{'' if loader.is_only else ' of ' + loader.name}) from {depth} to {less}",
+        frees_bytes=(depth - less) * batch,
+        valve=_valve(loader, f"depth={less}"),
+    )
+
+
+def _smaller_cache(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
+    has, limit = figures.get("cache_bytes", 0.0), figures.get("cache_limit_bytes", 0.0)
+    if not has:
+        return None
+    smaller = max(has / 2, has - excess_bytes)
+    return Move(
+        what=f"{loader.key('cache')} from {format_bytes(limit)} to {format_bytes(smaller)}",
+        frees_bytes=has - smaller,
+        valve=None,
+    )
+
+
+def _valve(loader: Subject, words: str) -> str:
+    return words if loader.is_only else f"{words} loader={loader.name!r}"

@@ -1,0 +1,68 @@
+"""Where runs are kept: one folder of this user's, that nobody else can look into.
+
+In:  the environment.
+Out: paths; the folders themselves once somebody writes.
+Runs in: trainer, command line.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from penstock.errors import PenstockError
+
+LONGEST_SOCKET_PATH_BYTES = 100
+"""The kernel takes 107, some 103."""
+
+
+def state_folder() -> Path:
+    """``$PENSTOCK_HOME``, or ``$XDG_STATE_HOME/penstock``, or ``~/.local/state/penstock``."""
+    own = os.environ.get("PENSTOCK_HOME", "")
+    if own:
+        # A training may change its working directory.
+        return Path(own).expanduser().absolute()
+    root = os.environ.get("XDG_STATE_HOME", "")
+    # A relative path there is to be ignored, by its own specification.
+    if root.startswith("/"):
+        return Path(root) / "penstock"
+    try:
+        return Path.home() / ".local" / "state" / "penstock"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"penstock-{_user()}" / "state"
+
+
+def runs_folder(home: Path) -> Path:
+    return home / "runs"
+
+
+def make_private(folder: Path) -> Path:
+    """Make a folder only this user can enter. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def socket_path(home: Path, run_id: str) -> Path:
+    """Where a run's socket goes: in its home, or, where that path is too long for a socket, in a short one.
+
+    Makes the folder. Raises OSError, or PenstockError where another user has been there first.
+    """
+    wanted = home / "sockets" / run_id
+    if len(os.fsencode(wanted)) <= LONGEST_SOCKET_PATH_BYTES:
+        make_private(wanted.parent)
+        return wanted
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    is_usable = base.startswith("/") and len(base) < 60 and os.access(base, os.W_OK | os.X_OK)
+    folder = Path(base) / "penstock-runs" if is_usable else Path("/tmp") / f"penstock-runs-{_user()}"
+    make_private(folder)
+    found = folder.lstat()
+    # /tmp is everybody's: who made the folder first could put a socket of his own there.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user() or found.st_mode & 0o077:
+        raise PenstockError(f"{folder} must be a directory that belongs to you and nobody else can read; remove it")
+    return folder / run_id
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0

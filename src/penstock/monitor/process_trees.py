@@ -1,0 +1,203 @@
+"""Any training seen from outside, penstock's or not: a process and its descendants, by id or by pattern.
+
+In:  a process id, or a pattern of command lines; /proc.
+Out: ``TreeNow``: figures named as in ``figures``, and each process with what it does.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from penstock.meter import MemoryReport, Roots, TreeMeter, memory
+from penstock.meter.tree import process_memory, read_tree, report_of
+from penstock.monitor.run_facts import without_secrets
+
+_WALKED_AT_MOST_BYTES = 32 << 30
+"""Resident pages up to which each is looked at: half a second, in which the training's page faults wait."""
+_REAL = Roots()
+_DOING = {
+    psutil.STATUS_RUNNING: "running", psutil.STATUS_SLEEPING: "waiting", psutil.STATUS_IDLE: "waiting",
+    psutil.STATUS_DISK_SLEEP: "waiting for disk", psutil.STATUS_STOPPED: "stopped", psutil.STATUS_ZOMBIE: "ended",
+    psutil.STATUS_TRACING_STOP: "stopped",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessNow:
+    """One process of a tree."""
+
+    pid: int
+    name: str
+    doing: str
+    """running, waiting, waiting for disk, stopped."""
+    processors: float | None
+    """How many it has kept busy since the last look; None: not known yet."""
+    bytes: int
+    """Memory no other process has; where that cannot be read, all it has resident."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeNow:
+    """A process and its descendants at one moment."""
+
+    pid: int
+    command: str
+    """Its command line, without what looks like a secret."""
+    started_s: float
+    measure: str
+    """How tree_bytes was taken: pss, rss, or sum of parts."""
+    figures: dict[str, float]
+    """tree_bytes in trainer_bytes (the process's own), workers_bytes (its descendants' own) and other_bytes (what they
+    share); processes; processors_busy and read_bytes_per_s since the last look."""
+    processes: tuple[ProcessNow, ...]
+    """Root first."""
+
+
+class WatchedTree:
+    """One tree, looked at again and again."""
+
+    def __init__(self, pid: int, *, clock: Callable[[], float] = time.monotonic, roots: Roots = _REAL) -> None:
+        """Raises psutil.NoSuchProcess."""
+        self.pid = pid
+        root = psutil.Process(pid)
+        self._started_s = root.create_time()
+        self._clock = clock
+        self._roots = roots
+        self._meter = TreeMeter(pid, exact_for_new=True, clock=clock, roots=roots)
+        self._known: dict[int, psutil.Process] = {pid: root}
+        self._before: dict[psutil.Process, tuple[float, float]] = {}
+        """Seconds of processor and bytes read, as of the last look."""
+        self._looked_s: float | None = None
+        self._command = ""
+
+    def look(self) -> TreeNow | None:
+        """The tree now; None once its root has ended."""
+        report, measure = self._memory()
+        try:
+            if not report.processes or not self._known[self.pid].is_running():
+                return None
+            self._command = self._command or _command(self._known[self.pid])
+        except psutil.Error:
+            return None
+        now_s = self._clock()
+        elapsed_s = None if self._looked_s is None else max(1e-6, now_s - self._looked_s)
+        used = {process: _used(process) for each in report.processes if (process := self._process(each.pid))}
+        before, self._before, self._looked_s = self._before, used, now_s
+        # A process that is new since then has used all it has used since then.
+        more = {
+            process: (each[0] - then[0], each[1] - then[1])
+            for process, each in used.items()
+            if (then := before.get(process, (0.0, 0.0)))
+        }
+        processes = tuple(self._now(each, more, elapsed_s) for each in report.processes)
+        # A training that starts workers for every epoch goes through thousands.
+        self._known = {pid: process for pid, process in self._known.items() if process in used or pid == self.pid}
+        own = [each.bytes for each in processes]
+        tree_bytes = float(report.rss_bytes if report.pss_bytes is None else report.pss_bytes)
+        figures = {
+            "tree_bytes": tree_bytes,
+            "trainer_bytes": float(own[0]),
+            "workers_bytes": float(sum(own[1:])),
+            "other_bytes": max(0.0, tree_bytes - sum(own)),
+            "processes": float(len(processes)),
+        }
+        if elapsed_s is not None:
+            figures["processors_busy"] = sum(max(0.0, cpu_s) for cpu_s, _ in more.values()) / elapsed_s
+            figures["read_bytes_per_s"] = sum(max(0.0, count) for _, count in more.values()) / elapsed_s
+        return TreeNow(
+            pid=self.pid, command=self._command, started_s=self._started_s, measure=measure, figures=figures,
+            processes=processes,
+        )  # fmt: skip
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _memory(self) -> tuple[MemoryReport, str]:
+        quick = memory(self.pid, exact=False, roots=self._roots)
+        if quick.rss_bytes <= _WALKED_AT_MOST_BYTES or not self._roots.is_linux:
+            report = self._meter.poll()
+            return report, "rss" if report.pss_bytes is None else "pss"
+        # Of what is mapped from files and shared memory, whoever has most has it all, nearly.
+        readings, gone = read_tree(self.pid, exact=False, roots=self._roots)
+        report = report_of(map(process_memory, readings), exact=False, skipped=gone)
+        shared = max((each.statm.file_bytes for each in readings), default=0)
+        total = sum(each.statm.anon_bytes for each in readings) + shared
+        return MemoryReport(
+            processes=report.processes, rss_bytes=total, pss_bytes=None, uss_bytes=None, exact=False, skipped=gone
+        ), "sum of parts"
+
+    def _process(self, pid: int) -> psutil.Process | None:
+        known = self._known.get(pid)
+        try:
+            if known is None or not known.is_running():
+                known = self._known[pid] = psutil.Process(pid)
+        except psutil.Error:
+            self._known.pop(pid, None)
+            return None
+        return known
+
+    def _now(self, each: Any, more: dict[psutil.Process, tuple[float, float]], elapsed_s: float | None) -> ProcessNow:
+        process = self._known.get(each.pid)
+        doing, cpu_s = "ended", None
+        if process is not None:
+            cpu_s = more.get(process, (None, 0.0))[0]
+            try:
+                doing = _DOING.get(process.status(), "waiting")
+            except psutil.Error:
+                pass  # gone meanwhile
+        return ProcessNow(
+            pid=each.pid,
+            name=each.name,
+            doing=doing,
+            processors=None if cpu_s is None or elapsed_s is None else max(0.0, cpu_s) / elapsed_s,
+            bytes=each.rss_bytes if each.uss_bytes is None else each.uss_bytes,
+        )
+
+
+def find_roots(pattern: re.Pattern[str]) -> list[int]:
+    """Processes whose command line matches, without those below another that does, nor this one and who called it."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for process in psutil.process_iter(["pid", "ppid", "cmdline", "status"]):
+        facts = process.info
+        parents[facts["pid"]] = facts["ppid"]
+        words = facts["cmdline"]
+        if words and facts["status"] != psutil.STATUS_ZOMBIE and pattern.search(" ".join(words)):
+            found.add(facts["pid"])
+    # The pattern stands in this command's own line, and in that of the shell or the tmux around it.
+    found -= set(_line(os.getpid(), parents))
+    return sorted(pid for pid in found if not found & set(_line(pid, parents)[1:]))
+
+
+def _line(pid: int, parents: dict[int, int]) -> list[int]:
+    """A process, its parent, and so on up."""
+    line = [pid]
+    while (parent := parents.get(line[-1])) and parent not in line:
+        line.append(parent)
+    return line
+
+
+def _used(process: psutil.Process) -> tuple[float, float]:
+    """Seconds of processor and bytes read, of all its life; 0 where it does not say."""
+    cpu_s = read = 0.0
+    try:
+        times = process.cpu_times()
+        cpu_s = times.user + times.system
+        read = float(getattr(process.io_counters(), "read_chars", 0))
+    except (psutil.Error, AttributeError, OSError):
+        pass  # gone, another user's, or a platform that does not count
+    return cpu_s, read
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(without_secrets(process.cmdline())) or process.name()
+    except psutil.AccessDenied:
+        return process.name()

@@ -1,0 +1,61 @@
+"""Text of others, times and rates, made fit to be shown on a line of a terminal.
+
+In:  names of runs, seconds, figures that may not be known.
+Out: short printable text.
+Runs in: trainer, command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.units import format_bytes
+
+
+def one_line(text: str, longest: int = 60) -> str:
+    """Any text on one line: what would move a cursor or colour a terminal is taken out, what is too long is cut."""
+    # Twice what is shown is enough to look at; a name may have ten thousand characters.
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * longest + 2])
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= longest and len(text) <= 2 * longest + 2 else plain[: longest - 1] + "…"
+
+
+def duration(seconds: float) -> str:
+    """``2:05``, ``1:02:05``, ``3d 04:00``."""
+    whole = int(seconds)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02}:{minute:02}"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def rate(per_s: float | None) -> str:
+    return "-" if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def share(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.0%}" if fraction >= 0.1 or not fraction else f"{fraction:.1%}"
+
+
+def memory(count: float | None) -> str:
+    return "-" if count is None else format_bytes(count)
+
+
+def configuration(settings: Mapping[str, Any]) -> str:
+    """``4 workers, depth 3, 6GB, batch 32, cache 20.0 GiB``: what is set."""
+    workers = settings.get("workers")
+    parts = [] if workers is None else [f"{workers} worker" + "s" * (workers != 1)]
+    if settings.get("depth") is not None:
+        parts.append(f"depth {settings['depth']}")
+    elif settings.get("prefetch_factor") is not None:
+        parts.append(f"prefetch {settings['prefetch_factor']}")
+    held = settings.get("memory")
+    if held is not None and held != "auto":
+        parts.append(held if isinstance(held, str) else format_bytes(held) if held > 1 else f"{held:.0%}")
+    if settings.get("batch_size") is not None:
+        parts.append(f"batch {settings['batch_size']}")
+    if settings.get("cache_bytes"):
+        parts.append(f"cache {format_bytes(settings['cache_bytes'])}")
+    return one_line(", ".join(parts), 80)

@@ -1,0 +1,56 @@
+"""Several points made one keep what each figure is for; rates come from two readings."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.monitor.figures import FIGURES, figure_of, merged, part
+from penstock.monitor.gauges import Reading, figures_between
+from penstock.monitor.watched_loader import LoaderReading
+
+
+def test_rates_are_averaged_over_time_memory_keeps_its_peak_and_counters_their_last() -> None:
+    one = {"samples_per_s": 100.0, "tree_bytes": 9.0, "available_bytes": 3.0, "samples": 10.0, "loader.0.depth": 2.0}
+    two = {"samples_per_s": 40.0, "tree_bytes": 5.0, "available_bytes": 7.0, "samples": 50.0, "loader.0.depth": 4.0}
+    assert merged([(1.0, one), (2.0, two)]) == {
+        "samples_per_s": pytest.approx(60.0),
+        "tree_bytes": 9.0,
+        "available_bytes": 3.0,
+        "samples": 50.0,
+        "loader.0.depth": 4.0,
+    }
+
+
+def test_a_figure_that_some_points_lack_is_merged_from_those_that_have_it() -> None:
+    assert merged([(1.0, {}), (3.0, {"gpu.0.busy_fraction": 0.5}), (0.0, {"gpu.0.busy_fraction": 1.0})]) == {
+        "gpu.0.busy_fraction": 0.5
+    }
+
+
+def test_every_figure_of_bytes_says_so_in_its_name() -> None:
+    assert all((figure.unit == "bytes") == name.endswith("_bytes") for name, figure in FIGURES.items())
+    assert figure_of("gpu.3.used_bytes").rule == "most" and figure_of("loader.12.samples").rule == "last"
+    assert figure_of("of_somebody_elses_bytes").rule == "most"
+    assert part({"loader.1.depth": 2.0, "loader.10.depth": 3.0, "depth": 5.0}, "loader.1") == {"depth": 2.0}
+
+
+def reading(t_s: float, samples: int, wait_s: float, hits: float, misses: float) -> Reading:
+    levels = {"tree_bytes": 5.0, "cache_hits": hits, "cache_misses": misses}
+    return Reading(t_s, samples // 8, levels, (LoaderReading(samples, wait_s, True, {"depth": 2.0}, None),))
+
+
+def test_rates_are_those_between_two_readings() -> None:
+    figures = figures_between(reading(10.0, 80, 1.0, 5, 5), reading(12.0, 240, 1.5, 35, 15))
+    assert figures["samples_per_s"] == figures["loader.0.samples_per_s"] == 80
+    assert figures["wait_fraction"] == 0.25 and figures["cache_hit_rate"] == 0.75 and figures["steps_per_s"] == 10
+    assert figures["samples"] == 240 and figures["loader.0.depth"] == 2
+
+
+def test_a_wait_that_is_counted_late_is_no_more_than_all_of_the_time() -> None:
+    figures = figures_between(reading(10.0, 80, 1.0, 0, 0), reading(11.0, 80, 9.0, 0, 0))
+    assert figures["wait_fraction"] == 1.0 and "cache_hit_rate" not in figures
+
+
+def test_the_first_reading_has_no_rates() -> None:
+    figures = figures_between(None, reading(10.0, 80, 1.0, 5, 5))
+    assert figures["samples"] == 80 and "samples_per_s" not in figures
