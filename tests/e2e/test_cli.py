@@ -317,14 +317,30 @@ def test_the_bench_runs_the_users_dataset_through_both_loaders(own_data: str, ar
         (["own_data.py"], 2, "names no attribute"),
         (["own_data.py:Slow", "--memory", "plenty"], 2, "plenty"),
         (["own_data.py:Slow", "--device", "cuda:77"], 1, "nothing can be delivered on 'cuda:77'"),
-        (["own_data.py:empty"], 1, "has 0 samples and a batch 32"),
-        (["own_data.py:Failing"], 1, "failed while it was read"),
-        (["own_data.py:Failing", "--workers", "0"], 1, "sample 0 is bad"),
+        (["own_data.py:empty"], 1, "it is empty: there is no sample to run"),
+        (["own_data.py:Failing"], 1, "Failing failed while it was read: ValueError: sample 0 is bad"),
+        (["own_data.py:Failing", "--workers", "0"], 1, "Failing failed while it was read: ValueError: sample 0 is bad"),
+        (["own_data.py:Slow", "--settings", "none.yaml"], 1, "none.yaml cannot be read"),
     ],
-    ids=["no attribute", "memory", "device", "empty", "failing", "failing here"],
+    ids=["no attribute", "memory", "device", "empty", "failing", "failing here", "settings"],
 )
 def test_what_the_bench_cannot_do_it_says(own_data: str, arguments: list[str], status: int, said: str) -> None:
     target, *more = arguments
     done = run("bench", str(Path(own_data).parent / target), "--workers", "1", "--seconds", "0.2", *more)
     assert done.returncode == status
     assert said in done.stderr
+    assert status == 2 or done.stderr.count("\n") == 1
+
+
+def test_the_bench_takes_what_is_not_given_from_a_settings_file(own_data: str, tmp_path: Path) -> None:
+    (tmp_path / "team.toml").write_text(
+        "[train]\nbatch_size = 6\nnum_workers = 1\nprefetch_factor = 3\nmemory = '64MB'\n[eval]\nbatch_size = 5\n"
+    )
+    done = run(
+        "bench", f"{own_data}:Slow", "--settings", str(tmp_path / "team.toml"), "--section", "eval", "--memory", "80MB",
+        "--seconds", "0.2", "--rounds", "1", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    settings = json.loads(done.stdout)["settings"]
+    assert (settings["batch_size"], settings["workers"], settings["prefetch_factor"]) == (5, 1, 3)
+    assert settings["memory"] == "80MB"

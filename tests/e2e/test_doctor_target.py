@@ -116,3 +116,12 @@ def test_a_target_that_is_none_is_said_and_nothing_is_printed(
 
 def test_without_a_target_there_is_no_dataset_in_the_answer(folder: Path) -> None:
     assert "dataset" not in json.loads(doctor(folder, "--json").stdout)
+
+
+def test_workers_are_as_many_as_one_says(folder: Path) -> None:
+    answer = json.loads(doctor(folder, "mine.py:costly", "--json", "--workers", "12").stdout)
+    (finding,) = [finding for finding in answer["findings"] if finding["id"] == "python-containers"]
+    assert " in 12 (" in finding["what"]
+    for wrong in (("mine.py:costly", "--workers", "0"), ("--workers", "3")):
+        done = doctor(folder, *wrong)
+        assert done.returncode == 2 and "--workers" in done.stderr

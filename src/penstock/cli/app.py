@@ -25,7 +25,16 @@ COMMANDS = {
     "cache": "Show and clear the caches of this node.",
     "demo": "Compare torch's DataLoader and penstock's on this machine, on a built-in dataset.",
     "doctor": "Show what this machine or container allows, and what in it (and in a dataset) will hurt.",
+    "explain": "Show host and GPU memory by component, what it grows with, and whether loading is the bottleneck.",
+    "gpu": "Show a model's GPU memory by batch size before it is trained, and the largest batch that fits.",
     "pack": "Rewrite a dataset into tar shards or memory-mappable Arrow files.",
+    "plan": "Recommend workers, prefetch and memory for a dataset, before anything is trained.",
+    "runs": "List, compare and remove recorded runs.",
+    "set": "Change workers, depth and memory of a running training.",
+    "settings": "Show how a team's own settings file maps to arguments, and what in it will hurt here.",
+    "top": "Show running trainings live in the terminal: memory, workers, speed, GPUs.",
+    "tune": "Find the best workers and depth by measuring, on one live loader.",
+    "watch": "Alert when the memory of a machine or a training goes over a line.",
 }
 """Command -> what it is for. Module ``penstock.cli.<command>`` has the click command as ``command``."""
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
@@ -21,8 +20,8 @@ import penstock
 from penstock.cli.comparison import Comparison
 from penstock.cli.turns import Tally, Work, take_turns
 from penstock.device.lane import move
-from penstock.device.tree import leaves
 from penstock.errors import ConfigError, DataError
+from penstock.loader.sampling import weigh
 
 _LINK_BYTES = 256 << 20
 _WARM_UP_SHARE = 0.25
@@ -39,8 +38,10 @@ class BenchSettings:
     """Samples in a batch."""
     workers: int
     """Worker processes."""
-    memory: str
+    memory: str | int | float
     """Budget of our loader."""
+    prefetch_factor: int | None = None
+    """Batches torch's loader keeps ahead for each worker, and a ceiling for ours; None: their own."""
     device: str | None
     """Where batches are delivered; None leaves them in host memory."""
     shuffle: bool
@@ -101,14 +102,18 @@ def bench(
         "num_workers": settings.workers,
         "collate_fn": collate_fn,
         "persistent_workers": settings.workers > 0,
+        "prefetch_factor": settings.prefetch_factor if settings.workers else None,
     }
     if not isinstance(dataset, IterableDataset):
         given["shuffle"] = settings.shuffle
         # Every batch has as many samples then, whatever the collate function makes of them.
         given["drop_last"] = True
-        if len(dataset) < settings.batch_size:
+        length = len(dataset)
+        if length == 0:
+            raise DataError("it is empty: there is no sample to run")
+        if length < settings.batch_size:
             raise DataError(
-                f"{settings.target} has {len(dataset)} samples and a batch {settings.batch_size}; lower --batch-size"
+                f"it has {length} sample{'s' * (length > 1)} and a batch {settings.batch_size}; lower --batch-size"
             )
 
     def torchs() -> Iterable[Any]:
@@ -133,7 +138,7 @@ def bench(
     comparison = take_turns(work, on_progress=lambda name, done: on_progress(f"{name}'s DataLoader", done))
     if not all(each.samples for result in (comparison.torch, comparison.penstock) for each in result.rounds):
         raise DataError(
-            f"{settings.target} gave no batch within a round of {settings.seconds:g} s; raise --seconds, or look at "
+            f"it gave no batch within a round of {settings.seconds:g} s; raise --seconds, or look at "
             "whether the dataset is empty"
         )
     # Last: workers forked earlier must not inherit a CUDA context.
@@ -152,24 +157,6 @@ class _Moved:
             return iter(self._loader)
         device = self._device
         return (move(batch, device) for batch in self._loader)
-
-
-def weigh(batch: Any) -> int:
-    """Bytes of a batch's tensors and arrays."""
-    return sum(_bytes_of(leaf) for leaf in leaves(batch))
-
-
-def _bytes_of(leaf: Any) -> int:
-    if isinstance(leaf, np.ndarray):
-        return leaf.nbytes
-    if not isinstance(leaf, torch.Tensor):
-        return 0
-    if leaf.layout is torch.sparse_coo:
-        return leaf._values().nbytes + leaf._indices().nbytes
-    try:
-        return leaf.nbytes if leaf.layout is torch.strided and not leaf.is_nested else leaf.values().nbytes
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def _link_bytes_per_s(device: torch.device) -> float:

@@ -25,11 +25,13 @@ def show_bench(console: Console, settings: BenchSettings, measured: Measured) ->
     """Print the table and the verdict."""
     step = f", a step of {settings.step_time * 1000:g} ms" if settings.step_time else ""
     where = f", delivered on {settings.device}" if settings.device else ""
+    ahead = f", prefetch_factor={settings.prefetch_factor}" if settings.prefetch_factor and settings.workers else ""
+    workers = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
+    rounds = f"{settings.rounds} round{'s' * (settings.rounds > 1)}"
     console.print(
         Text(
-            f"{settings.target}: batches of {settings.batch_size}, {settings.workers} workers{where}{step}; "
-            f"{settings.rounds} rounds of {settings.seconds:g} s each, in turns; penstock with "
-            f"memory={settings.memory}."
+            f"{settings.target}: batches of {settings.batch_size}, {workers}{ahead}{where}{step}; {rounds} of "
+            f"{settings.seconds:g} s each, in turns; penstock with memory={settings.memory}."
         )
     )
     link = measured.link_bytes_per_s

@@ -24,7 +24,7 @@ class Round:
     samples: int
     """Samples delivered while the clock ran."""
     delivered_bytes: int
-    """Bytes of tensors and arrays in them."""
+    """Bytes of tensors, arrays and texts in them."""
     elapsed_s: float
     """How long the clock ran, the pretended training steps included."""
     first_batch_s: float

@@ -10,16 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.cli.containers import Container, Containers, find_containers
 from penstock.cli.facts import Facts
 from penstock.cli.findings import Finding, Severity
+from penstock.loader.containers import Container, Containers, find_containers
 from penstock.units import MIB, format_bytes
 
 INFO_BYTES, WARNING_BYTES = 8 * MIB, 64 * MIB
 """Copied by every worker: below the first, less than what any worker takes anyway."""
 HURTS_FRACTION = 0.25
-"""Of the memory that is left, copied by one worker for each processor; batches and the model need the rest."""
-_SHOWN_WORKERS = 8
+"""Of the memory that is left, copied by all workers; batches and the model need the rest."""
 _SHOWN_CONTAINERS = 3
 _PLAIN = {"str", "bytes", "int", "float", "bool", "NoneType", "tuple", "list", "dict"}
 _NUMBERS = {"int", "float", "bool"}
@@ -38,7 +37,7 @@ class DatasetFacts:
 
     @property
     def per_worker_bytes(self) -> int:
-        return sum(container.per_worker_bytes for container in self.containers.found)
+        return self.containers.per_worker_bytes
 
     def as_json(self) -> dict[str, Any]:
         names = ("path", "kind", "items", "bytes", "per_worker_bytes")
@@ -61,8 +60,10 @@ def look_into(dataset: Any) -> DatasetFacts:
     )
 
 
-def find_in_dataset(dataset: DatasetFacts, facts: Facts) -> tuple[Finding, ...]:
-    """What is worth saying about the dataset on this machine."""
+def find_in_dataset(dataset: DatasetFacts, facts: Facts, workers: int | None = None) -> tuple[Finding, ...]:
+    """What is worth saying about the dataset on this machine, with so many workers; by default one for each usable
+    processor."""
+    workers = max(1, int(facts.limits.cpu_usable)) if workers is None else workers
     per_worker = dataset.per_worker_bytes
     if per_worker < INFO_BYTES:
         return ()
@@ -72,10 +73,10 @@ def find_in_dataset(dataset: DatasetFacts, facts: Facts) -> tuple[Finding, ...]:
     afresh = sum(container.bytes for container in costly)
     what = (
         f"workers copy what they read of {named}{more}: {format_bytes(per_worker)} in each worker, "
-        f"{format_bytes(_SHOWN_WORKERS * per_worker)} in {_SHOWN_WORKERS} "
+        f"{format_bytes(workers * per_worker)} in {workers} "
         f"(started by spawn, {format_bytes(afresh)} each at once)"
     )
-    severity = _severity(per_worker, dataset, facts)
+    severity = _severity(per_worker, workers, dataset, facts)
     return (Finding(id="python-containers", severity=severity, what=what, fix=_fix(costly)),)
 
 
@@ -84,11 +85,10 @@ def describe(container: Container) -> str:
     return f"{container.path} ({container.kind}, {container.items:,} × {container.holds})"
 
 
-def _severity(per_worker_bytes: int, dataset: DatasetFacts, facts: Facts) -> Severity:
+def _severity(per_worker_bytes: int, workers: int, dataset: DatasetFacts, facts: Facts) -> Severity:
     # The machine was looked at before the dataset was loaded.
     held = sum(container.bytes for container in dataset.containers.found)
     left = max(0, facts.limits.memory_available_bytes - held)
-    workers = max(1, int(facts.limits.cpu_usable))
     if per_worker_bytes < WARNING_BYTES:
         return "info"
     return "hurts" if per_worker_bytes * workers > HURTS_FRACTION * left else "warning"

@@ -23,15 +23,22 @@ from penstock.meter import Roots
     "info never counts. 2 is wrong usage."
 )
 @click.argument("target", required=False)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="How many workers will read TARGET: what they copy is told for so many.  [default: usable CPUs]",
+)
 @click.option("--json", "json_wanted", is_flag=True, help="Print everything known as one JSON object.")
 @click.pass_obj
-def command(roots: Roots, target: str | None, json_wanted: bool) -> None:
+def command(roots: Roots, target: str | None, workers: int | None, json_wanted: bool) -> None:
     """Show what this machine or container allows (memory, swap, /dev/shm, CPUs, open files, GPUs) and what in
     it will hurt a training run, each with its fix.
 
     With a TARGET (module:attribute or file.py:attribute: a dataset, or a function that returns one) show also the
     large Python containers in it, which every worker copies as it reads them.
     """
+    if workers is not None and target is None:
+        raise click.UsageError("--workers is about the workers of a TARGET, and there is none")
     facts = gather(roots)
     found = find(facts)
     dataset = None
@@ -40,7 +47,7 @@ def command(roots: Roots, target: str | None, json_wanted: bool) -> None:
         from penstock.cli.target import load_target
 
         dataset = look_into(load_target(target))
-        found = worst_first([*find_in_dataset(dataset, facts), *found])
+        found = worst_first([*find_in_dataset(dataset, facts, workers), *found])
     if json_wanted:
         answer = {
             "penstock": __version__,

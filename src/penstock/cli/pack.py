@@ -1,6 +1,6 @@
 """`penstock pack`: a dataset rewritten into tar shards or memory-mappable Arrow files.
 
-In:  a TARGET, a folder of files, Parquet files or tar shards; a folder to write to.
+In:  a TARGET, a folder of files, Parquet files, tar shards or Arrow files; a folder to write to.
 Out: shards and a manifest; what was done, as a line or JSON.
 Runs in: command line; imports torch once it runs.
 """
@@ -8,9 +8,10 @@ Runs in: command line; imports torch once it runs.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +19,9 @@ from penstock.cli.interrupt import ctrl_c_on_request
 from penstock.errors import ConfigError
 from penstock.meter import Roots, limits
 from penstock.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from penstock.data.packing import Packed
 
 
 def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -44,14 +48,37 @@ def command(
     """Rewrite SRC into shards in the folder DST.
 
     SRC is module:attribute or file.py:attribute (a dataset, or a function that returns one), a folder of files (those
-    that share a name up to its first dot are one sample), Parquet files or tar shards (a file, a glob, a folder).
+    that share a name up to its first dot are one sample), or Parquet files, tar shards or Arrow files (one, a glob, a
+    name with braces such as shards-{000..009}.tar, a folder of them).
 
     Stopped or killed, the same command goes on where it was.
     """
-    from penstock.cli.page import make_console, make_progress
-
     if workers is None:
         workers = max(1, int(limits(roots=roots).cpu_usable))
+    try:
+        packed = _pack(source, destination, to=to, shard_bytes=shard_size, workers=workers, force=force)
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from here, {destination} keeps what is finished", err=True)
+        raise click.Abort from None  # click writes an empty line after the other
+    if json_wanted:
+        click.echo(json.dumps({"destination": str(destination), "format": to, **asdict(packed)}, indent=2))
+        return
+    kept = f" ({packed.kept} of them were there already)" if packed.kept else ""
+    click.echo(
+        f"{packed.samples:,} samples, {format_bytes(packed.bytes)} in {packed.shards} shards{kept} in {destination}, "
+        f"read again and compared, in {packed.seconds:.1f} s"
+    )
+    if packed.skipped:
+        click.echo(
+            f"{len(packed.skipped)} files and folders are no part of a sample and were left out, such as "
+            f"{', '.join(_examples(packed.skipped))}"
+        )
+
+
+def _pack(source: str, destination: Path, **arguments: Any) -> Packed:
+    """With a bar, and an ear for Ctrl-C."""
+    from penstock.cli.page import make_console, make_progress
+
     with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
         task = progress.add_task("loading torch", total=None)
         progress.refresh()
@@ -63,23 +90,22 @@ def command(
             progress.update(task, description=f"packing {total:,} samples", completed=done, total=total)
             progress.refresh()
 
+        def show(message: Warning | str, *_: object) -> None:
+            progress.console.print(f"warning: {message}", soft_wrap=True)
+
         given: Any = load_target(source) if _is_target(source) else source
         raise_if_ctrl_c()
-        packed = pack(
-            given, destination, to=to, shard_bytes=shard_size, workers=workers, force=force, progress=on_progress
-        )
-    if json_wanted:
-        click.echo(json.dumps({"destination": str(destination), "format": to, **asdict(packed)}, indent=2))
-        return
-    kept = f" ({packed.kept} of them were there already)" if packed.kept else ""
-    click.echo(
-        f"{packed.samples:,} samples, {format_bytes(packed.bytes)} in {packed.shards} shards{kept} in {destination}, "
-        f"read again and compared, in {packed.seconds:.1f} s"
-    )
-    if packed.skipped:
-        click.echo(
-            f"{len(packed.skipped)} files are no part of a sample and were left out, such as {packed.skipped[0]}"
-        )
+        with warnings.catch_warnings():
+            # Where in penstock's code it was raised says nothing to somebody at a terminal.
+            warnings.showwarning = show
+            return pack(given, destination, progress=on_progress, **arguments)
+
+
+def _examples(skipped: list[str]) -> list[str]:
+    """A folder and a file, where both were left out: a whole folder is the more surprising."""
+    folders = [name for name in skipped if name.endswith("/")]
+    files = [name for name in skipped if not name.endswith("/")]
+    return folders[:1] + files[:1]
 
 
 def _is_target(source: str) -> bool:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +23,10 @@ import click
 from penstock.errors import PenstockError
 
 _FORM = "TARGET is module:attribute or file.py:attribute, for example train.py:make_dataset"
+
+_FILES: dict[Path, ModuleType] = {}
+"""Files that were run, each once: a second run would make classes that are not those of the first, and whatever a file
+does at its beginning would be done again."""
 
 _NOT_THE_USERS = ("<frozen", __file__, str(Path(importlib.__file__).parent))
 
@@ -58,10 +65,38 @@ def _attribute(target: str) -> Any:
     path = where
     for name in attribute.split("."):
         if not hasattr(value, name):
-            known = ", ".join(n for n in getattr(value, "__dict__", {}) if not n.startswith("_"))
+            known = ", ".join(_own_names(value))
             raise _wrong(f"{path} has no {name!r}" + (f"; it has {known}" if known else ""))
         value, path = getattr(value, name), f"{path}.{name}"
     return value
+
+
+def _own_names(value: Any) -> list[str]:
+    """Public names; of a module, what it made itself before what it imported, and no modules."""
+    names = {name: each for name, each in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    if not isinstance(value, ModuleType):
+        return list(names)
+    here = value.__name__
+    imported = [name for name, each in names.items() if hasattr(each, "__qualname__") and each.__module__ != here]
+    own = [name for name, each in names.items() if name not in imported and not isinstance(each, ModuleType)]
+    return own + imported
+
+
+@contextmanager
+def prints_aside() -> Iterator[None]:
+    """What the user's code prints, in workers too, goes to stderr: stdout is the answer's, and programs read it."""
+    if sys.stdout is None or sys.stderr is None:  # closed by whoever started this: nothing to keep apart
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _wrong(message: str) -> click.BadParameter:
@@ -109,6 +144,11 @@ def _module(where: str) -> ModuleType:
 
 
 def _from_file(name: str, path: Path) -> ModuleType:
+    known = _FILES.get(path.resolve())
+    if known is not None:
+        # What is pickled is looked up by this name; another file of the same name may have taken it.
+        sys.modules[name] = known
+        return known
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -121,7 +161,17 @@ def _from_file(name: str, path: Path) -> ModuleType:
         if before is not None:
             sys.modules[name] = before
         raise
+    _FILES[path.resolve()] = module
     return module
+
+
+def unreadable(target: str, error: Exception) -> PenstockError:
+    """What a dataset raised while it was read, in one line."""
+    if isinstance(error, PenstockError):
+        return PenstockError(f"{target}: {' '.join(str(error).split())}")
+    # An exception of a worker brings its whole traceback along; what happened is its last line.
+    last = traceback.format_exception_only(error)[-1].rstrip().rpartition("\n")[2]
+    return PenstockError(f"{target} failed while it was read: {last}")
 
 
 def failed(what: str, error: BaseException) -> TargetError:

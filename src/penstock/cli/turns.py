@@ -8,16 +8,14 @@ Runs in: trainer (the command line plays it).
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, NamedTuple
 
-import penstock
 from penstock.cli.comparison import Comparison, LoaderResult, Round
+from penstock.meter import GrowthWatch
 
 
 class Tally(NamedTuple):
@@ -44,41 +42,6 @@ class Work:
     """How long a loader runs before the clock does."""
     settle: Callable[[], None] = field(default=lambda: None)
     """Waits for whatever the training loop has only queued."""
-
-
-class GrowthWatch:
-    """Samples the memory (PSS) of this process and its workers from a thread, and keeps the peak."""
-
-    def __init__(self, *, every_s: float = 0.25) -> None:
-        self._every_s = every_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="penstock-growth", daemon=True)
-        self._start_bytes: int | None = None
-        self._peak_bytes: int | None = None
-
-    @property
-    def peak_growth_bytes(self) -> int | None:
-        """Most memory seen, less what there was at the start; None where PSS cannot be read."""
-        if self._start_bytes is None or self._peak_bytes is None:
-            return None
-        return max(0, self._peak_bytes - self._start_bytes)
-
-    def __enter__(self) -> GrowthWatch:
-        self._start_bytes = self._peak_bytes = penstock.memory().pss_bytes
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self._every_s):
-            seen_bytes = penstock.memory().pss_bytes
-            if seen_bytes is not None and self._peak_bytes is not None:
-                self._peak_bytes = max(self._peak_bytes, seen_bytes)
 
 
 def take_turns(work: Work, *, on_progress: Callable[[str, float], None]) -> Comparison:

@@ -17,8 +17,8 @@ from penstock.errors import ConfigError
     [
         (torch.zeros(8, 3), 96),
         ([torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)], 160),
-        ({"x": np.zeros((5, 2)), "text": ["a"] * 5}, 80),
-        (["a", "b"], 0),
+        ({"x": np.zeros((5, 2)), "text": ["a"] * 5}, 85),
+        (["a", "b"], 2),
         (torch.tensor(3.0), 4),
         ([], 0),
         (torch.eye(3).to_sparse(), 3 * 4 + 2 * 3 * 8),

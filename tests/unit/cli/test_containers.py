@@ -17,17 +17,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.cli.containers import Container, Containers, find_containers
 from penstock.cli.dataset_facts import DatasetFacts, find_in_dataset, look_into
 from penstock.cli.facts import Facts
 from penstock.data.shared_list import SharedList
+from penstock.loader.containers import Container, Containers, find_containers
 
 MIB = 1 << 20
 
@@ -96,6 +96,51 @@ def test_datasets_in_datasets_are_walked() -> None:
     inner = Holder(samples=texts())
     root = ConcatDataset([Subset(inner, list(range(1000, 90_000))), Subset(inner, [0])])
     assert set(found(root)) == {"dataset.datasets[0].dataset.samples", "dataset.datasets[0].indices"}
+
+
+def test_attributes_of_the_class_and_variables_of_its_functions_are_walked() -> None:
+    table, lookup = texts(), texts()
+
+    class Base:
+        names: ClassVar[list[str]] = texts()
+
+        @property
+        def first(self) -> str:
+            raise AssertionError("ran")
+
+    class Table(Base):
+        words: ClassVar[dict[str, float]] = dict.fromkeys(texts(), 1.5)
+
+        def __getitem__(self, index: int) -> str:
+            return table[index]
+
+        @staticmethod
+        def find(index: int) -> str:
+            return lookup[index]
+
+    assert set(found(Holder(inner=Table(), again=Table()))) == {
+        "dataset.inner.names",
+        "dataset.inner.words",
+        "dataset.inner.__getitem__.<closure>.table",
+        "dataset.inner.find.<closure>.lookup",
+    }
+
+
+def extra_bytes(container: Any) -> int:
+    """What the keys of a dict take."""
+    return sum(map(sys.getsizeof, container)) if isinstance(container, dict) else 0
+
+
+@pytest.mark.parametrize("make", [list, tuple, set, lambda items: dict(enumerate(items, 1000))])
+def test_items_of_two_containers_count_with_the_first_of_them(make: Callable[[list[str]], Any]) -> None:
+    samples = texts()
+    alone = sum(container.bytes for container in find_containers(Holder(a=samples)).found)
+    half = make(samples[: len(samples) // 2])
+    both = find_containers(Holder(a=samples, b=half, c=texts()), least_bytes=0).found
+    by_path = {container.path: container for container in both}
+    assert by_path["dataset.a"].bytes == pytest.approx(alone, rel=0.05)
+    assert by_path["dataset.b"].bytes == pytest.approx(sys.getsizeof(half) + extra_bytes(half), rel=0.1)
+    assert by_path["dataset.c"].bytes == pytest.approx(alone, rel=0.05), "these are its own"
 
 
 def test_what_is_reached_twice_counts_once_and_cycles_end() -> None:
@@ -327,12 +372,22 @@ def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: Facts) -> 
     (finding,) = find_in_dataset(facts_of(100 * MIB), healthy)
     assert finding.id == "python-containers"
     assert "dataset.samples (list, 1,000,000 × str)" in finding.what
-    assert "100 MiB in each worker, 800 MiB in 8" in finding.what
+    assert "100 MiB in each worker, 1.56 GiB in 16" in finding.what
     assert "dataset.samples: penstock.data.SharedList(...)" in finding.fix
     (finding,) = find_in_dataset(facts_of(100 * MIB, holds="float"), healthy)
     assert "numpy.array" in finding.fix
     (finding,) = find_in_dataset(facts_of(100 * MIB, holds="Sample"), healthy)
     assert "Parquet" in finding.fix
+
+
+def test_the_cost_is_told_for_the_workers_there_will_be(healthy: Facts) -> None:
+    (finding,) = find_in_dataset(facts_of(100 * MIB), healthy, 32)
+    assert "100 MiB in each worker, 3.12 GiB in 32" in finding.what
+    few = replace(healthy, limits=replace(healthy.limits, cpu_usable=2.5, memory_available_bytes=4 << 30))
+    (finding,) = find_in_dataset(facts_of(100 * MIB), few)
+    assert "200 MiB in 2" in finding.what and finding.severity == "warning"
+    (finding,) = find_in_dataset(facts_of(100 * MIB), few, 16)
+    assert finding.severity == "hurts"
 
 
 def test_a_dataset_that_does_not_know_its_length_has_none() -> None:

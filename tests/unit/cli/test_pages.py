@@ -167,7 +167,7 @@ def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(lin
     show_bench(console, settings, Measured(comparison=make_comparison(), link_bytes_per_s=link))
     lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     text = " ".join(lines)
-    assert "a step of 50 ms" in text and "2 times the samples per second" in text
+    assert "a step of 50 ms; 1 round of 2 s each" in text and "2 times the samples per second" in text
     assert ("torch 100 10 0.25 s 800 MiB" if link is None else "torch 100 10 20% 0.25 s 800 MiB") in lines
     assert ("The link to cuda itself: 50.0 GB/s" in text) == (link is not None)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +109,12 @@ def test_a_wrong_name_is_wrong_usage(target: str, said: str) -> None:
         load_target(target)
 
 
+def test_names_of_its_own_are_offered_before_what_a_file_imports(here: Path) -> None:
+    (here / "own_names.py").write_text("import os\nfrom pathlib import Path\nhome = Path()\ndef make(): pass\n")
+    with pytest.raises(click.BadParameter, match=r"has no 'maid'; it has home, make, Path$"):
+        load_target("own_names.py:maid")
+
+
 def test_a_number_is_no_function() -> None:
     with pytest.raises(click.BadParameter, match="cannot be called"):
         load_function("own_data:number")
@@ -125,3 +134,41 @@ def test_a_failure_in_the_users_code_is_shown_where_it_happened(target: str, sai
     text = str(caught.value)
     assert all(part in text for part in said)
     assert "importlib" not in text and "target.py" not in text
+
+
+def test_a_file_is_run_once_and_again_only_if_it_is_another(here: Path) -> None:
+    counting = "from pathlib import Path\nwith Path('runs').open('a') as file:\n    file.write('x')\n"
+    (here / "own_counting.py").write_text(counting + "class Made(list):\n    pass\ndef make():\n    return Made([1])\n")
+    first = load_target("own_counting.py:make")
+    again = load_target("./own_counting.py:make")
+    assert type(again) is type(first) and pickle.loads(pickle.dumps(first)) == [1]
+    assert load_function("own_counting.py:make").__globals__ is sys.modules["own_counting"].__dict__
+    assert (here / "runs").read_text() == "x"
+    (here / "other").mkdir()
+    (here / "other" / "own_counting.py").write_text(counting + "make = [2, 3]\n")
+    assert load_target("other/own_counting.py:make") == [2, 3]
+    assert pickle.loads(pickle.dumps(load_target("own_counting.py:make"))) == [1]
+    assert (here / "runs").read_text() == "xx"
+
+
+def test_a_file_that_failed_is_run_anew(here: Path) -> None:
+    with pytest.raises(TargetError):
+        load_target("own_raising.py:made")
+    (here / "own_raising.py").write_text("made = [1]\n")
+    assert load_target("own_raising.py:made") == [1]
+
+
+@pytest.mark.parametrize("closed", ["", ">&-", "2>&-"])
+def test_prints_go_to_stderr_for_as_long_as_there_is_one(closed: str) -> None:
+    code = """
+import os
+from penstock.cli.target import prints_aside
+with prints_aside():
+    os.system("echo aside")
+print("answer")
+"""
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    if not closed:
+        assert (done.stdout, done.stderr) == ("answer\n", "aside\n")

@@ -1,0 +1,78 @@
+"""`penstock set`: turn the valves of a running loader from another terminal.
+
+In:  a run, ``workers=8 depth=3 memory=6GB``, which loader.
+Out: what is in force now; the reason, where it is refused.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.units import format_bytes, parse_size
+
+_COUNTS = ("workers", "depth")
+_NAMES = {"num_workers": "workers"}
+
+
+@click.command(no_args_is_help=True)
+@click.argument("run")
+@click.argument("values", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
+def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
+    """Change RUN (an id, the beginning of one, a name, or "last") while it trains.
+
+    NAME is workers, depth (batches ahead in all) or memory; loader=NAME says which loader, where the run has several.
+
+    \b
+    penstock set last workers=8
+    penstock set 261116 workers=8 depth=3 memory=6GB loader=train
+    """
+    from penstock.monitor.home import state_folder
+    from penstock.monitor.reading import ask, open_run
+
+    message = {"do": "set", "who": "terminal", **_read(values)}
+    with open_run(state_folder(), run) as found:
+        outcome = found.outcome
+        if outcome is not None:
+            raise PenstockError(f"{found.id} is over ({outcome.state}): nothing is left to set")
+        answer = ask(found, message)
+    if not answer.get("ok"):
+        raise PenstockError(str(answer.get("why", "refused without a reason")))
+    now: dict[str, Any] = answer.get("now", {})
+    if json_wanted:
+        click.echo(json.dumps({"run": found.id, **now}, indent=2))
+        return
+    from penstock.monitor.shown import one_line
+
+    remark = f" ({now['remark']})" if now.get("remark") else ""
+    click.echo(
+        f"{found.id}, {one_line(str(now.get('loader')))}: workers {now.get('workers')}, depth {now.get('depth')}, "
+        f"memory {format_bytes(now.get('memory_bytes') or 0)}{remark}"
+    )
+
+
+def _read(values: tuple[str, ...]) -> dict[str, Any]:
+    wanted: dict[str, Any] = {}
+    for each in values:
+        name, equals, value = each.partition("=")
+        name = _NAMES.get(name.strip(), name.strip())
+        if not equals or name not in (*_COUNTS, "memory", "loader"):
+            raise click.UsageError(f"{each!r} sets nothing; write workers=8, depth=3, memory=6GB or loader=NAME")
+        if name in wanted:
+            raise click.UsageError(f"{name} is given twice")
+        if name in _COUNTS and not value.strip().isdecimal():
+            raise click.UsageError(f"{each!r}: {value!r} is not a whole number")
+        try:
+            if name == "memory":
+                parse_size(value)
+        except ConfigError as wrong:
+            raise click.UsageError(str(wrong)) from None
+        wanted[name] = int(value) if name in _COUNTS else value
+    if set(wanted) <= {"loader"}:
+        raise click.UsageError("nothing to set; write workers=8, depth=3 or memory=6GB")
+    return wanted

@@ -1,0 +1,190 @@
+"""`penstock tune` as people run it: real searches, short ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from commands_here import RunHere
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+MIB = 1 << 20
+
+DATASETS = """
+import time
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+class Slow(Dataset):
+    size = 1 << 16
+    def __len__(self):
+        return 500
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.zeros(self.size, dtype=torch.uint8)
+
+class Crawling(Slow):
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return torch.zeros(4)
+
+class Large(Slow):
+    size = 8 << 20
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for _ in range(100):
+            time.sleep(0.005)
+            yield torch.zeros(1000)
+
+class Broken(Slow):
+    def __getitem__(self, index):
+        raise ValueError("frame is broken")
+
+class Empty(Slow):
+    def __len__(self):
+        return 0
+
+def failing():
+    raise RuntimeError("the disk is not there")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(DATASETS)
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "TERM"}}
+    return kept | {"PENSTOCK_HOME": str(folder / "home")}
+
+
+def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [PENSTOCK, "tune", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", timeout=150, cwd=folder, env=environment(folder)
+    )  # fmt: skip
+
+
+@pytest.fixture
+def answer(folder: Path, run_here: RunHere) -> Callable[..., dict[str, Any]]:
+    def here(*arguments: str) -> dict[str, Any]:
+        done = run_here("tune", *arguments, "--json", folder=folder, PENSTOCK_HOME=str(folder / "home"))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return here
+
+
+def test_samples_that_wait_are_loaded_faster_by_more_workers_and_a_record_is_kept(
+    folder: Path, run_here: RunHere
+) -> None:
+    began_s = time.monotonic()
+    done = tune(folder, "mine.py:Slow", "--batch-size", "4", "--seconds", "10", "--most-workers", "4")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began_s < 25
+    assert max(len(line) for line in done.stdout.splitlines() if "Kept in" not in line) <= 80
+    assert "Best: " in done.stdout and "The model was off by" in done.stdout
+
+    (record,) = (folder / "home" / "tune").iterdir()
+    assert str(record) in "".join(done.stdout.splitlines())
+    found = json.loads(record.read_text())
+    tried = [(each["setting"]["workers"], each["samples_per_s"]) for each in found["trials"]]
+    assert [workers for workers, _ in tried[:3]] == [1, 2, 4]
+    assert tried[2][1] > 1.5 * tried[0][1]
+    assert found["winner"]["workers"] > 1
+    assert all(each["memory_bytes"] <= found["budget_bytes"] for each in found["trials"])
+    assert {"samples_per_s", "memory_bytes"} <= set(found["trials"][0]["expected"])
+
+    page = run_here("tune", "./mine.py:Slow", "--compare", folder=folder, PENSTOCK_HOME=str(folder / "home"))
+    assert page.returncode == 0, page.stderr
+    assert "1 record" in page.stdout and "…" not in page.stdout + done.stdout
+    assert max(len(line) for line in page.stdout.splitlines()) <= 80
+
+
+def test_a_training_step_that_is_fed_ends_the_climb(answer: Callable[..., dict[str, Any]], folder: Path) -> None:
+    found = answer("mine.py:Slow", "--batch-size", "2", "--seconds", "5", "--step-time", "0.06")
+    assert found["winner"]["workers"] == 1
+    assert "faster loading gains nothing" in found["why"]
+    assert Path(found["record"]).parent == folder / "home" / "tune"
+    assert json.loads(Path(found["record"]).read_text())["winner"] == found["winner"]
+
+
+def test_a_small_budget_bounds_what_is_tried(answer: Callable[..., dict[str, Any]]) -> None:
+    found = answer("mine.py:Large", "--batch-size", "2", "--seconds", "5", "--memory", "120MB")
+    assert found["winner"] is not None
+    assert all(each["expected"]["memory_bytes"] <= found["budget_bytes"] for each in found["trials"])
+    assert all(each["is_over"] or each["memory_bytes"] <= 1.01 * found["budget_bytes"] for each in found["trials"])
+
+
+def test_a_budget_that_nothing_fits_is_said_with_status_1(folder: Path, run_here: RunHere) -> None:
+    given = ("mine.py:Large", "--batch-size", "16", "--seconds", "3", "--memory", "20MB")
+    done = run_here("tune", *given, folder=folder, PENSTOCK_HOME=str(folder / "home"))
+    assert done.returncode == 1
+    assert "Nothing could be tried" in done.stdout + done.stderr
+    assert not (folder / "home").exists()
+
+
+def test_a_stream_can_be_tuned(answer: Callable[..., dict[str, Any]]) -> None:
+    found = answer("mine.py:Stream", "--batch-size", "4", "--seconds", "4", "--most-workers", "2")
+    assert found["winner"]["workers"] in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["mine.py:failing"], 1, "the disk is not there"),
+        (["mine.py:Broken"], 1, "frame is broken"),
+        (["mine.py:Empty"], 1, "it is empty"),
+        (["mine.py:Crawling", "--seconds", "2"], 1, "a batch of 32 takes about 3"),
+        (["mine.py:nothing"], 2, "has no 'nothing'"),
+        (["absent.py:x"], 2, "no file absent.py"),
+        (["mine.py:Slow", "--memory", "lots"], 2, "lots"),
+        (["mine.py:Slow", "--seconds", "nan"], 2, "nan is no finite number"),
+        (["mine.py:Slow", "--compare"], 1, "there are no records"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said_and_nothing_is_printed(
+    folder: Path, run_here: RunHere, arguments: list[str], status: int, said: str
+) -> None:
+    done = run_here("tune", *arguments, folder=folder, PENSTOCK_HOME=str(folder / "home"))
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_ctrl_c_leaves_no_process_and_no_record(folder: Path) -> None:
+    program = subprocess.Popen(
+        [PENSTOCK, "tune", "mine.py:Slow", "--batch-size", "4"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=environment(folder), start_new_session=True,
+    )  # fmt: skip
+    try:
+        started = psutil.Process(program.pid)
+        deadline_s = time.monotonic() + 90
+        family: list[psutil.Process] = []
+        while len(family) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+            family = started.children(recursive=True)
+        os.killpg(program.pid, signal.SIGINT)
+        assert program.wait(30) == 130
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+    finally:
+        if program.poll() is None:
+            program.kill()
+        program.communicate()
+    assert not (folder / "home").exists()
