@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -214,6 +215,33 @@ class TestInThisProcess:
             next(trainer.batches)  # type: ignore[attr-defined]
             del trainer
         gc.collect()
+
+    def test_a_reference_cycle_that_a_worker_thread_collects(self) -> None:
+        class Collecting(Numbers):
+            forgotten, collected = threading.Event(), threading.Event()
+
+            def __getitem__(self, index: int) -> Any:
+                if index >= 8:
+                    assert self.forgotten.wait(30)
+                    gc.collect()
+                    self.collected.set()
+                return super().__getitem__(index)
+
+        gc.disable()
+        try:
+            iterator = iter(penstock.DataLoader(Collecting(800), batch_size=8, num_workers=2, backend="thread"))
+            next(iterator)
+            cycle: list[Any] = [iterator]
+            cycle.append(cycle)
+            still_there = weakref.ref(iterator)
+            del iterator, cycle
+            Collecting.forgotten.set()
+            assert Collecting.collected.wait(30) and still_there() is None
+        finally:
+            gc.enable()
+        for thread in threading.enumerate():  # nobody could wait for the one that collected
+            if thread.name.startswith("penstock-worker"):
+                thread.join(30)
 
     def test_a_fork_of_the_trainer_while_a_loader_lives(self) -> None:
         loader = big_loader()
@@ -519,7 +547,8 @@ def soak(loader: penstock.DataLoader[Any], batches: int, settled_after: int) -> 
 def assert_level(first: Level, last: Level, grown_bytes: int) -> None:
     assert last.children == first.children
     assert last.threads == first.threads
-    assert abs(last.descriptors - first.descriptors) <= 4, "slots in use differ by a few, growth is another matter"
+    # Segments in use differ by a batch or two with the moment; one kept per hundred batches would be 35 and more.
+    assert abs(last.descriptors - first.descriptors) <= 16
     grown = last.pss_bytes - first.pss_bytes
     assert grown <= grown_bytes, f"{grown / MIB:.2f} MiB more after {settled_text(first)}"
 

@@ -315,8 +315,10 @@ class ThreadHandle:
         return not self._thread.is_alive()
 
     def bury(self, deadline_s: float) -> int | None:
-        # A thread cannot be killed; a daemon one that is stuck in a sample ends with the process.
-        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        # A thread cannot be killed; a daemon one that is stuck in a sample ends with the process. And it may be this
+        # very thread in which the garbage collector found a forgotten iterator: nobody can wait for himself.
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, deadline_s - time.monotonic()))
         self._line.close()
         return 0
 

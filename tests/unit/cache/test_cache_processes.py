@@ -263,13 +263,12 @@ def hammer_calmly(cache: Cache, seed: int) -> None:
         assert torch.equal(found, value_of(number))
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.soak)])
-def test_processes_killed_while_they_hammer_leave_no_wrong_value_and_nobody_waiting(seconds: float) -> None:
+@pytest.mark.parametrize("kills", [40, pytest.param(1200, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+def test_processes_killed_while_they_hammer_leave_no_wrong_value_and_nobody_waiting(kills: int) -> None:
     context, chance = multiprocessing.get_context("fork"), random.Random(7)
     with make() as cache:
         children: list[Any] = []
-        kills, end_s = 0, time.monotonic() + seconds
-        while time.monotonic() < end_s:
+        for _ in range(kills):
             while len(children) < 6:
                 child = context.Process(target=hammer, args=(cache, chance.randrange(1 << 30), 300), daemon=True)
                 child.start()
@@ -279,12 +278,10 @@ def test_processes_killed_while_they_hammer_leave_no_wrong_value_and_nobody_wait
             victim.kill()
             victim.join()
             assert victim.exitcode == -signal.SIGKILL, f"a child ended by itself: {victim.exitcode}"
-            kills += 1
         for child in children:
             child.kill()
             child.join()
         print(f"{kills} kills, {cache.stats()}")
-        assert kills > 20 * seconds / 4
         for number in range(300):
             found = cache.get(number)
             assert found is None or torch.equal(found, value_of(number))

@@ -55,7 +55,9 @@ def texts(count: int = 50_000) -> list[str]:
 
 
 def found(root: object, least_bytes: int = MIB) -> dict[str, Container]:
-    return {container.path: container for container in find_containers(root, least_bytes=least_bytes).found}
+    # Time enough for a busy machine: that the walk ends in time has a test of its own.
+    looked = find_containers(root, least_bytes=least_bytes, seconds=60.0)
+    return {container.path: container for container in looked.found}
 
 
 def test_containers_are_found_by_the_way_to_them() -> None:
