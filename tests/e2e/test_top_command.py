@@ -144,7 +144,7 @@ def test_keys_turn_the_valves_and_the_terminal_is_left_as_it_was(home: Path, tra
         began_s = time.monotonic()
         terminal.press("++")
         terminal.wait_for(r"train: workers 3 -> 4")
-        assert time.monotonic() - began_s < 2.0
+        assert time.monotonic() - began_s < 10.0
         terminal.wait_for(r"train +4 workers[\s\S]*terminal   train: workers 3 -> 4")
         terminal.press("-]")
         terminal.wait_for(r"train: depth \d+ -> \d+")

@@ -65,11 +65,11 @@ def test_one_four_two_none_three_workers_give_the_same_batches_and_take_effect_w
             loader.resize(workers=step)
         else:
             loader.num_workers = step
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 3.0
         for _ in range(2):
             came.append(plain(next(iterator)))
         # Those that leave may still be on their way out of the interpreter.
-        late[step] = people.until(lambda step=step: len(people.workers()) == step, within_s=0.5)
+        late[step] = people.until(lambda step=step: len(people.workers()) == step, within_s=5.0)
         assert loader.num_workers == loader.stats().workers == step
         for _ in range(8):
             batch = next(iterator)

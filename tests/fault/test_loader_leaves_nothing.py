@@ -463,7 +463,7 @@ def test_a_sampler_of_ten_million_is_drawn_as_it_is_needed() -> None:
         next(iterator)
     spent_s = time.perf_counter() - began
     assert sampler.drawn <= 10 * 100
-    assert spent_s < 5
+    assert spent_s < 15
     del iterator
 
 

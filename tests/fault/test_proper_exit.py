@@ -41,7 +41,7 @@ def assert_clean(end: End, *, status: int, says: str | None) -> None:
         assert end.err.rstrip().splitlines()[-1].find(says) >= 0 or says in end.err, end.err
         assert "Exception ignored" not in end.err, end.err
     assert end.spent_s < PROMPT_S, f"took {end.spent_s:.1f} s: {end.err}"
-    assert end.left_s < 2.0
+    assert end.left_s < 5.0
 
 
 MATRIX = """
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_a_training_with_one_traceback(nest: Nursery, method: str, p
     assert end.status == -signal.SIGINT, end.err
     assert end.err.count("Traceback") == 1, end.err
     assert end.err.rstrip().endswith("KeyboardInterrupt"), end.err
-    assert end.left_s < 2.0
+    assert end.left_s < 5.0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_ctrl_c_while_a_training_starts_ends_it_with_one_traceback(nest: Nursery
     end = training.end()
     assert end.err.count("KeyboardInterrupt") == 1, end.err
     assert "Exception ignored" not in end.err, end.err
-    assert end.left_s < 2.0
+    assert end.left_s < 5.0
 
 
 def test_ctrl_c_can_be_caught_and_the_training_go_on(nest: Nursery) -> None:
@@ -283,7 +283,7 @@ def test_several_loaders_in_threads_do_not_disturb_each_other(nest: Nursery, bac
     end = nest.run(THREADS.format(backend=backend, kills=kills))
     assert (end.status, end.err) == (0, "")
     assert end.out.strip() == "{'fine'} 0"
-    assert end.left_s < 2.0
+    assert end.left_s < 5.0
 
 
 def test_a_loader_begun_in_one_thread_and_left_in_another_leaves_nothing(nest: Nursery) -> None:

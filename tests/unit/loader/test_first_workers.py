@@ -84,7 +84,7 @@ def auto(dataset: Any, **given: Any) -> penstock.DataLoader[Any]:
 def test_samples_that_wait_get_more_workers_than_samples_that_compute() -> None:
     began_s = time.monotonic()
     waits, computes = auto(Rows(wait_s=0.02), batch_size=16), auto(Rows(spin_s=0.01), batch_size=16)
-    assert time.monotonic() - began_s < 12
+    assert time.monotonic() - began_s < 30
     assert waits.num_workers > computes.num_workers >= 1
     assert type(waits.num_workers) is int and waits.prefetch_factor == 2 and waits.autotune is True
 
@@ -135,7 +135,7 @@ def test_a_dataset_that_fails_is_said_by_the_loader_as_if_a_number_had_been_give
 def test_a_dataset_that_hangs_does_not_hang_its_loader() -> None:
     began_s = time.monotonic()
     assert auto(Stuck()).num_workers == CORES
-    assert time.monotonic() - began_s < 8
+    assert time.monotonic() - began_s < 20
 
 
 @pytest.mark.parametrize(("count", "workers"), [(0, {CORES}), (1, {1}), (2, {1, 2})])

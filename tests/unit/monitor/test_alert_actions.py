@@ -135,7 +135,7 @@ def test_closing_ends_what_is_under_way_and_does_not_wait_for_it(heard: Heard) -
     (process,) = wait_until(lambda: list(heard.performer._commands))
     began_s = time.monotonic()
     heard.performer.close(0.1)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 10.0
     assert process.wait(5) == -9
 
 
@@ -218,10 +218,10 @@ def test_actions_that_hang_cost_a_training_nothing(hook: Hook, home: Path, caplo
         began_s = time.monotonic()
         for _ in range(100_000):
             monitor.step()
-        assert time.monotonic() - began_s < 2.0
+        assert time.monotonic() - began_s < 10.0
         wait_until(lambda: len(run.points()) > before)
         ends_s = time.monotonic()
-    assert time.monotonic() - ends_s < 5.0
+    assert time.monotonic() - ends_s < 20.0
     assert not [each for each in psutil.Process().children(recursive=True) if "sleep" in each.name()]
 
 

@@ -91,7 +91,7 @@ def test_a_day_of_points_is_small_and_read_in_far_less_than_a_second(tmp_path: P
         assert 1000 < len(points) <= 2000
         assert sum(point.span_s for point in points) == pytest.approx(24 * 3600)
         assert len(run.points(most=50)) <= 50
-    assert time.process_time() - began_s < 0.5
+    assert time.process_time() - began_s < 1.0
 
 
 def test_the_journal_is_bounded_and_forgets_the_oldest(tmp_path: Path) -> None:
