@@ -279,6 +279,9 @@ class Stream(torch.utils.data.IterableDataset):
 def collate(samples):
     return [sample["x"] for sample in samples]
 empty = []
+class Ragged(Slow):
+    def __getitem__(self, index):
+        return torch.zeros(1 + index)
 class Failing(Slow):
     def __getitem__(self, index):
         raise ValueError(f"sample {index} is bad")
@@ -330,6 +333,12 @@ def test_what_the_bench_cannot_do_it_says(own_data: str, arguments: list[str], s
     assert done.returncode == status
     assert said in done.stderr
     assert status == 2 or done.stderr.count("\n") == 1
+
+
+def test_the_bench_says_how_to_name_a_collate_function(own_data: str) -> None:
+    done = run("bench", f"{own_data}:Ragged", "--workers", "1", "--seconds", "0.2")
+    assert done.returncode == 1
+    assert "equal size" in done.stderr and "--collate file.py:function" in done.stderr
 
 
 def test_the_bench_takes_what_is_not_given_from_a_settings_file(own_data: str, tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ class Broken(Big):
     def __getitem__(self, index):
         raise ValueError("frame is broken")
 
+class Ragged(Big):
+    def __getitem__(self, index):
+        return torch.zeros(4 + index % 3)
+
 class Empty(Big):
     def __len__(self):
         return 0
@@ -185,6 +189,7 @@ def test_the_page_and_the_picture(folder: Path) -> None:
         (["mine.py:failing"], 1, "the disk is not there"),
         (["mine.py:Broken", "--workers", "1"], 1, "frame is broken"),
         (["mine.py:Empty"], 1, "it is empty"),
+        (["mine.py:Ragged", "--workers", "1"], 1, "such samples: --collate file.py:function"),
         (["mine.py:nothing"], 2, "has no 'nothing'"),
         (["mine.py:Big", "--against", "speed=9"], 2, "changes nothing"),
         (["mine.py:Big", "--against", "workers=-1"], 2, "not a whole number"),

@@ -141,6 +141,10 @@ def test_a_budget_that_nothing_fits_is_said_with_status_1(folder: Path, run_here
 def test_a_stream_can_be_tuned(answer: Callable[..., dict[str, Any]]) -> None:
     found = answer("mine.py:Stream", "--batch-size", "4", "--seconds", "4", "--most-workers", "2")
     assert found["winner"]["workers"] in (1, 2)
+    # Every worker gives all of it, 200 samples a second at the most.
+    assert "get_worker_info" in found["verdict"]
+    assert all(each["samples_per_s"] < 260 for each in found["trials"])
+    assert all(each["expected"]["samples_per_s"] < 260 for each in found["trials"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import click
 
 from penstock._version import __version__
 from penstock.cli.facts import as_json, gather
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.measuring import measuring
 from penstock.cli.number_option import FiniteRange
 from penstock.cli.own_settings import read_own_settings, section_option
 from penstock.cli.size_option import check_size
@@ -52,21 +52,14 @@ def command(
     TARGET is module:attribute or file.py:attribute: a dataset, or a function that returns one.
     """
     from penstock.cli.bench_page import show_bench
-    from penstock.cli.page import make_console, make_progress
+    from penstock.cli.page import make_console
     from penstock.cli.target import load_function, load_target, prints_aside, unreadable
 
     facts = gather(roots)
     own, _ = read_own_settings(settings_file, section)
     given = _filled(given, own, max(1, int(facts.limits.cpu_usable)))
-    with prints_aside(), ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
-        task = progress.add_task("loading torch", total=1.0)
-        progress.refresh()
+    with prints_aside(), measuring() as on_progress:
         from penstock.cli.bench_measure import BenchSettings, bench, check_device
-
-        def on_progress(name: str, done: float) -> None:
-            raise_if_ctrl_c()
-            progress.update(task, description=name, completed=done)
-            progress.refresh()
 
         settings = BenchSettings(target=target, **given)
         check_device(settings.device)
@@ -76,7 +69,7 @@ def command(
         try:
             measured = bench(dataset, collate_fn, settings, on_progress=on_progress)
         except Exception as error:
-            raise unreadable(target, error) from error
+            raise unreadable(target, error, has_collate=collate is not None) from error
 
     if json_wanted:
         answer: dict[str, Any] = {

@@ -16,7 +16,7 @@ import click
 from penstock._version import __version__
 from penstock.cli.facts import as_json, gather
 from penstock.cli.findings import find
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.measuring import measuring
 from penstock.meter import Roots
 
 
@@ -28,7 +28,7 @@ def command(roots: Roots, json_wanted: bool) -> None:
     samples that each take a while to arrive, with the same arguments and a memory budget for penstock's.
     """
     from penstock.cli.demo_page import show_comparison, show_machine
-    from penstock.cli.page import make_console, make_progress
+    from penstock.cli.page import make_console
 
     facts = gather(roots)
     found = find(facts)
@@ -36,19 +36,15 @@ def command(roots: Roots, json_wanted: bool) -> None:
     if not json_wanted:
         show_machine(page, facts, found)
 
-    with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
-        task = progress.add_task("loading torch", total=1.0)
-        progress.refresh()
+    with measuring() as on_progress:
         from penstock.cli.demo_measure import DemoSettings, compare
 
-        def on_progress(name: str, done: float) -> None:
-            raise_if_ctrl_c()
-            progress.update(task, description=f"{name}'s DataLoader", completed=done)
-            progress.refresh()
+        def on_turn(name: str, done: float) -> None:
+            on_progress(f"{name}'s DataLoader", done)
 
-        on_progress("torch", 0.0)
+        on_turn("torch", 0.0)
         settings = DemoSettings()
-        comparison = compare(settings, on_progress=on_progress)
+        comparison = compare(settings, on_progress=on_turn)
 
     if json_wanted:
         answer: dict[str, Any] = {

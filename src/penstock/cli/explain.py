@@ -19,7 +19,7 @@ from penstock.cli.configuration import read_configuration
 from penstock.cli.explain_gpu import estimate_beside
 from penstock.cli.facts import as_json, gather
 from penstock.cli.gpu_model import training_options
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.measuring import measuring
 from penstock.cli.number_option import FiniteRange
 from penstock.cli.own_settings import read_own_settings, section_option
 from penstock.cli.size_option import check_bytes, check_size
@@ -82,7 +82,7 @@ def command(
     """
     from penstock.cli.explain_job import Job
     from penstock.cli.explain_process import measure
-    from penstock.cli.page import make_console, make_progress
+    from penstock.cli.page import make_console
 
     if given["step_time"] is not None and given["train"] is not None:
         raise click.UsageError("--step-time pretends a step and --train is one: give one of them")
@@ -113,17 +113,15 @@ def command(
             )
         )  # fmt: skip
     found = []
-    with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
-        task = progress.add_task("starting", total=sum(each.runs for each in jobs))
+    with measuring("starting") as on_progress:
+        all_runs = sum(each.runs for each in jobs)
 
-        def on_progress(what: str, done: float) -> None:
-            raise_if_ctrl_c()
+        def on_job(what: str, done: float) -> None:
             before = sum(each.runs for each in jobs[: len(found)])
-            progress.update(task, description=what, completed=before + done * jobs[len(found)].runs)
-            progress.refresh()
+            on_progress(what, (before + done * jobs[len(found)].runs) / all_runs)
 
         for each in jobs:
-            found.append(measure(each, on_progress))
+            found.append(measure(each, on_job))
     from penstock.cli.explanation import Explanation
 
     explanation = Explanation(

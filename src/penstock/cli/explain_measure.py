@@ -55,7 +55,10 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
 
     bench = Bench(dataset=dataset, collate_fn=collate_fn, before=before, seconds=job.seconds, on_batch=on_batch)
     # What is wrong with a sample is said with its index here, in one line.
-    seen = look(dataset, 1, collate_fn or default_collate, seconds=_LOOK_S, on_progress=lambda done: on_batch())
+    seen = look(
+        dataset, settings.batch_size, collate_fn or default_collate, seconds=_LOOK_S,
+        on_progress=lambda done: on_batch(),
+    )  # fmt: skip
     pressure = PressureMeter()
     pressure.poll()
     runs: dict[str, Run] = {}

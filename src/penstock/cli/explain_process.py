@@ -116,7 +116,7 @@ def _child(line: Connection, job: Job) -> None:
     except TargetError as error:
         _last_words(said, "failed", str(error))
     except Exception as error:
-        _last_words(said, "failed", str(unreadable(job.target, error)))
+        _last_words(said, "failed", str(unreadable(job.target, error, has_collate=job.collate is not None)))
 
 
 def _last_words(said: _Line, kind: str, content: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from penstock._version import __version__
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.measuring import measuring
 from penstock.cli.number_option import FiniteRange
 from penstock.cli.own_settings import section_option
 from penstock.cli.plan_inputs import (
@@ -168,18 +168,9 @@ class _Request:
 
 
 def _measure(request: _Request) -> GivenProfile:
-    from penstock.cli.page import make_console, make_progress
     from penstock.cli.target import load_function, load_target, prints_aside
 
-    with prints_aside(), ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
-        task = progress.add_task("loading torch", total=1.0)
-        progress.refresh()
-
-        def on_progress(what: str, done: float) -> None:
-            raise_if_ctrl_c()
-            progress.update(task, description=what, completed=done)
-            progress.refresh()
-
+    with prints_aside(), measuring() as on_progress:
         from penstock.loader.containers import find_containers
         from penstock.loader.planning import time_step
         from penstock.loader.profiling import profile

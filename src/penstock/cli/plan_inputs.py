@@ -8,7 +8,6 @@ Runs in: command line. Does not import torch.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import warnings
@@ -24,7 +23,7 @@ from penstock.meter import Roots
 from penstock.planner.beside import Stated, read_stated
 from penstock.planner.decision import FIRST, QUESTIONS
 from penstock.planner.plans import Facts
-from penstock.planner.profile import Profile, read_profile
+from penstock.planner.profile import Profile, is_amount, read_profile
 from penstock.planner.tiers import Machine
 from penstock.settings import load
 
@@ -87,20 +86,16 @@ def read_given_profile(path: Path) -> GivenProfile:
             f"{path} is no profile: it has neither samples nor sample_bytes; plan TARGET --save-profile FILE writes one"
         )
     step_s, beside = given.pop("step_s", None), given.pop("beside", {})
-    if step_s is not None and not _is_amount(step_s):
+    if step_s is not None and not is_amount(step_s):
         raise ConfigError(f"{path}: step_s={step_s!r} is no length of time; give seconds")
     try:
         profile = read_profile(given)
         for sample in profile.samples:
-            if not all(map(_is_amount, (sample.size_bytes, sample.wait_s, sample.cpu_s))):
+            if not all(map(is_amount, (sample.size_bytes, sample.wait_s, sample.cpu_s))):
                 raise ConfigError(f"{sample} is not made of sizes and times")
     except (ConfigError, AttributeError) as problem:
         raise ConfigError(f"{path}: {problem}") from None
     return GivenProfile(profile=profile, step_s=step_s, stated=read_stated(beside, str(path)))
-
-
-def _is_amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def save_profile(path: Path, profile: Profile, step_s: float | None) -> None:

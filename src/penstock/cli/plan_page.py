@@ -17,20 +17,26 @@ from rich.text import Text
 from penstock.cli.page import make_grid
 from penstock.planner import wording
 from penstock.planner.beside import Beside
+from penstock.planner.figures import milliseconds
 from penstock.planner.plans import Plan, PlanTable
 from penstock.planner.tiers import StartingPoint
 from penstock.units import GIB, MIB, format_bytes
+
+FULL_COLUMNS = 80
+"""In narrower pages figures fold rather than being cut off."""
 
 
 def show_plans(console: Console, table: PlanTable, chosen: Plan | None, beside: Sequence[Beside]) -> None:
     """Print the whole page. ``chosen``: what the answers led to."""
     _show_head(console, table)
-    console.print(_table_of(table))
+    console.print(_table_of(table, console.width))
     console.print(Text(f"* recommended for {format_bytes(table.budget_bytes)} a rank", style="dim"))
     if beside:
         _show_beside(console, table, beside)
     if chosen is not None:
         _show_plan(console, "Your answers lead to", chosen)
+        if not chosen.fits and table.recommended.fits:
+            console.print(_item("It may take more than was allowed: memory= holds it to that, at the cost of speed."))
     if chosen is None or chosen.name != table.recommended.name:
         _show_plan(console, "Recommended", table.recommended)
     console.print()
@@ -44,12 +50,12 @@ def _show_head(console: Console, table: PlanTable) -> None:
     console.print(Text(f"Plans for {profile.name}{length}", style="bold"))
     largest = f" (largest {format_bytes(profile.largest_bytes)})" if profile.spread > 0.05 else ""
     gpu = "" if facts.gpu_bytes is None else f", a GPU of {format_bytes(facts.gpu_bytes)}"
-    step = "" if table.step_s is None else f" A step takes {wording.milliseconds(table.step_s)}."
+    step = "" if table.step_s is None else f" A step takes {milliseconds(table.step_s)}."
     verb = "takes" if profile.is_measured else "is said to take"
     console.print(
         Text(
             f"A sample is {format_bytes(profile.sample_bytes)}{largest} and {verb} "
-            f"{wording.milliseconds(profile.cpu_s)} of a processor and {wording.milliseconds(profile.wait_s)} of "
+            f"{milliseconds(profile.cpu_s)} of a processor and {milliseconds(profile.wait_s)} of "
             f"waiting.{step}"
         )
     )
@@ -62,10 +68,10 @@ def _show_head(console: Console, table: PlanTable) -> None:
     console.print()
 
 
-def _table_of(table: PlanTable) -> Table:
+def _table_of(table: PlanTable, columns: int) -> Table:
     has_step = table.step_s is not None
     grid = _grid("plan", "workers\n× depth", "batch", "in\nflight", "host memory", "torch\ntakes", "samples\n/s",
-                 "of\nbest", *(["GPU\nwaits"] if has_step else []), "risk")  # fmt: skip
+                 "of\nbest", *(["GPU\nwaits"] if has_step else []), "risk", columns=columns)  # fmt: skip
     for plan in table.plans:
         is_best = plan.name == table.recommended.name
         grid.add_row(
@@ -84,11 +90,17 @@ def _table_of(table: PlanTable) -> Table:
     return grid
 
 
-def _grid(*headings: str) -> Table:
+def _grid(*headings: str, columns: int) -> Table:
+    """A table of figures between a name and a word: where there is room, only those two fold."""
     grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for number, heading in enumerate(headings):
         is_text = number in (0, len(headings) - 1)
-        grid.add_column(heading, justify="left" if is_text else "right", vertical="bottom")
+        grid.add_column(
+            heading,
+            justify="left" if is_text else "right",
+            vertical="bottom",
+            no_wrap=not is_text and columns >= FULL_COLUMNS,
+        )
     return grid
 
 
@@ -96,7 +108,7 @@ def _show_beside(console: Console, table: PlanTable, beside: Sequence[Beside]) -
     console.print()
     console.print(Text("Beside others' settings", style="bold"))
     grid = _grid("settings", "workers ×\nprefetch", "batch", "they\nsay", "torch\ntakes", "they\nsay",
-                 "torch\ndoes", "penstock", "takes", "does", "")  # fmt: skip
+                 "torch\ndoes", "penstock", "takes", "does", "", columns=console.width)  # fmt: skip
     plans = {plan.name: plan for plan in table.plans}
     for each in beside:
         stated, ours = each.stated, plans.get(each.stated.name)
@@ -121,8 +133,6 @@ def _show_plan(console: Console, heading: str, plan: Plan) -> None:
     console.print(Text(f"{heading}: {plan.name}", style="bold"))
     for line in wording.describe(plan):
         console.print(_item(line))
-    if not plan.fits:
-        console.print(_item("It may take more than was allowed: memory= would hold it to that, at the cost of speed."))
 
 
 def _item(line: str) -> Padding:

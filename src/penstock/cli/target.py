@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from penstock.errors import PenstockError
+from penstock.planner.wording import GIVE_COLLATE
 
 _FORM = "TARGET is module:attribute or file.py:attribute, for example train.py:make_dataset"
 
@@ -29,6 +30,7 @@ _FILES: dict[Path, ModuleType] = {}
 does at its beginning would be done again."""
 
 _NOT_THE_USERS = ("<frozen", __file__, str(Path(importlib.__file__).parent))
+_COLLATE_FILE = str(Path("torch", "utils", "data", "_utils", "collate.py"))
 
 
 class TargetError(PenstockError):
@@ -165,13 +167,21 @@ def _from_file(name: str, path: Path) -> ModuleType:
     return module
 
 
-def unreadable(target: str, error: Exception) -> PenstockError:
-    """What a dataset raised while it was read, in one line."""
+def unreadable(target: str, error: Exception, *, has_collate: bool) -> PenstockError:
+    """What a dataset raised while it was read, in one line. ``has_collate``: whether the user named a function that
+    makes batches."""
     if isinstance(error, PenstockError):
         return PenstockError(f"{target}: {' '.join(str(error).split())}")
     # An exception of a worker brings its whole traceback along; what happened is its last line.
     last = traceback.format_exception_only(error)[-1].rstrip().rpartition("\n")[2]
-    return PenstockError(f"{target} failed while it was read: {last}")
+    advice = "" if has_collate or not _is_torchs_collate(error) else f"; {GIVE_COLLATE}"
+    return PenstockError(f"{target} failed while it was read: {last}{advice}")
+
+
+def _is_torchs_collate(error: Exception) -> bool:
+    """Whether torch's own collate function refused samples, here or in a worker, whose traceback is in the message."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(_COLLATE_FILE in each for each in (*files, str(error)))
 
 
 def failed(what: str, error: BaseException) -> TargetError:

@@ -15,7 +15,7 @@ import click
 
 from penstock._version import __version__
 from penstock.cli.facts import as_json, gather
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.measuring import measuring
 from penstock.cli.number_option import FiniteRange
 from penstock.cli.own_settings import read_own_settings, section_option
 from penstock.cli.size_option import check_size
@@ -89,18 +89,10 @@ def command(
 
 
 def _tune(target: str, collate: str | None, own: dict[str, Any], given: dict[str, Any]) -> tuple[Any, Any]:
-    from penstock.cli.page import make_console, make_progress
     from penstock.cli.target import load_function, load_target, prints_aside, unreadable
 
-    with prints_aside(), ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
-        task = progress.add_task("loading torch", total=1.0)
-        progress.refresh()
+    with prints_aside(), measuring() as on_progress:
         from penstock.cli.tune_measure import TuneSettings, tune
-
-        def on_progress(name: str, done: float) -> None:
-            raise_if_ctrl_c()
-            progress.update(task, description=name, completed=done)
-            progress.refresh()
 
         workers = own.get("num_workers")
         settings = TuneSettings(
@@ -118,7 +110,7 @@ def _tune(target: str, collate: str | None, own: dict[str, Any], given: dict[str
         try:
             return tune(dataset, collate_fn, settings, on_progress=on_progress), settings
         except Exception as error:
-            raise unreadable(target, error) from error
+            raise unreadable(target, error, has_collate=collate is not None) from error
 
 
 def _compare(target: str, records: list[dict[str, Any]], json_wanted: bool) -> None:

@@ -18,10 +18,12 @@ from penstock.errors import ConfigError
 from penstock.loader.profiling import profile
 from penstock.loader.tuning_run import LiveLoader
 from penstock.meter import headroom_bytes, limits
+from penstock.planner.figures import figure
 from penstock.planner.own_pipeline import play_ours, usual_depth
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import Profile
 from penstock.planner.search import Done, Expected, Setting, Space, Trial, mean_rates, next_move, stop, worker_limit
+from penstock.planner.wording import REPEATED
 from penstock.units import format_bytes, parse_size
 
 _PROFILE_SHARE, _MOST_PROFILE_S = 0.15, 7.0
@@ -83,11 +85,12 @@ class Tuned:
             return f"Nothing could be tried: {self.done.why}. Lower --batch-size, or raise --memory."
         rates = self.rates
         slowest = min(rates.values())
+        repeated = f" {REPEATED}" if self.profile.is_repeated else ""
         gain = f", {rates[winner] / slowest:.2g} times the slowest" if rates[winner] > 1.05 * slowest else ""
         return (
-            f"Best: {winner}: {_figure(rates[winner])} samples/s{gain}, in "
+            f"Best: {winner}: {figure(rates[winner])} samples/s{gain}, in "
             f"{format_bytes(self.memory_bytes(winner))} of {format_bytes(self.budget_bytes)}. "
-            f"Stopped because {self.done.why}."
+            f"Stopped because {self.done.why}.{repeated}"
         )
 
     def model_words(self) -> str:
@@ -148,7 +151,7 @@ def tune(
     trial_s = min(_LONGEST_TRIAL_S, settings.seconds * (1 - _PROFILE_SHARE) / _TRIALS)
 
     def batch_s(setting: Setting) -> float:
-        return settings.batch_size / max(1e-9, space.expected(setting).samples_per_s)
+        return settings.batch_size / max(1e-9, _times(known, setting) * space.expected(setting).samples_per_s)
 
     def is_late(setting: Setting) -> bool:
         needs_s = max(trial_s, LiveLoader.needs_s(setting, batch_s(setting)))
@@ -156,7 +159,7 @@ def tune(
 
     with LiveLoader(
         dataset, settings.batch_size, collate_fn=collate_fn, memory_bytes=budget_bytes, step_s=settings.step_time,
-        trial_s=trial_s, on_batch=on_batch,
+        trial_s=trial_s, on_batch=on_batch, is_repeated=known.is_repeated,
     ) as live:  # fmt: skip
         move = next_move(trials, space)
         if not isinstance(move, Done) and is_late(move.setting):
@@ -181,19 +184,20 @@ def tune(
     )
 
 
+def _times(known: Profile, setting: Setting) -> int:
+    """How often a sample comes, while it counts once: where every worker reads all of a stream, from each of them."""
+    return setting.workers if known.is_repeated else 1
+
+
 def _too_short(settings: TuneSettings, setting: Setting, batch_s: float, trial_s: float) -> str:
     needs_s = LiveLoader.needs_s(setting, batch_s)
     # As many measurements as a search comes to; only the first few are with as few workers as this.
     whole_s = math.ceil((4 * needs_s + _TRIALS * trial_s) / (1 - _PROFILE_SHARE) / 10) * 10
     return (
-        f"a batch of {settings.batch_size} takes about {_figure(batch_s)} s with {setting}, so that one measurement "
-        f"takes {_figure(needs_s)} s, and of {settings.seconds:g} s too few are left for it; "
+        f"a batch of {settings.batch_size} takes about {figure(batch_s)} s with {setting}, so that one measurement "
+        f"takes {figure(needs_s)} s, and of {settings.seconds:g} s too few are left for it; "
         f"give --seconds {whole_s}, or lower --batch-size"
     )
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: int) -> Space:
@@ -204,7 +208,7 @@ def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: i
             step_s=settings.step_time,
         )  # fmt: skip
         outcome = play_ours(load, setting.depth)
-        return Expected(samples_per_s=outcome.samples_per_s, memory_bytes=outcome.growth_bytes)
+        return Expected(samples_per_s=outcome.samples_per_s / _times(known, setting), memory_bytes=outcome.growth_bytes)
 
     def usual(workers: int) -> int:
         return usual_depth(known, settings.batch_size, workers)
@@ -213,5 +217,7 @@ def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: i
     if settings.now is not None and settings.now[0]:
         workers, prefetch = settings.now
         also = (Setting(workers, usual(workers) if prefetch is None else min(usual(workers), workers * prefetch)),)
-    most = settings.most_workers or worker_limit(cores, known.wait_s, known.cpu_s + known.ours.sample_s)
+    most = settings.most_workers
+    if most is None:
+        most = 1 if known.is_repeated else worker_limit(cores, known.wait_s, known.cpu_s + known.ours.sample_s)
     return Space(most_workers=most, budget_bytes=budget_bytes, usual_depth=usual, expected=expected, also=also)

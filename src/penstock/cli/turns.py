@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.cli.comparison import Comparison, LoaderResult, Round
+from penstock.loader.endless import endless
 from penstock.meter import GrowthWatch
 
 
@@ -71,7 +72,7 @@ def _run(loader: Iterable[Any], work: Work, on_batch: Callable[[float], None]) -
     total_s = work.warm_up_s + work.round_s
     is_warm = work.warm_up_s == 0
     with GrowthWatch() as watch:
-        batches = _endless(loader)
+        batches = endless(loader)
         began_s = start_s = time.perf_counter()
         for batch in batches:
             first_batch_s = first_batch_s or time.perf_counter() - began_s
@@ -96,13 +97,3 @@ def _run(loader: Iterable[Any], work: Work, on_batch: Callable[[float], None]) -
         peak_growth_bytes=watch.peak_growth_bytes,
         order=None if tally.order is None else tuple(tally.order),
     )
-
-
-def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
-    """Epoch after epoch; ends if one is empty."""
-    is_empty = False
-    while not is_empty:
-        is_empty = True
-        for batch in loader:
-            is_empty = False
-            yield batch

@@ -7,21 +7,22 @@ Runs in: trainer, and workers it starts and ends.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader.containers import find_containers
-from penstock.loader.dataloader import DataLoader
 from penstock.loader.profiling import profile
 from penstock.meter import gpus, limits
 from penstock.planner.plans import Facts, PlanTable, allowed_bytes, make_plans
+from penstock.planner.profile import is_amount
 
 _WARM_UP, _LEAST_STEPS, _MOST_STEPS = 2, 3, 50
 _BATCHES = 2
@@ -47,12 +48,7 @@ def plan(
         seconds: how long to measure.
         on_progress: hears what is being done and how much of it, 0 to 1.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size!r} is not a whole number of at least 1")
-    if step_s is not None and not step_s >= 0:
-        raise ConfigError(f"step_s={step_s!r} is no length of time; give seconds, or leave it out")
-    if not seconds > 0:
-        raise ConfigError(f"seconds={seconds!r} is no time to measure in; give at least 1")
+    _check_given(batch_size, step_s, collate_fn, seconds, name, on_progress)
     if not isinstance(dataset, IterableDataset):
         lacks = [name for name in ("__getitem__", "__len__") if not hasattr(type(dataset), name)]
         if lacks:
@@ -69,6 +65,21 @@ def plan(
     )  # fmt: skip
     seen = replace(seen, containers_bytes=find_containers(dataset).per_worker_bytes)
     return make_plans(seen, facts, batch_size, budget_bytes=budget_bytes, step_s=step_s)
+
+
+def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, name: Any, on_progress: Any) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r} is not a whole number of at least 1")
+    if step_s is not None and not is_amount(step_s):
+        raise ConfigError(f"step_s={step_s!r} is no length of time; give seconds, or leave it out")
+    if not (is_amount(seconds) and seconds):
+        raise ConfigError(f"seconds={seconds!r} is no time to measure in; give at least 1")
+    if collate_fn is not None and not callable(collate_fn):
+        raise ConfigError(f"collate_fn={collate_fn!r} cannot be called; give a function that makes a batch of samples")
+    if not isinstance(name, str | None):
+        raise ConfigError(f"name={name!r} is no text; give the dataset's name, or leave it out")
+    if not callable(on_progress):
+        raise ConfigError(f"on_progress={on_progress!r} cannot be called; give a function of a text and a share")
 
 
 def local_ranks() -> int:
@@ -102,7 +113,7 @@ def time_step(
     Call it last: workers that were forked after a step on a GPU would inherit its context.
     """
     on_progress("reading batches", 0.0)
-    batches = _first(DataLoader(dataset, batch_size, collate_fn=collate_fn), _BATCHES)
+    batches = _some_batches(dataset, batch_size, collate_fn or default_collate, seconds)
     if not batches:
         raise DataError("it gave no batch to time a step with")
     taken_s: list[float] = []
@@ -122,10 +133,17 @@ def time_step(
     return sorted(taken_s)[len(taken_s) // 2]
 
 
-def _first(loader: Iterable[Any], count: int) -> list[Any]:
-    found = []
-    for batch in loader:
-        found.append(batch)
-        if len(found) == count:
+def _some_batches(dataset: Any, batch_size: int, collate: Callable[[Any], Any], seconds: float) -> list[Any]:
+    """Two of them. Where samples take long, they are made up of the few that were read in time: to a step, one batch is
+    as another of its shape."""
+    stream = iter(dataset) if isinstance(dataset, IterableDataset) else (dataset[at] for at in range(len(dataset)))
+    samples: list[Any] = []
+    began_s, is_late = time.perf_counter(), False
+    for sample in itertools.islice(stream, _BATCHES * batch_size):
+        samples.append(sample)
+        is_late = time.perf_counter() - began_s > seconds
+        if is_late:
             break
-    return found
+    if is_late:
+        samples = list(itertools.islice(itertools.cycle(samples), batch_size))
+    return [collate(samples[at : at + batch_size]) for at in range(0, len(samples), batch_size)]

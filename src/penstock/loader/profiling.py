@@ -14,6 +14,7 @@ they took more than there is a worker's own memory.
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,12 +30,15 @@ from penstock.meter import limits
 from penstock.planner.costs import our_cost, their_cost
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import Profile
+from penstock.workers.setup import can_split
 
 _FEW, _MANY = 2, 6
 """Workers of the runs: few for both loaders, then many for ours, which can be told so while it runs."""
 _PREFETCH = 2
 _LOOK_SHARE, _RUN_SHARE = 0.28, 0.36
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
+_LEAST_BATCHES, _LATE = 4, 1.5
+"""Batches of samples that runs wait for at the least, and how many times what is left of the time that may take."""
 _SLOW_BYTES_PER_S = 1e9
 
 
@@ -47,14 +51,18 @@ def profile(
     seconds: float = 7.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> Profile:
-    """Spend about so many seconds on it; ``on_progress`` hears what is done and how much. Raises DataError."""
-    collate = collate_fn or default_collate
+    """Spend about so many seconds on it; ``on_progress`` hears what is done and how much. Raises DataError.
+
+    Where samples take so long that no loader can be run in that time, none is: they cost what is usual then.
+    """
+    collate, began_s = collate_fn or default_collate, time.monotonic()
     share_s = _LOOK_SHARE * seconds
     seen = look(
         dataset,
         batch_size,
         collate,
         seconds=share_s,
+        least_s=seconds,
         on_progress=lambda done: on_progress("reading samples", 0.28 * done),
     )
     cores = limits().cpu_usable
@@ -63,16 +71,22 @@ def profile(
         name=name,
         length=None if is_iterable else len(dataset),
         samples=seen.samples,
-        is_splittable=not is_iterable,
+        is_splittable=not is_iterable and can_split(dataset),
         has_collate=collate_fn is not None,
         is_collated=seen.is_collated,
         is_picklable=is_picklable(dataset),
         holds_gil=seen.holds_gil,
+        is_repeated=seen.is_repeated,
     )
     run_s = _RUN_SHARE * seconds
     # Of torch's, many small batches: what its workers' heaps gain with each is seen over many only.
     their_rows = _rows_for(known, batch_size, run_s, _MANY_BATCHES)
     our_rows = _rows_for(known, batch_size, run_s, _SOME_BATCHES)
+    least_s = _LEAST_BATCHES * max(their_rows, our_rows) * (known.wait_s + known.cpu_s)
+    if least_s > _LATE * max(run_s, seconds - (time.monotonic() - began_s)):
+        # Beside what such samples take, what a loader does hardly counts.
+        on_progress("done", 1.0)
+        return replace(known, has_runs=False)
     given = {"num_workers": _FEW, "collate_fn": collate_fn, "persistent_workers": True}
     if not is_iterable:
         given |= {"shuffle": True, "drop_last": len(dataset) >= batch_size}

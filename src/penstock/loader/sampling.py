@@ -25,13 +25,16 @@ from torch.utils.data import IterableDataset, default_collate
 
 from penstock.device.tree import leaves
 from penstock.errors import DataError
+from penstock.loader.stream_shares import COMPARED, PassedFor, gives_all_to_each
 from penstock.planner.profile import Sample
+from penstock.planner.wording import GIVE_COLLATE
 from penstock.workers.interrupts import ctrl_c_blocked
 
 _MOST_SAMPLES = 256
 _LEAST_SAMPLES = 3
 _START_WITHIN_S = 120.0
-_THREADS_S = 0.4
+_THREADS_S, _FEWEST_READS = 0.4, 4
+"""How long threads are tried for; samples of which fewer can be read in that time tell nothing."""
 
 
 class NoDataError(DataError):
@@ -51,6 +54,8 @@ class Seen:
     """Whether it has no more of them than a smaller one."""
     holds_gil: bool | None
     """Whether two threads read no faster than one; None: not tried."""
+    is_repeated: bool = False
+    """Whether every worker would read all of it: a stream that does not tell its workers apart."""
 
 
 def look(
@@ -60,12 +65,14 @@ def look(
     *,
     seconds: float,
     on_progress: Callable[[float], None],
+    least_s: float | None = None,
     within_s: float | None = None,
     tries_threads: bool = True,
 ) -> Seen:
     """Read for about so many seconds. What the dataset raises is raised here, as a DataError that names the index, and
     as a NoDataError where it only lacks data.
 
+    ``least_s``: go on for so long to see a few samples; None: however long they take.
     ``within_s``: give up after so long, and make do with a single sample; None: for as long as samples may take.
     ``tries_threads``: also read in two threads at a time.
     """
@@ -77,6 +84,7 @@ def look(
         batch_size=batch_size,
         seconds=seconds,
         least=_LEAST_SAMPLES if within_s is None else 1,
+        least_s=float("inf") if least_s is None else least_s,
         tries_threads=tries_threads,
     )
     child = context.Process(target=_read, args=(theirs, dataset, collate_fn, wanted), daemon=True)
@@ -117,7 +125,9 @@ class _Wanted:
     batch_size: int
     seconds: float
     least: int
-    """Samples to read however long they take."""
+    """Samples to read, even if that takes longer."""
+    least_s: float
+    """But not longer than this; the first sample is waited for."""
     tries_threads: bool
 
 
@@ -129,6 +139,8 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
     try:
         samples: list[Sample] = []
         kept: list[Any] = []
+        first: list[Any] = []
+        passed_for = PassedFor(dataset, worker=0, workers=1) if isinstance(dataset, IterableDataset) else None
         began_s = time.perf_counter()
         for name, read in _reads(dataset):
             where = name
@@ -138,11 +150,13 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
                 break
             spent_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
             samples.append(Sample(size_bytes=weigh(value), wait_s=max(0.0, spent_s - cpu_s), cpu_s=cpu_s))
+            if len(first) < COMPARED:
+                first.append(value)
             if len(kept) < wanted.batch_size:
                 kept.append(value)
-            done = (time.perf_counter() - began_s) / wanted.seconds
-            line.send(("read", min(1.0, done)))
-            if done >= 1 and len(samples) >= wanted.least:
+            elapsed_s = time.perf_counter() - began_s
+            line.send(("read", min(1.0, elapsed_s / wanted.seconds)))
+            if elapsed_s >= wanted.seconds and (len(samples) >= wanted.least or elapsed_s >= wanted.least_s):
                 break
         if not samples:
             line.send(("lacking", "it is empty: there is no sample to look at"))
@@ -159,8 +173,10 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
         tensors += round(each * (wanted.batch_size - len(kept)))
         # The first ones open files and fill caches; if there are enough of the others, they say nothing of those.
         warm = samples[len(samples) // 8 :] if len(samples) >= 16 else samples[1:] if len(samples) > 3 else samples
-        has_threads = wanted.tries_threads and not isinstance(dataset, IterableDataset)
-        holds_gil = _holds_gil(dataset) if has_threads else None
+        holds_gil = None
+        if wanted.tries_threads and passed_for is None and _mean_s(warm) * _FEWEST_READS <= _THREADS_S:
+            holds_gil = _holds_gil(dataset)
+        is_repeated = passed_for is not None and gives_all_to_each(dataset, first, passed_for)
         line.send(
             (
                 "done",
@@ -170,6 +186,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
                     tensors=tensors,
                     is_collated=each < 0.5,
                     holds_gil=holds_gil,
+                    is_repeated=is_repeated,
                 ),
             )
         )
@@ -179,7 +196,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
         then = f" ({last.filename}:{last.lineno})"
         if where == "collating" and collate_fn is default_collate:
             # Its own line is in torch, and says nothing.
-            then = "; give a function that makes a batch of such samples: --collate, collate_fn="
+            then = f"; {GIVE_COLLATE}"
         line.send((kind, f"{where} failed: {type(error).__name__}: {error}{then}"))
 
 
@@ -203,6 +220,10 @@ def spread_indices(length: int, count: int) -> list[int]:
     return [even[number] for number in order]
 
 
+def _mean_s(samples: list[Sample]) -> float:
+    return sum(sample.wait_s + sample.cpu_s for sample in samples) / len(samples)
+
+
 def _holds_gil(dataset: Any) -> bool | None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -217,7 +238,7 @@ def _holds_gil(dataset: Any) -> bool | None:
 
     began_s = time.perf_counter()
     one = count(began_s + _THREADS_S / 2, 0) / (time.perf_counter() - began_s)
-    if one * _THREADS_S < 4 or len(os.sched_getaffinity(0)) < 2:
+    if one * _THREADS_S < _FEWEST_READS or len(os.sched_getaffinity(0)) < 2:
         return None
     began_s = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:

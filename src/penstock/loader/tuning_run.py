@@ -48,12 +48,15 @@ class LiveLoader:
         step_s: float,
         trial_s: float,
         on_batch: Callable[[], None],
+        is_repeated: bool = False,
     ) -> None:
         """``step_s``: how long the training loop is busy with a batch. ``trial_s``: about how long one measurement is.
-        ``on_batch`` may raise to end it all."""
+        ``on_batch`` may raise to end it all. ``is_repeated``: every worker gives all samples, so that each counts once
+        in as many."""
         self._batch_size, self._step_s, self._trial_s = batch_size, step_s, trial_s
         self._memory_bytes, self._on_batch = memory_bytes, on_batch
         self._restarts = isinstance(dataset, IterableDataset)
+        self._is_repeated = is_repeated
         self._watch = TreeWatch()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
@@ -120,9 +123,10 @@ class LiveLoader:
         run = self._run(self._trial_s, most_s, least_batches=_LEAST_BATCHES, noise=LEAST_NOISE)
         if run.is_over:
             return self._over(setting)
+        times = setting.workers if self._is_repeated else 1
         return Trial(
             setting=setting,
-            samples_per_s=run.batches * self._batch_size / run.elapsed_s,
+            samples_per_s=run.batches * self._batch_size / times / run.elapsed_s,
             noise=run.noise,
             memory_bytes=self._peak_bytes,
             wait_fraction=run.wait_s / run.elapsed_s if self._step_s else None,

@@ -83,11 +83,13 @@ def put_beside(table: PlanTable, stated: tuple[Stated, ...]) -> tuple[Beside, ..
             step_s=(table.step_s or 0.0) * rows / batch_size,
         )  # fmt: skip
         outcome = play_torch(load, each.prefetch_factor)
+        # A sample that every worker gives counts once.
+        times = max(1, each.workers) if table.profile.is_repeated else 1
         found.append(
             Beside(
                 stated=replace(each, batch_size=rows),
                 memory_bytes=outcome.growth_bytes,
-                speed=outcome.samples_per_s / fastest,
+                speed=outcome.samples_per_s / times / fastest,
             )
         )
     return tuple(found)

@@ -7,7 +7,7 @@ Runs in: anywhere; pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from penstock.planner.own_pipeline import play_ours, slots_within, usual_depth
@@ -111,3 +111,17 @@ def larger_batch(load: Load) -> Load:
     """Half as many samples again in a batch; a step takes longer by as much at most."""
     larger = max(load.batch_size + 1, round(load.batch_size * _LARGER_BATCH))
     return replace(load, batch_size=larger, step_s=load.step_s * larger / load.batch_size)
+
+
+def largest_fitting(load: Load, fits: Callable[[Tried], bool]) -> int | None:
+    """The most samples a smaller batch can have where one worker builds one batch ahead; None: not even one fits."""
+
+    def does_fit(batch_size: int) -> bool:
+        here = replace(load, batch_size=batch_size, workers=1, step_s=load.step_s * batch_size / load.batch_size)
+        return fits(Tried(load=here, depth=1, is_own=False, outcome=play_ours(here, 1)))
+
+    fitting, too_many = 0, load.batch_size
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        fitting, too_many = (middle, too_many) if does_fit(middle) else (fitting, middle)
+    return fitting or None

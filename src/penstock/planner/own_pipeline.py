@@ -14,8 +14,8 @@ import math
 from collections import deque
 
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
-from penstock.planner.pipeline import PIECES, Gauge, Kept, Load, Outcome, Stream, Trainer, bytes_of, fetch
-from penstock.planner.profile import Profile, Sample
+from penstock.planner.pipeline import PIECES, Gauge, Kept, Load, Outcome, Piece, Stream, Trainer, fetch
+from penstock.planner.profile import Profile
 from penstock.planner.torch_pipeline import play_torch
 
 _TASK_S, _QUEUE_S, _PATIENT_S, _MOST_QUEUED = 0.005, 0.006, 0.020, 24
@@ -48,7 +48,7 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     cores, gauge, stream = Cores(load.cores, crowding=cost.crowding), Gauge(), Stream(load)
     rows = rows_a_task(profile, load.batch_size)
     trainer = Trainer(load, cost, cores, ahead=max(slots, load.workers * rows // load.batch_size))
-    todo: deque[tuple[int, list[Sample]]] = deque()
+    todo: deque[tuple[int, Piece]] = deque()
     left: dict[int, int] = {}
     """Pieces of open batches that are not done."""
     ready: set[int] = set()
@@ -59,8 +59,8 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     """Samples, and batches made of them, in pieces that fit anywhere."""
     opened = lent = 0
 
-    def room_for(piece: list[Sample]) -> float:
-        return cost.copies * bytes_of(piece)
+    def room_for(piece: Piece) -> float:
+        return cost.copies * piece.size_bytes
 
     def let_go(size_bytes: float) -> None:
         if profile.has_collate:
@@ -110,10 +110,9 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
         while True:
             yield Until(has_task)
             number, piece = todo.popleft()
-            held_bytes = max((sample.size_bytes for sample in piece), default=0)
             yield from fetch(piece, cost)
-            gauge.add(private=held_bytes)
-            gauge.add(private=-held_bytes)
+            gauge.add(private=piece.largest_bytes)
+            gauge.add(private=-piece.largest_bytes)
             if profile.has_collate:
                 apart.take(room_for(piece))
                 in_slot[number] += room_for(piece)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
 from penstock.planner.profile import LoaderCost, Profile, Sample
@@ -20,6 +21,8 @@ from penstock.planner.profile import LoaderCost, Profile, Sample
 PIECES = 8
 """Pieces a batch is cut into at most."""
 _LEAST_BATCHES, _MOST_BATCHES = 30, 240
+_MOST_DRAWN = 256
+"""Rows of a batch that are drawn; the rest are like them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +104,55 @@ class Kept:
             self._has = self._used
 
 
+class Piece(NamedTuple):
+    """Some rows of a batch, added up."""
+
+    rows: int
+    size_bytes: int
+    largest_bytes: int
+    """Of one sample."""
+    wait_s: float
+    cpu_s: float
+
+
 class Stream:
     """The samples of a run, drawn from those that were seen: the same ones every time."""
 
     def __init__(self, load: Load) -> None:
         self._chance = random.Random(0)
         self._load = load
+        profile, missed = load.profile, 1 - load.hit_rate
+        self._largest_bytes = profile.largest_bytes
+        self._mean = profile.sample_bytes, missed * profile.wait_s, missed * profile.cpu_s
 
-    def batch(self, rows_a_piece: int) -> list[list[Sample]]:
+    def batch(self, rows_a_piece: int) -> list[Piece]:
         """One batch's samples, in pieces."""
         rows = self._load.batch_size
-        drawn = [self._one() for _ in range(rows)]
-        return [drawn[at : at + rows_a_piece] for at in range(0, rows, rows_a_piece)]
+        return [self._piece(min(rows_a_piece, rows - at)) for at in range(0, rows, rows_a_piece)]
+
+    def _piece(self, rows: int) -> Piece:
+        # Drawn one by one, the rows of a large batch would take longer than loading it.
+        count = min(rows, max(1, _MOST_DRAWN * rows // self._load.batch_size))
+        drawn = [self._one() for _ in range(count)]
+        sums: tuple[float, ...] = (
+            sum(sample.size_bytes for sample in drawn),
+            sum(sample.wait_s for sample in drawn),
+            sum(sample.cpu_s for sample in drawn),
+        )
+        if count < rows:
+            # The rest is as those seen are on the whole, and differs from it as the sum of so many does.
+            scale = (rows / count) ** 0.5
+            sums = tuple(
+                rows * mean + scale * (total - count * mean) for total, mean in zip(sums, self._mean, strict=True)
+            )
+        size_bytes, wait_s, cpu_s = sums
+        return Piece(
+            rows=rows,
+            size_bytes=int(size_bytes),
+            largest_bytes=max(sample.size_bytes for sample in drawn) if count == rows else self._largest_bytes,
+            wait_s=wait_s,
+            cpu_s=cpu_s,
+        )
 
     def _one(self) -> Sample:
         sample = self._load.profile.samples[self._chance.randrange(len(self._load.profile.samples))]
@@ -165,13 +205,8 @@ class Trainer:
         )
 
 
-def fetch(piece: list[Sample], cost: LoaderCost) -> Activity:
+def fetch(piece: Piece, cost: LoaderCost) -> Activity:
     """What a worker does for a few samples."""
-    wait_s = sum(sample.wait_s for sample in piece)
-    if wait_s:
-        yield Wait(wait_s)
-    yield Compute(sum(sample.cpu_s for sample in piece) + len(piece) * cost.sample_s)
-
-
-def bytes_of(samples: list[Sample]) -> int:
-    return sum(sample.size_bytes for sample in samples)
+    if piece.wait_s:
+        yield Wait(piece.wait_s)
+    yield Compute(piece.cpu_s + piece.rows * cost.sample_s)

@@ -7,12 +7,13 @@ Runs in: anywhere; pure: the same facts give the same plans.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.planner import wording
-from penstock.planner.choices import Tried, choose, larger_batch, try_all
+from penstock.planner.choices import Tried, choose, larger_batch, largest_fitting, try_all
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import Profile
 from penstock.planner.torch_pipeline import play_torch
@@ -115,6 +116,20 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Least:
+    """The least that would work."""
+
+    memory_bytes: int
+    """The smallest budget that some settings fit, at this batch size."""
+    workers: int
+    depth: int
+    speed: float
+    """Of those settings, as a share of the fastest plan's samples per second."""
+    batch_size: int | None = None
+    """The largest batch that the budget as it is has room for; None: none, or it fits as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanTable:
     """All plans of one dataset on one machine."""
 
@@ -126,6 +141,8 @@ class PlanTable:
     plans: tuple[Plan, ...]
     recommended: Plan
     """The least memory of those that are as fast as any within the budget."""
+    least: Least
+    """What would do where nothing fits the budget."""
     notes: tuple[str, ...] = field(default=())
     """What to know besides."""
 
@@ -175,21 +192,23 @@ def make_plans(
     """All plans, and the one to take. ``budget_bytes`` and ``step_s`` are one rank's; ``most_workers``: try no more."""
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} has no sample in it; plans need at least 1")
+    if profile.is_repeated:
+        # Another worker would give the same samples again.
+        most_workers = 1
     given = Given(profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s)
     room_bytes = facts.available_bytes // facts.ranks
     load = Load(profile=profile, cores=facts.cores, batch_size=batch_size, workers=1, step_s=step_s or 0.0)
     tried = try_all(load, room_bytes=room_bytes, most_workers=most_workers)
-    within = [each for each in tried if given.memory(each).high <= budget_bytes]
+    within = [each for each in tried if given.fits(each)]
     chosen = choose(tried, within, alike=_ALIKE)
     wider = try_all(larger_batch(load), room_bytes=room_bytes, most_workers=most_workers)
-    fitting = [each for each in wider if given.memory(each).high <= budget_bytes]
-    chosen["bigger batch"] = choose(wider, fitting, alike=_ALIKE)["fast"]
+    chosen["bigger batch"] = choose(wider, [each for each in wider if given.fits(each)], alike=_ALIKE)["fast"]
     best = max(each.outcome.samples_per_s for each in chosen.values())
     plans = {name: given.plan(name, chosen[name], best) for name in NAMES}
     recommended = _recommended([plans[name] for name in NAMES if name != "bigger batch"])
     table = PlanTable(
         profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s, plans=tuple(plans.values()),
-        recommended=recommended,
+        recommended=recommended, least=given.least(tried, best, load if not within else None),
     )  # fmt: skip
     return replace(table, notes=wording.notes(table))
 
@@ -223,11 +242,26 @@ class Given:
 
     def doubt(self, batch_size: int) -> float:
         """How far off a prediction may be; batches of few, uneven samples differ from each other."""
-        known = _MEASURED if self.profile.is_measured else _STATED
+        known = _MEASURED if self.profile.is_measured and self.profile.has_runs else _STATED
         return known + self.profile.spread / batch_size**0.5
 
     def memory(self, each: Tried) -> Range:
         return Range.around(each.outcome.growth_bytes, self.doubt(each.load.batch_size))
+
+    def fits(self, each: Tried) -> bool:
+        """Whether the upper estimate is within what was allowed."""
+        return self.memory(each).high <= self.budget_bytes
+
+    def least(self, tried: list[Tried], best: float, load: Load | None) -> Least:
+        """``load``: what to find a smaller batch for; None: there is no need of one."""
+        leanest = min(tried, key=lambda each: self.memory(each).high)
+        return Least(
+            memory_bytes=math.ceil(self.memory(leanest).high),
+            workers=leanest.load.workers,
+            depth=leanest.depth,
+            speed=leanest.outcome.samples_per_s / best,
+            batch_size=None if load is None else largest_fitting(load, self.fits),
+        )
 
     def plan(self, name: str, each: Tried, best: float) -> Plan:
         load, outcome = each.load, each.outcome
@@ -236,7 +270,7 @@ class Given:
         theirs = play_torch(load, prefetch)
         share = memory.high * self.facts.ranks / max(1, self.facts.available_bytes)
         risk = "low" if share < CALM else "medium" if share < TIGHT else "high"
-        fits, speed = memory.high <= self.budget_bytes, outcome.samples_per_s / best
+        fits, speed = self.fits(each), outcome.samples_per_s / best
         suits, pros, cons = wording.words(name, risk, load, fits=fits, is_fastest=speed >= _ALIKE)
         return Plan(
             name=name,

@@ -8,9 +8,11 @@ Runs in: anywhere; nothing here looks at the machine.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,10 @@ class Profile:
     """Whether threads would wait for each other; None: not tried."""
     containers_bytes: int = 0
     """Large Python containers in it, which every worker comes to copy."""
+    is_repeated: bool = False
+    """Whether every worker reads all of it: a stream that does not tell its workers apart."""
+    has_runs: bool = True
+    """Whether loaders were run to see what they cost; False: their costs are the usual ones."""
     is_measured: bool = True
     """False: stated by somebody, or taken from a table."""
 
@@ -117,6 +123,11 @@ class Profile:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is a size or a length of time: a finite number, nothing less than nothing."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
 
 
 def read_profile(source: Path | Mapping[str, Any]) -> Profile:

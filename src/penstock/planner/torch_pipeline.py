@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
-from penstock.planner.pipeline import PIECES, Gauge, Kept, Load, Outcome, Stream, Trainer, bytes_of, fetch
+from penstock.planner.pipeline import PIECES, Gauge, Kept, Load, Outcome, Stream, Trainer, fetch
 
 HEAP_BYTES = 128 << 10, 32 << 20
 """malloc maps what is larger than the second on its own, and gives it back at once; the rest stays in the heap, where
@@ -71,8 +71,8 @@ def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = No
             held_bytes = 0
             for piece in stream.batch(rows_a_piece):
                 yield from fetch(piece, cost)
-                held_bytes += bytes_of(piece)
-                heap.take(bytes_of(piece))
+                held_bytes += piece.size_bytes
+                heap.take(piece.size_bytes)
             if load.profile.is_collated:
                 yield from finish(number, held_bytes)
             else:
@@ -115,7 +115,7 @@ def _alone(load: Load) -> Outcome:
                 held_bytes = 0
                 for piece in stream.batch(load.batch_size):
                     yield from fetch(piece, cost)
-                    held_bytes += bytes_of(piece)
+                    held_bytes += piece.size_bytes
                 gauge.add(private=held_bytes)
                 sizes[number] = held_bytes * cost.copies
                 gauge.add(batches=sizes[number])

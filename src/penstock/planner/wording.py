@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.planner.choices import Tried, worker_counts
+from penstock.planner.figures import milliseconds
 from penstock.planner.pipeline import Load
 from penstock.units import MIB, format_bytes
 
@@ -19,9 +20,17 @@ if TYPE_CHECKING:
 
 _WAITS, _COMPUTES = 0.6, 0.2
 """Share of a sample's time spent waiting: above the first it waits, below the second it computes."""
+GIVE_COLLATE = "give a function that makes a batch of such samples: --collate file.py:function (a program: collate_fn=)"
+"""Where torch's own collate function refuses samples."""
 _CONTAINERS_BYTES = 8 * MIB
 _STARVED = 0.05
 """Share of the training's time spent waiting for data that is worth a word."""
+
+REPEATED = (
+    "It does not tell its workers apart (torch.utils.data.get_worker_info), so that each of them gives all of it: with "
+    "more than one, every sample comes as many times, and none of them sooner."
+)
+"""Of a stream that every worker reads whole."""
 
 _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "safe": (
@@ -124,11 +133,13 @@ def notes(table: PlanTable) -> tuple[str, ...]:
 def _notes(table: PlanTable) -> Iterator[str]:
     profile, facts, best = table.profile, table.facts, table.recommended
     if not best.fits:
-        others = table.plans[-1]
-        larger = " The bigger batch does not either." if not others.fits else ""
+        yield _what_would_fit(table)
+    if profile.is_repeated:
+        yield f"{REPEATED} Plans have one worker."
+    if not profile.has_runs:
         yield (
-            f"No plan fits {format_bytes(table.budget_bytes)}: the least, {best.name}, may take "
-            f"{format_bytes(best.memory.high)}.{larger} Lower the batch size, or allow more."
+            f"A sample takes {milliseconds(profile.wait_s + profile.cpu_s)}, too long to run the loaders as well: what "
+            "their workers take is what is usual. More time to measure in (--seconds, seconds=) would tell."
         )
     if profile.length is not None and profile.length < best.batch_size:
         yield (
@@ -166,6 +177,21 @@ def _notes(table: PlanTable) -> Iterator[str]:
         )
 
 
+def _what_would_fit(table: PlanTable) -> str:
+    least, rows = table.least, table.recommended.batch_size
+    allow = f"{-(-least.memory_bytes // MIB)}MiB"
+    smaller = (
+        "; no smaller batch fits as it is"
+        if least.batch_size is None
+        else f", or lower the batch size to {least.batch_size}"
+    )
+    return (
+        f"No plan fits {format_bytes(table.budget_bytes)}. The least that works for batches of {rows}: "
+        f"{_count(least.workers, 'worker')} with {_count(least.depth, 'batch', 'batches')} ahead, at "
+        f"{least.speed:.0%} of the fastest. Allow {allow} for that (--memory, memory=){smaller}."
+    )
+
+
 def _why_no_more(table: PlanTable) -> str:
     most = worker_counts(table.profile, table.facts.cores)[-1]
     if table.recommended.workers < most or most <= max(1, table.facts.cores):
@@ -182,8 +208,9 @@ def _about_time(table: PlanTable) -> Iterator[str]:
     sample_s = profile.wait_s + profile.cpu_s
     share = profile.wait_s / sample_s if sample_s else 0.0
     if share >= _WAITS:
-        more = "more workers than cores can help" if profile.is_measured else "more workers than cores may help"
-        yield f"Bound by waiting: {share:.0%} of a sample's time nobody computes (disks, networks); {more}."
+        helps = "can" if profile.is_measured else "may"
+        more = "" if profile.is_repeated else f"; more workers than cores {helps} help"
+        yield f"Bound by waiting: {share:.0%} of a sample's time nobody computes (disks, networks){more}."
     elif share <= _COMPUTES:
         yield f"Bound by the processor: {1 - share:.0%} of a sample's time is computing, on {_count(cores, 'core')}."
     else:
@@ -195,11 +222,6 @@ def _about_time(table: PlanTable) -> Iterator[str]:
             if best.speed >= 0.95
             else f"The training would wait {best.wait:.0%} of its time with this plan, for want of memory."
         )
-
-
-def milliseconds(seconds: float) -> str:
-    """Three digits of it, or all of a long one."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{1000 * seconds:,.0f} ms"
 
 
 def _count(number: float, one: str, many: str = "") -> str:

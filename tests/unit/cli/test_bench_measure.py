@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from penstock.cli.bench_measure import check_device, weigh
+from penstock.cli.turns import Work, take_turns
 from penstock.errors import ConfigError
+from penstock.loader.sampling import NoDataError
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,9 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason(device: str) -> No
 def test_the_cpu_and_no_device_at_all_are_fine() -> None:
     check_device(None)
     check_device("cpu")
+
+
+def test_an_epoch_without_a_batch_ends_the_bench_and_is_said() -> None:
+    work = Work(make={"torch": list, "penstock": list}, use=lambda batch, tally: tally, rounds=1, round_s=1.0)
+    with pytest.raises(NoDataError, match="an epoch of it has no batch"):
+        take_turns(work, on_progress=lambda name, done: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,11 @@ from penstock.cli.doctor_page import show_doctor
 from penstock.cli.facts import Facts
 from penstock.cli.findings import find
 from penstock.cli.page import make_progress
+from penstock.cli.plan_page import show_plans
 from penstock.meter import GpuStatus
+from penstock.planner.plans import Facts as PlannerFacts
+from penstock.planner.plans import make_plans
+from penstock.planner.profile import Profile, Sample
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -195,3 +200,16 @@ def test_progress_is_silent_where_nobody_watches() -> None:
         progress.update(task, completed=0.5)
         progress.refresh()
     assert written.getvalue() == ""
+
+
+@pytest.mark.parametrize(("budget_bytes", "batch_size"), [(100 * MIB, 16), (16 * GIB, 16), (100 * MIB, 12_000)])
+def test_a_row_of_plans_fits_80_columns_with_its_figures_whole(budget_bytes: int, batch_size: int) -> None:
+    profile = Profile(name="images", length=None, samples=(Sample(size_bytes=5 * MIB, wait_s=0.02, cpu_s=0.01),))
+    facts = PlannerFacts(cores=4, available_bytes=500 * GIB)
+    table = make_plans(profile, facts, batch_size, budget_bytes=budget_bytes, step_s=0.02)
+    console, written = page_console()
+    show_plans(console, table, None, ())
+    text = written.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= 80 and "…" not in text
+    rows = text.partition("plan ")[2].partition("* recommended")[0]
+    assert len(re.findall(r"[\d.]+-[\d.]+ [MG]iB +[\d.]+ [MG]iB ", rows)) == 5, rows

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 
-from penstock.cli.target import TargetError, load_function, load_target
+import penstock
+from penstock.cli.target import TargetError, load_function, load_target, unreadable
 
 SOURCE = """
 import torch
@@ -172,3 +176,21 @@ print("answer")
     assert done.returncode == 0, done.stderr
     if not closed:
         assert (done.stdout, done.stderr) == ("answer\n", "aside\n")
+
+
+RAGGED = [torch.zeros(4), torch.zeros(5)]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [TorchDataLoader, penstock.DataLoader])
+def test_samples_that_torch_cannot_collate_ask_for_a_collate_function(make: Any, workers: int) -> None:
+    with pytest.raises(Exception, match=r"equal size|not resizable") as raised:
+        list(make(RAGGED, 2, num_workers=workers))
+    line = str(unreadable("mine.py:Ragged", raised.value, has_collate=False))
+    assert line.startswith("mine.py:Ragged failed while it was read: RuntimeError: ") and "\n" not in line
+    assert line.endswith("give a function that makes a batch of such samples: --collate file.py:function "
+                         "(a program: collate_fn=)")  # fmt: skip
+    # Somebody who named one knows how.
+    assert "--collate" not in str(unreadable("mine.py:Ragged", raised.value, has_collate=True))
+    assert "--collate" not in str(unreadable("mine.py:Ragged", ValueError("broken"), has_collate=False))

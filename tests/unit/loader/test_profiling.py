@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader.planning import plan
+from penstock.loader.planning import plan, time_step
 from penstock.loader.profiling import profile
 from penstock.loader.sampling import NoDataError, is_picklable, look, spread_indices, weigh
 
@@ -39,6 +40,29 @@ class Slow(Dataset[torch.Tensor]):
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(torch.zeros(40, 10))
+
+
+class Shared(Stream):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        mine = get_worker_info()
+        return itertools.islice(
+            super().__iter__(), 0 if mine is None else mine.id, None, mine.num_workers if mine else 1
+        )
+
+
+class Noise(Stream):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.rand(40, 10))
+
+
+class OnlyOnce(Stream):
+    is_used = False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.is_used:
+            raise RuntimeError("it has begun already")
+        self.is_used = True
+        return super().__iter__()
 
 
 def children() -> set[int]:
@@ -117,6 +141,14 @@ def test_streams_are_read_from_their_beginning() -> None:
     assert 3 <= len(seen_of(Stream()).samples) <= 40
 
 
+@pytest.mark.parametrize(
+    ("stream", "is_repeated"),
+    [(Stream(), True), (Shared(), False), (Noise(), False), (OnlyOnce(), False), (Slow(), False)],
+)
+def test_a_stream_that_gives_every_worker_all_of_it_is_told_from_others(stream: Any, is_repeated: bool) -> None:
+    assert seen_of(stream).is_repeated is is_repeated
+
+
 def test_indices_are_spread_from_the_first_few_on() -> None:
     assert sorted(spread_indices(3, 10)) == [0, 1, 2]
     few = spread_indices(10_000_000, 256)[:8]
@@ -151,3 +183,55 @@ def test_a_profile_knows_both_loaders_and_leaves_nothing() -> None:
 def test_a_plan_is_refused_for_what_is_no_dataset(dataset: Any) -> None:
     with pytest.raises(ConfigError, match="is no dataset: it has no __getitem__ and no __len__"):
         plan(dataset, 8, seconds=1.0)
+
+
+def test_where_samples_take_long_no_loader_is_run_and_the_time_is_kept() -> None:
+    told: list[str] = []
+    began_s = time.monotonic()
+    found = profile(Slow(wait_s=0.5), 32, seconds=0.6, on_progress=lambda what, done: told.append(what))
+    # Two samples. Both loaders with two workers would have read a dozen.
+    assert time.monotonic() - began_s < 5
+    assert not found.has_runs and found.is_splittable
+    assert set(told) == {"reading samples", "done"}
+
+
+def test_a_step_is_timed_on_a_whole_batch_made_of_few_slow_samples() -> None:
+    class Counted(Slow):
+        reads = 0
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            self.reads += 1
+            return super().__getitem__(index)
+
+    dataset, lengths = Counted(wait_s=0.1), set()
+    step_s = time_step(lambda batch: lengths.add(len(batch)), dataset, 32, seconds=0.3)
+    assert dataset.reads <= 4 and lengths == {32} and 0 <= step_s < 0.1
+    assert time_step(lambda batch: lengths.add(len(batch)), Slow(count=3), 2, seconds=30.0) >= 0
+    assert lengths == {32, 2, 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step_s": "a"},
+        {"step_s": -1},
+        {"step_s": float("nan")},
+        {"step_s": True},
+        {"seconds": "long"},
+        {"seconds": 0},
+        {"seconds": float("inf")},
+        {"seconds": None},
+        {"batch_size": "8"},
+        {"batch_size": 0},
+        {"memory": "lots"},
+        {"memory": None},
+        {"memory": [1]},
+        {"collate_fn": 5},
+        {"name": 5},
+        {"on_progress": None},
+    ],
+)
+def test_a_wrong_argument_of_a_plan_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"^{name}="):
+        plan(Slow(), **{"batch_size": 8, **wrong})

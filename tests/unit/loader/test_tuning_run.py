@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from penstock.loader.tuning_run import LiveLoader
 from penstock.planner.search import Setting
@@ -29,10 +31,10 @@ class Rows(Dataset[torch.Tensor]):
         return torch.zeros(self.size_bytes, dtype=torch.uint8)
 
 
-def live(dataset: Rows, batch_size: int, trial_s: float) -> LiveLoader:
+def live(dataset: Any, batch_size: int, trial_s: float, *, is_repeated: bool = False) -> LiveLoader:
     return LiveLoader(
         dataset, batch_size, collate_fn=None, memory_bytes=1 << 30, step_s=0.0, trial_s=trial_s,
-        on_batch=lambda: None,
+        on_batch=lambda: None, is_repeated=is_repeated,
     )  # fmt: skip
 
 
@@ -54,3 +56,19 @@ def test_batches_that_take_longer_than_a_measurement_are_waited_for() -> None:
     # Of too few of them nothing would be known.
     assert trial.noise < 1.0
     assert 0 < trial.samples_per_s < 22
+
+
+class Repeated(IterableDataset[torch.Tensor]):
+    """Gives every worker all of it."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            time.sleep(0.005)
+            yield torch.zeros(10)
+
+
+def test_a_sample_that_every_worker_gives_counts_once() -> None:
+    with live(Repeated(), 4, trial_s=0.5, is_repeated=True) as loader:
+        trial = loader.measure(Setting(4, 8), batch_s=0.02)
+    # A sample takes 5 ms: four workers give 200 of them a second four times.
+    assert 0 < trial.samples_per_s < 260

@@ -55,3 +55,11 @@ def test_torch_s_memory_comes_out_near_what_the_team_counted_by_hand() -> None:
 def test_what_cannot_be_put_beside_is_named_with_its_place(given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^p.json: .*{re.escape(said)}"):
         read_stated(given, "p.json")
+
+
+def test_a_sample_that_every_worker_gives_counts_once() -> None:
+    samples = (Sample(size_bytes=1000, wait_s=0.02, cpu_s=0.001),)
+    stream = Profile(name="it", length=None, samples=samples, is_splittable=False, is_repeated=True)
+    table = make_plans(stream, Facts(cores=8, available_bytes=8 * GB), 8, budget_bytes=4 * GB)
+    (eight,) = put_beside(table, read_stated({"now": {"workers": 8}}, "here"))
+    assert eight.speed == pytest.approx(1.0, abs=0.2)

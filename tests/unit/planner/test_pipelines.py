@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -131,3 +132,26 @@ def test_a_collate_function_has_samples_beside_their_batch() -> None:
     collated = play_ours(replace(load(wait_s=0.02, step_s=0.5), profile=profile), 2)
     assert plain.most_batches_bytes == 3 * 8 * MB
     assert plain.most_batches_bytes < collated.most_batches_bytes <= 5 * 8 * MB
+
+
+@pytest.mark.parametrize("play", [play_torch, play_ours])
+def test_a_huge_batch_is_played_through_as_fast_as_a_small_one(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = 0
+    draw = random.Random.randrange
+
+    def counted(self: random.Random, *given: int) -> int:
+        nonlocal drawn
+        drawn += 1
+        return draw(self, *given)
+
+    monkeypatch.setattr(random.Random, "randrange", counted)
+    samples = tuple(Sample(size_bytes=size, wait_s=0.0, cpu_s=size / 1e12) for size in (1000, 3000, 20_000))
+    profile = Profile(name="it", length=None, samples=samples, torchs=FREE, ours=FREE)
+    outcome = play(Load(profile=profile, cores=4, batch_size=100_000, workers=4))
+    assert drawn < 200_000
+    # As many of each kind come as if they had been drawn one by one.
+    assert outcome.samples_per_s == pytest.approx(4 / profile.cpu_s, rel=0.05)
+    batch_bytes = 100_000 * profile.sample_bytes
+    assert outcome.most_batches_bytes / batch_bytes == pytest.approx(
+        round(outcome.most_batches_bytes / batch_bytes), rel=0.01
+    )

@@ -105,9 +105,39 @@ def test_where_no_plan_fits_the_least_is_recommended_and_the_numbers_are_said() 
     best = table.recommended
     assert not best.fits
     assert best.memory.high == min(plan.memory.high for plan in table.plans[:4])
-    assert "No plan fits 47.7 MiB" in table.explain() and "Lower the batch size" in table.explain()
+    assert "No plan fits 47.7 MiB" in table.explain() and "no smaller batch fits as it is" in table.explain()
     assert best.arguments()["memory"] == "47MiB"
     assert any("more than was allowed" in con for con in best.cons)
+
+
+def test_where_no_plan_fits_the_least_that_would_is_named_and_does_fit() -> None:
+    profile = profile_of(4 * MB)
+    table = plans_of(profile, budget_bytes=60 * MB)
+    least = table.least
+    # Less than any of the five plans: none of them is made for the least memory.
+    assert not table.recommended.fits and least.memory_bytes < min(plan.memory.high for plan in table.plans)
+    allow_mib = -(-least.memory_bytes // (1 << 20))
+    assert least.batch_size is not None and 1 <= least.batch_size < 16
+    assert f"Allow {allow_mib}MiB for that" in table.explain()
+    assert f"or lower the batch size to {least.batch_size}." in table.explain()
+    assert plans_of(profile, budget_bytes=allow_mib << 20).recommended.fits
+    assert not plans_of(profile, budget_bytes=(allow_mib - 2) << 20).recommended.fits
+    assert plans_of(profile, least.batch_size, budget_bytes=60 * MB).recommended.fits
+    assert not plans_of(profile, least.batch_size + 1, budget_bytes=60 * MB).recommended.fits
+    assert plans_of(profile).least.batch_size is None
+
+
+def test_a_stream_that_every_worker_reads_whole_gets_one_worker_and_the_reason() -> None:
+    table = plans_of(profile_of(wait_s=0.02, cpu_s=0.001, is_splittable=False, is_repeated=True))
+    assert {plan.workers for plan in table.plans} == {1}
+    assert "get_worker_info" in table.explain() and "more workers than cores" not in table.explain()
+    assert "get_worker_info" not in plans_of(profile_of(wait_s=0.02, cpu_s=0.001)).explain()
+
+
+def test_what_no_loader_was_run_for_is_said_and_less_certain() -> None:
+    run, not_run = plans_of(profile_of(wait_s=1.0)), plans_of(profile_of(wait_s=1.0, has_runs=False))
+    assert "too long to run the loaders" in not_run.explain() and "too long" not in run.explain()
+    assert not_run.recommended.memory.high > run.recommended.memory.high
 
 
 def test_the_bigger_batch_is_half_as_large_again_and_never_recommended_by_itself() -> None:

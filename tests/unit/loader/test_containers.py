@@ -14,7 +14,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -24,8 +23,6 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.cli.dataset_facts import DatasetFacts, find_in_dataset, look_into
-from penstock.cli.facts import Facts
 from penstock.data.shared_list import SharedList
 from penstock.loader.containers import Container, Containers, find_containers
 
@@ -136,9 +133,9 @@ def extra_bytes(container: Any) -> int:
 @pytest.mark.parametrize("make", [list, tuple, set, lambda items: dict(enumerate(items, 1000))])
 def test_items_of_two_containers_count_with_the_first_of_them(make: Callable[[list[str]], Any]) -> None:
     samples = texts()
-    alone = sum(container.bytes for container in find_containers(Holder(a=samples)).found)
+    alone = sum(container.bytes for container in find_containers(Holder(a=samples), seconds=60.0).found)
     half = make(samples[: len(samples) // 2])
-    both = find_containers(Holder(a=samples, b=half, c=texts()), least_bytes=0).found
+    both = find_containers(Holder(a=samples, b=half, c=texts()), least_bytes=0, seconds=60.0).found
     by_path = {container.path: container for container in both}
     assert by_path["dataset.a"].bytes == pytest.approx(alone, rel=0.05)
     assert by_path["dataset.b"].bytes == pytest.approx(sys.getsizeof(half) + extra_bytes(half), rel=0.1)
@@ -287,7 +284,7 @@ def touch(value: Any) -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_the_estimate_is_what_a_forked_child_copies(name: str) -> None:
     held = MADE[name]()
-    (container,) = find_containers(Holder(held=held), least_bytes=0).found
+    (container,) = find_containers(Holder(held=held), least_bytes=0, seconds=60.0).found
     growth = private_growth_bytes(lambda: touch(held))
     assert container.per_worker_bytes == pytest.approx(growth, rel=0.35)
 
@@ -334,68 +331,5 @@ def test_objects_of_any_type_are_passed_and_counted_within_reason() -> None:
         slice(1, 2), iter({1: 2}), {}.keys(), Exception("x"), lambda: LABELS, sys._getframe(), 2j, True, object(),
     ]  # fmt: skip
     assert find_containers(Holder(odd=odd)) == Containers(found=(), complete=True)
-    (container,) = find_containers(Holder(odd=odd * 1000), least_bytes=0).found
+    (container,) = find_containers(Holder(odd=odd * 1000), least_bytes=0, seconds=60.0).found
     assert container.bytes < MIB
-
-
-def facts_of(per_worker_bytes: int, kind: str = "list", holds: str = "str") -> DatasetFacts:
-    container = Container(
-        path="dataset.samples",
-        kind=kind,
-        holds=holds,
-        items=1_000_000,
-        bytes=per_worker_bytes + 8 * MIB,
-        per_worker_bytes=per_worker_bytes,
-    )
-    return DatasetFacts(type="d.D", length=3, containers=Containers(found=(container,), complete=True))
-
-
-@pytest.mark.parametrize(
-    ("per_worker_bytes", "available_bytes", "severity"),
-    [
-        (7 * MIB, 48 << 30, None),
-        (8 * MIB, 48 << 30, "info"),
-        (63 * MIB, 48 << 30, "info"),
-        (64 * MIB, 48 << 30, "warning"),
-        (64 * MIB, 5 << 30, "warning"),
-        (64 * MIB, 4 << 30, "hurts"),
-        (1024 * MIB, 48 << 30, "hurts"),
-    ],
-)
-def test_how_bad_it_is_follows_from_bytes_workers_and_memory(
-    per_worker_bytes: int, available_bytes: int, severity: str | None, healthy: Facts
-) -> None:
-    facts = replace(healthy, limits=replace(healthy.limits, memory_available_bytes=available_bytes))
-    said = find_in_dataset(facts_of(per_worker_bytes), facts)
-    assert [finding.severity for finding in said] == ([] if severity is None else [severity])
-
-
-def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: Facts) -> None:
-    (finding,) = find_in_dataset(facts_of(100 * MIB), healthy)
-    assert finding.id == "python-containers"
-    assert "dataset.samples (list, 1,000,000 × str)" in finding.what
-    assert "100 MiB in each worker, 1.56 GiB in 16" in finding.what
-    assert "dataset.samples: penstock.data.SharedList(...)" in finding.fix
-    (finding,) = find_in_dataset(facts_of(100 * MIB, holds="float"), healthy)
-    assert "numpy.array" in finding.fix
-    (finding,) = find_in_dataset(facts_of(100 * MIB, holds="Sample"), healthy)
-    assert "Parquet" in finding.fix
-
-
-def test_the_cost_is_told_for_the_workers_there_will_be(healthy: Facts) -> None:
-    (finding,) = find_in_dataset(facts_of(100 * MIB), healthy, 32)
-    assert "100 MiB in each worker, 3.12 GiB in 32" in finding.what
-    few = replace(healthy, limits=replace(healthy.limits, cpu_usable=2.5, memory_available_bytes=4 << 30))
-    (finding,) = find_in_dataset(facts_of(100 * MIB), few)
-    assert "200 MiB in 2" in finding.what and finding.severity == "warning"
-    (finding,) = find_in_dataset(facts_of(100 * MIB), few, 16)
-    assert finding.severity == "hurts"
-
-
-def test_a_dataset_that_does_not_know_its_length_has_none() -> None:
-    class Broken(Holder):
-        def __len__(self) -> int:
-            raise RuntimeError("not yet")
-
-    assert look_into(Broken()).length is None
-    assert look_into(Holder()).length == 3

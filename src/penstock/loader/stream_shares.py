@@ -1,0 +1,83 @@
+"""Whether a stream shares itself out among its workers, or gives all of itself to each of them.
+
+In:  an iterable dataset, the first samples that one worker got of it.
+Out: whether another worker would get the same.
+Runs in: a process of its own that reads samples, never the trainer: it passes for a worker.
+
+A stream that tells its workers apart asks torch which of them it is in (``torch.utils.data.get_worker_info``). One that
+never asks can still give each something else, if it draws random numbers: so another worker's first samples are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock.device.tree import leaves
+
+COMPARED = 3
+"""First samples that tell two workers' streams apart."""
+_COMPARE_S = 0.5
+"""After so long, as many as were read by then do."""
+
+
+class PassedFor:
+    """Stands where torch keeps what a worker knows of itself, and remembers whether anybody asked which one it is."""
+
+    def __init__(self, dataset: Any, *, worker: int, workers: int) -> None:
+        self.dataset, self.seed = dataset, worker
+        self.was_asked = False
+        self._worker, self._workers = worker, workers
+        torch_worker._worker_info = self  # type: ignore[assignment]
+
+    @property
+    def id(self) -> int:
+        self.was_asked = True
+        return self._worker
+
+    @property
+    def num_workers(self) -> int:
+        self.was_asked = True
+        return self._workers
+
+
+def gives_all_to_each(dataset: Any, first: Sequence[Any], passed_for: PassedFor) -> bool:
+    """Whether every worker would get every sample. ``first``: how the stream began for the worker passed for."""
+    if passed_for.was_asked or not first or isinstance(dataset, IterDataPipe):
+        # torch tells the workers of a pipe apart by itself.
+        return False
+    other, began_s = PassedFor(dataset, worker=1, workers=2), time.perf_counter()
+    try:
+        stream = iter(dataset)
+        for mine in first[:COMPARED]:
+            if not _is_same(mine, next(stream, None)) or other.was_asked:
+                return False
+            if time.perf_counter() - began_s > _COMPARE_S:
+                break
+    except Exception:
+        # One that cannot be begun twice: how it begins elsewhere is not known.
+        return False
+    return True
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    ones, others = list(leaves(one)), list(leaves(other))
+    return len(ones) == len(others) and all(map(_is_same_leaf, ones, others))
+
+
+def _is_same_leaf(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    try:
+        if isinstance(one, torch.Tensor):
+            return torch.equal(one, other)
+        return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+    except Exception:
+        # What cannot be compared is not known to be the same.
+        return False
