@@ -31,6 +31,7 @@ from penstock.units import parse_size
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache, CacheStats
+    from penstock.loader.first_workers import Beginning
     from penstock.settings.files import Source
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -108,7 +109,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             # Stands in until all other arguments have been found right.
             num_workers = 1
         self._memory = parse_size(memory)
-        self._planned_workers: int | None = None
+        self._beginning: Beginning | None = None
         self._depth: int | None = None
         self._depth_ceiling = depth_ceiling(num_workers, prefetch_factor)
         self._counters = Counters()
@@ -187,12 +188,12 @@ class DataLoader(TorchDataLoader[_T_co]):
             binds_workers=self.seeding == "worker",
             has_threads=self._runs_threads,
         )
-        self._planned_workers = first_workers(wanted)
-        self.resize(workers=self._planned_workers)
+        self._beginning = first_workers(wanted)
+        self.resize(workers=self._beginning.workers)
 
     def check_worker_number_rationality(self) -> None:
         # Samples that wait are read by more workers than there are cores: torch would warn of what nobody asked for.
-        if self.num_workers != self._planned_workers:
+        if self._beginning is None or self.num_workers != self._beginning.workers:
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Any:

@@ -1,7 +1,7 @@
 """How many workers a loader begins with where ``num_workers="auto"`` leaves that to it.
 
 In:  a dataset, what its loader was given.
-Out: a number of workers.
+Out: a ``Beginning``: a number of workers, and the plan it is from.
 Runs in: trainer, and a child it starts and ends.
 
 A plan is made of a short look at some samples. Reading them is nobody's business but the plan's: it happens in a
@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 from penstock.loader.planning import find_facts
 from penstock.loader.sampling import Seen, look
 from penstock.planner.choices import worker_counts
-from penstock.planner.plans import Facts, make_plans
+from penstock.planner.plans import Facts, Plan, make_plans
 from penstock.planner.profile import OURS_USUAL, Profile
 from penstock.workers.setup import can_split
 
@@ -67,16 +67,26 @@ class Wanted:
         return self.collate_fn(samples[0] if self.batch_sampler is None else samples)
 
 
-def first_workers(wanted: Wanted) -> int:
-    """A number for this machine; 0 only where no worker can be started."""
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a loader begins with."""
+
+    workers: int
+    """0 only where no worker can be started."""
+    plan: Plan | None = None
+    """What was predicted; None: nothing was measured."""
+
+
+def first_workers(wanted: Wanted) -> Beginning:
+    """For this machine."""
     process = multiprocessing.current_process()
     if process.daemon and not wanted.has_threads:
         # Somebody's worker: it may not have workers of its own.
-        return 0
+        return Beginning(workers=0)
     if isinstance(wanted.dataset, IterableDataset) or getattr(process, "_inheriting", False):
         # Workers of a stream that does not tell them apart would each give all of it. And a process that is just being
         # started runs the user's program once more up to its main part: the loader it makes on the way is not used.
-        return 1
+        return Beginning(workers=1)
     facts = find_facts()
     if wanted.binds_workers:
         # The same in every run, or no run could be repeated.
@@ -90,15 +100,16 @@ def first_workers(wanted: Wanted) -> int:
             )  # fmt: skip
     except Exception:
         return _one_a_core(facts)
+    plan = _planned(wanted, facts, seen)
     # A worker without a sample has nothing to do.
-    return max(1, min(_planned(wanted, facts, seen), len(wanted.dataset)))
+    return Beginning(workers=max(1, min(plan.workers, len(wanted.dataset))), plan=plan)
 
 
-def _one_a_core(facts: Facts) -> int:
-    return max(1, min(_MOST_WORKERS, int(facts.cores)))
+def _one_a_core(facts: Facts) -> Beginning:
+    return Beginning(workers=max(1, min(_MOST_WORKERS, int(facts.cores))))
 
 
-def _planned(wanted: Wanted, facts: Facts, seen: Seen) -> int:
+def _planned(wanted: Wanted, facts: Facts, seen: Seen) -> Plan:
     if wanted.has_threads and seen.holds_gil:
         facts = replace(facts, cores=min(1.0, facts.cores))
     known = Profile(
@@ -114,4 +125,4 @@ def _planned(wanted: Wanted, facts: Facts, seen: Seen) -> int:
     known = replace(known, ours=cost)
     most = min(_MOST_WORKERS, worker_counts(known, facts.cores)[-1])
     table = make_plans(known, facts, wanted.rows, budget_bytes=wanted.memory_bytes, most_workers=most)
-    return table.recommended.workers
+    return table.recommended

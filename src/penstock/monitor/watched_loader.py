@@ -117,6 +117,8 @@ class WatchedLoader:
         arguments = {name: _plain(getattr(loader, name)) for name in _ARGUMENTS if hasattr(loader, name)}
         dataset = getattr(loader, "dataset", None)
         kind = "penstock" if self.is_penstock else "torch"
+        # Of num_workers="auto": what the report holds against what was measured.
+        plan = getattr(getattr(loader, "_beginning", None), "plan", None)
         return {
             "name": self.name,
             "kind": kind,
@@ -124,6 +126,7 @@ class WatchedLoader:
             "dataset_length": _length_of(dataset),
             "arguments": arguments,
             "keys": dict(self.keys),
+            "prediction": None if plan is None else asdict(plan),
         }
 
     @property

@@ -56,6 +56,18 @@ def test_lines_come_at_the_start_at_moments_and_every_so_many_steps(
         assert run.facts["command"] and run.facts["machine"]["memory_limit_bytes"] > 0
 
 
+def test_what_was_predicted_for_a_loader_is_recorded_with_the_run(home: Path) -> None:
+    planned = penstock.DataLoader(Frames(), 8, num_workers="auto", memory="64MB", name="train")
+    given = penstock.DataLoader(Frames(), 8, name="eval")
+    with penstock.Monitor([planned, given], every=None):
+        pass
+    with open_run(home, "last") as run:
+        prediction = run.facts["loaders"][0]["prediction"]
+        assert prediction["workers"] == planned.num_workers and prediction["batch_size"] == 8
+        assert prediction["samples_per_s"]["expected"] > 0 and prediction["memory"]["high"] > 0
+        assert run.facts["loaders"][1]["prediction"] is None
+
+
 def test_the_memory_that_is_logged_is_that_of_the_process_tree(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="penstock.monitor")
     with penstock.Monitor(every=None) as monitor:

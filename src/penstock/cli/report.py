@@ -1,0 +1,126 @@
+"""`penstock report`: a run afterwards, as one HTML file.
+
+In:  a recorded run, going on or over; a plan to compare it with.
+Out: an HTML file, or JSON; the verdict in a few lines.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.monitor.report.page import Report
+    from penstock.monitor.report.predictions import Prediction
+
+_LARGEST_PLAN_BYTES = 16 << 20
+
+
+@click.command(no_args_is_help=True)
+@click.argument("run")
+@click.option("--out", "-o", metavar="FILE", help="Where to write it; - for stdout. [default: penstock-report-ID.html]")
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@click.option("--plan", "plan", metavar="FILE", help="Compare with what penstock plan TARGET --json printed.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print what it says as one JSON object; a page only with -o.")
+@click.option("--open", "open_wanted", is_flag=True, help="Open it in a web browser.")
+def command(run: str, out: str | None, force: bool, plan: str | None, json_wanted: bool, open_wanted: bool) -> None:
+    """Tell what RUN (an id, the beginning of one, a name, or "last") was like: bottleneck, headroom, what to change,
+    with pictures of memory, speed and waiting, and predictions beside what was measured.
+
+    \b
+    penstock report last --open
+    penstock report 261116 -o report.html --plan plan.json
+    """
+    from penstock.monitor.home import state_folder
+    from penstock.monitor.reading import open_run
+    from penstock.monitor.report.account import gather
+    from penstock.monitor.report.page import Report
+
+    if open_wanted and (out == "-" or (json_wanted and out is None)):
+        raise click.UsageError("--open needs a file: leave out --json and -o -, or name one with -o")
+    if json_wanted and out == "-":
+        raise click.UsageError("--json and -o - both want stdout; name a file with -o")
+    plans = () if plan is None else _read_plans(Path(plan))
+    with open_run(state_folder(), run) as found:
+        file = None if out == "-" or (json_wanted and out is None) else Path(out or f"penstock-report-{found.id}.html")
+        if file is not None:
+            # Before anything is read: a week of points takes a moment.
+            _check(file, force=force)
+        report = Report(gather(found), plans, time.time())
+    if file is not None:
+        _write(file, report.html(), force=force)
+    if json_wanted:
+        click.echo(json.dumps(report.as_json(), indent=2))
+    elif file is None:
+        click.echo(report.html(), nl=False)
+    else:
+        _say(report, file)
+    if open_wanted and file is not None:
+        _open(file)
+
+
+def _say(report: Report, file: Path) -> None:
+    from penstock.cli.page import make_console
+
+    console = make_console()
+    console.print(report.verdict.headline)
+    for each in report.verdict.changes:
+        console.print(f"  {each.title}: {each.fix}")
+    click.echo(f"{file}")
+
+
+def _read_plans(file: Path) -> tuple[Prediction, ...]:
+    from penstock.monitor.report.predictions import read_plans
+
+    try:
+        if file.stat().st_size > _LARGEST_PLAN_BYTES:
+            raise PenstockError(f"{file} is too large for a plan; give what penstock plan TARGET --json printed")
+        answer = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as refused:
+        raise PenstockError(f"{file} cannot be read: {refused.strerror}") from None
+    except (ValueError, RecursionError):
+        raise PenstockError(f"{file} is no JSON; give what penstock plan TARGET --json printed") from None
+    return read_plans(answer, file.name)
+
+
+def _check(file: Path, *, force: bool) -> None:
+    if file.is_dir():
+        raise PenstockError(f"{file} is a folder; name a file in it with -o")
+    if file.exists() and not force:
+        raise PenstockError(f"{file} is there already; --force overwrites it, -o names another")
+    if not file.absolute().parent.is_dir():
+        raise PenstockError(f"there is no folder {file.absolute().parent}; make it, or name another file with -o")
+
+
+def _write(file: Path, html: str, *, force: bool) -> None:
+    """Whole or not at all, and never over a file that came meanwhile."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        try:
+            draft.write_text(html, encoding="utf-8")
+            if force:
+                draft.replace(file)
+            else:
+                with file.open("xb"):
+                    draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
+    except FileExistsError:
+        raise PenstockError(f"{file} is there already; --force overwrites it, -o names another") from None
+    except OSError as refused:
+        raise PenstockError(f"{file} cannot be written: {refused.strerror}; name another with -o") from None
+
+
+def _open(file: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(file.absolute().as_uri()):
+        raise PenstockError(f"no web browser could be started here; open {file.absolute()} yourself")

@@ -1,0 +1,1 @@
+"""A run afterwards: what it was like, what held it back and what to change, as one HTML file."""

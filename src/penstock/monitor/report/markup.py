@@ -1,0 +1,70 @@
+"""Text and elements told apart: whatever is no ``Html`` is escaped, so that a run's name cannot become markup.
+
+In:  text of anybody's, attributes, elements.
+Out: ``Html``.
+Runs in: command line; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+_VOID = frozenset({"meta", "br", "hr", "col"})
+
+
+class Html(str):
+    """Text that is markup already; made by ``tag`` and ``join`` alone."""
+
+    __slots__ = ()
+
+
+def text(value: object) -> Html:
+    """Anything as text: markup, and characters that no XML may hold, are taken out of it."""
+    if isinstance(value, Html):
+        return value
+    plain = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in str(value))
+    return Html(escape(plain, quote=True))
+
+
+def tag(name: str, /, *inside: object, **attributes: object) -> Html:
+    """An element; ``class_`` is its class, ``aria_label`` its aria-label, None leaves an attribute out."""
+    pairs = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Html(f"<{name}{pairs}>")
+    return Html(f"<{name}{pairs}>{''.join(text(each) for each in inside)}</{name}>")
+
+
+def join(parts: Iterable[object], between: str = "") -> Html:
+    return Html(text(between).join(text(each) for each in parts))
+
+
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, words_from: int = 99, class_: str = ""
+) -> Html:
+    """A table whose first column names its row; the others are numbers, up to column ``words_from``."""
+    titles = [
+        tag("th", heading, scope="col", class_=_class(place, words_from)) for place, heading in enumerate(headings)
+    ]
+    head = tag("tr", *titles)
+    body = [
+        tag(
+            "tr",
+            *(
+                tag("td" if place else "th", cell, scope=None if place else "row", class_=_class(place, words_from))
+                for place, cell in enumerate(row)
+            ),
+        )
+        for row in rows
+    ]
+    inside = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_=class_ or None)
+    # What is wider than a phone scrolls on its own, and can be reached with keys.
+    return tag("div", inside, class_="wide", tabindex="0", role="region", aria_label=caption)
+
+
+def _class(place: int, words_from: int) -> str | None:
+    return "number" if 0 < place < words_from else None

@@ -1,0 +1,180 @@
+"""What Prometheus scrapes: read back by its own parser, named by its conventions, and safe whatever a run is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.monitor.figures import FIGURES, GPU_FIGURES, LOADER_FIGURES
+from penstock.monitor.prometheus import CONTENT_TYPE, LEFT_OUT, OF_GPU, OF_LOADER, OF_RUN, exposition, grafana_dashboard
+from penstock.monitor.record_format import Alert, Outcome
+from recorded_runs import GIB, begin_run, fill, point_at
+
+CACHED = {"loader.0.cache_limit_bytes": 1.0 * GIB, "loader.0.device_ahead_bytes": 5.0}
+
+
+def scraped(home: Path) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Metric -> its labels -> value, as Prometheus' own client reads them."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(exposition(home).decode()):
+        for sample in family.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            series = found.setdefault(sample.name, {})
+            assert labels not in series, f"{sample.name}{labels} twice makes Prometheus refuse everything"
+            series[labels] = sample.value
+    return found
+
+
+def only(home: Path, metric: str, /, **labels: str) -> float:
+    wanted = set(labels.items())
+    (value,) = [value for found, value in scraped(home)[metric].items() if wanted <= set(found)]
+    return value
+
+
+def full_run(home: Path, **facts: Any) -> Any:
+    """A running run with every figure there is."""
+    record = begin_run(home, **{"started_s": time.time() - 20, **facts})
+    point = point_at(time.time(), 10)
+    point.figures.update(CACHED)
+    now_s = time.time()
+    record.write(
+        [point],
+        alerts=[
+            Alert(t_s=now_s - 3, rule="stall", state="raised", what="waits"),
+            Alert(t_s=now_s - 2, rule="memory", state="raised", what="full"),
+            Alert(t_s=now_s - 1, rule="stall", state="cleared", what="fed"),
+        ],
+    )
+    return record
+
+
+def test_a_running_training_is_told_in_base_units(home: Path) -> None:
+    with full_run(home):
+        assert only(home, "penstock_memory_bytes", component="trainer") == 2.5 * GIB
+        assert only(home, "penstock_memory_limit_bytes") == 16 * GIB
+        assert only(home, "penstock_samples_total", loader="train") == 6400
+        assert only(home, "penstock_wait_seconds_total", loader="train") == pytest.approx(1.0)
+        assert only(home, "penstock_gpu_busy_ratio", gpu="0") == pytest.approx(0.9)
+        assert only(home, "penstock_run_state", state="running") == 1
+        assert only(home, "penstock_run_state", state="killed") == 0
+        assert only(home, "penstock_alert_active", rule="memory") == 1
+        assert only(home, "penstock_alert_active", rule="stall") == 0
+        components = {dict(labels)["component"] for labels in scraped(home)["penstock_memory_bytes"]}
+        assert components == {"trainer", "workers", "arena", "cache", "other"}
+
+
+def test_every_figure_of_a_run_is_told_or_left_out_on_purpose() -> None:
+    told = {*OF_RUN, *(f"loader.{name}" for name in OF_LOADER), *(f"gpu.{name}" for name in OF_GPU)}
+    known = {*FIGURES, *(f"loader.{name}" for name in LOADER_FIGURES), *(f"gpu.{name}" for name in GPU_FIGURES)}
+    assert told | LEFT_OUT == known and not told & LEFT_OUT
+
+
+def test_names_follow_the_conventions(home: Path) -> None:
+    with full_run(home):
+        text = exposition(home).decode()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    helps = re.findall(r"^# HELP (\S+) .+$", text, re.MULTILINE)
+    assert sorted(helps) == sorted(kinds) and len(set(helps)) == len(helps)
+    for name, kind in kinds.items():
+        assert re.fullmatch(r"penstock_[a-z_]+", name) and (kind == "counter") == name.endswith("_total")
+        assert not re.search(r"_(ms|mb|kb|gib|percent|fraction)\b", name), name
+    assert text.endswith("\n") and CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_what_has_just_ended_leaves_its_outcome_for_five_minutes_and_no_figures(home: Path) -> None:
+    now_s = time.time()
+    for name, ago_s in (("just", 100.0), ("long", 400.0)):
+        record = begin_run(home, name, started_s=now_s - 1000)
+        fill(record, 10, ended_s=now_s - ago_s)
+        record.finish(Outcome(state="failed", t_s=now_s - ago_s, what="OSError"))
+    assert only(home, "penstock_run_state", state="failed") == 1
+    assert only(home, "penstock_run_end_time_seconds", name="just") == pytest.approx(now_s - 100)
+    assert "penstock_memory_bytes" not in scraped(home)
+
+
+def test_a_run_that_was_killed_is_told_as_killed(home: Path) -> None:
+    record = begin_run(home, started_s=time.time() - 20)
+    fill(record, 10, ended_s=time.time())
+    record.abandon()
+    assert only(home, "penstock_run_state", state="killed") == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['a"b\\c\nd{e="f"} 1', "🎉" * 5000, "\x1b[31m\x00\u2028", "\ud800 lone", "x" * 10_000, ""],
+    ids=["quotes", "emoji", "escapes", "surrogate", "long", "empty"],
+)
+def test_hostile_names_are_escaped_cut_and_still_parse(home: Path, name: str) -> None:
+    loaders = [{"name": name}, {"name": name}, {"name": None}, "no dictionary"]
+    with begin_run(home, name, loaders=loaders, host=name) as record:
+        point = point_at(time.time(), 10)
+        point.figures.update({f"loader.{number}.samples": 5.0 for number in range(5)})
+        alerts = [Alert(t_s=time.time(), rule=rule, state="raised", what="x") for rule in (name, f"{name} ")]
+        record.write([point], alerts=[each for each in alerts if "\ud800" not in each.rule])
+        found = scraped(home)
+    assert len(found["penstock_samples_total"]) == 5
+    assert all(len(value) <= 120 for series in found.values() for labels in series for _, value in labels)
+    assert len(exposition(home)) < 60_000
+
+
+def test_facts_of_any_shape_do_not_end_the_scrape(home: Path) -> None:
+    with full_run(home, name=None, loaders={"a": 1}, gpus="none", rank=[1], host=7, pid=None):
+        assert only(home, "penstock_samples_total", loader="loader 0") == 6400
+
+
+def test_a_damaged_file_is_counted_and_costs_the_others_nothing(home: Path) -> None:
+    with full_run(home) as record:
+        record.path.with_name("261116-000000-aaaa.sqlite").write_bytes(b"no database at all" * 100)
+        assert only(home, "penstock_unreadable_runs") == 1
+        assert only(home, "penstock_memory_limit_bytes") == 16 * GIB
+
+
+def test_a_home_without_runs_is_an_empty_scrape(home: Path) -> None:
+    assert scraped(home / "nowhere") == {"penstock_unreadable_runs": {(): 0.0}}
+
+
+def test_old_runs_are_passed_over_without_being_opened(home: Path) -> None:
+    now_s = time.time()
+    record = begin_run(home, started_s=now_s - 9000)
+    record.finish(Outcome(state="finished", t_s=now_s - 8000))
+    # Would be counted as unreadable if it were opened.
+    record.path.write_bytes(b"no database any more")
+    os.utime(record.path, (now_s - 8000, now_s - 8000))
+    assert only(home, "penstock_unreadable_runs") == 0
+
+
+def test_every_metric_the_dashboard_asks_for_is_one_that_is_told(home: Path) -> None:
+    board = json.loads(grafana_dashboard())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [each["definition"] for each in board["templating"]["list"]]
+    with full_run(home):
+        told = scraped(home)
+    wanted = {name for words in asked for name in re.findall(r"penstock_\w+", words)}
+    assert wanted <= set(told) and len(wanted) > 15
+    for words in asked:
+        for name, labels in re.findall(r"(penstock_\w+)\{([^}]*)\}", words):
+            assert set(re.findall(r"(\w+)=", labels)) <= {key for series in told[name] for key, _ in series}
+    counters = {name for name in wanted if name.endswith("_total")}
+    assert all(re.search(rf"(rate|increase)\({name}", " ".join(asked)) for name in counters)
+
+
+def test_the_dashboard_can_be_imported_into_any_grafana() -> None:
+    board = json.loads(grafana_dashboard())
+    (source,) = board["__inputs"]
+    assert source["type"] == "datasource" and source["pluginId"] == "prometheus"
+    uid = f"${{{source['name']}}}"
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    assert all(each["datasource"]["uid"] == uid for each in [*board["panels"], *targets])
+    assert board["id"] is None and [each["name"] for each in board["templating"]["list"]] == ["run"]
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    titles = " ".join(panel["title"] for panel in board["panels"])
+    for subject in ("Memory", "Throughput", "Waiting", "GPU", "Cache", "restarts", "Alerts"):
+        assert subject in titles

@@ -1,0 +1,113 @@
+"""The pictures of a report: to scale, with gaps where nothing is known, marks that do not pile up, tables behind."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from reported_runs import BEGAN_S, GIB, account_of
+
+from penstock.monitor.record_format import Alert, Note
+from penstock.monitor.report.chart import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Bound, Chart, Series, ticks, time_ticks
+from penstock.monitor.report.pictures import MOST_MARKS, happenings, pictures
+
+
+def chart(values: list[float | None], *, unit: Any = "1/s", times: list[float] | None = None, **more: Any) -> Chart:
+    times_s = times or [float(number + 1) for number in range(len(values))]
+    series = [Series(name="a", look="speed", values=values)]
+    return Chart(
+        title="T", summary="S", unit=unit, times_s=times_s, spans_s=[1.0] * len(values), length_s=times_s[-1],
+        lines=series, **more,
+    )  # fmt: skip
+
+
+def coordinates(svg: str, look: str) -> list[list[tuple[float, float]]]:
+    """The pieces of a line as drawn."""
+    (path,) = re.findall(rf'<path class="[a-z]+ {look}" d="([^"]*)"', svg)
+    pieces = [piece.strip("Z") for piece in path.split("M") if piece]
+    return [[(float(x), float(y)) for x, y in (at.split() for at in piece.split("L"))] for piece in pieces]
+
+
+def test_values_are_drawn_to_scale_inside_the_frame() -> None:
+    drawn = chart([0.0, 50.0, 100.0])
+    ((first, middle, last),) = coordinates(drawn.svg(), "speed")
+    assert last[0] == WIDTH - RIGHT and LEFT < first[0] < middle[0]
+    assert first[1] - middle[1] == pytest.approx(middle[1] - last[1], abs=0.2)
+    assert TOP <= last[1] < middle[1] < first[1] <= HEIGHT
+
+
+def test_a_line_breaks_where_nothing_is_known_and_where_time_is_missing() -> None:
+    assert [len(piece) for piece in coordinates(chart([1.0, 2.0, None, 3.0, 4.0]).svg(), "speed")] == [2, 2]
+    gap = chart([1.0, 2.0, 3.0, 4.0], times=[1.0, 2.0, 60.0, 61.0])
+    assert [len(piece) for piece in coordinates(gap.svg(), "speed")] == [2, 2]
+
+
+def test_a_bound_far_above_is_said_and_not_drawn_and_one_that_is_near_is() -> None:
+    far = Bound(name="limit", look="limit", values=[1000.0] * 3)
+    near = Bound(name="budget", look="budget", values=[120.0] * 3)
+    drawn = chart([90.0, 95.0, 100.0], bounds=[far, near])
+    assert drawn.far_away() == [far] and 'class="line limit"' not in drawn.svg()
+    assert all(TOP < y < HEIGHT for piece in coordinates(drawn.svg(), "budget") for _, y in piece)
+
+
+def test_stacked_parts_lie_on_one_another() -> None:
+    account = account_of(seconds=3)
+    svg = pictures(account)[0].chart.svg()
+    arena, workers = coordinates(svg, "arena")[0], coordinates(svg, "workers")[0]
+    assert arena[:3] == workers[3:][::-1]
+
+
+@pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [1e-9, 1e-9], [1e18, 1.0], [None, None]])
+def test_any_values_make_a_picture_without_nonsense_in_it(values: list[float | None]) -> None:
+    for unit in ("bytes", "1/s", "share"):
+        svg = chart(values, unit=unit).svg()
+        assert "nan" not in svg and "inf" not in svg and svg.count("<text") >= 2
+
+
+def test_axes_have_a_few_round_numbers() -> None:
+    for top in (0.003, 1.0, 7.0, 99.0, 12_345.0, 3.3e9):
+        assert 3 <= len(ticks(top, "1/s")) <= 7 and 3 <= len(ticks(max(1.0, top) * 1024, "bytes")) <= 8
+    for length_s in (1.0, 46.0, 3600.0, 86400.0, 7 * 86400.0, 400 * 86400.0):
+        assert 2 <= len(time_ticks(length_s)) <= 9
+
+
+def test_there_is_a_picture_for_everything_that_was_measured_and_for_nothing_else() -> None:
+    assert [each.id for each in pictures(account_of())] == ["memory", "speed", "waiting"]
+    cached = account_of(
+        busy=0.5, figures=lambda second: {"cache_hit_rate": 0.5, "cache_hits": 1.0, "cache_misses": 1.0}
+    )
+    assert [each.id for each in pictures(cached)] == ["memory", "speed", "waiting", "gpu-busy", "gpu-memory", "cache"]
+    assert pictures(account_of(seconds=0)) == ()
+
+
+def test_the_table_behind_a_picture_keeps_peaks_and_means() -> None:
+    account = account_of(
+        seconds=160,
+        figures=lambda second: {"used_bytes": (8.0 if second == 75 else 4.0) * GIB, "samples_per_s": second},
+    )
+    memory, speed, _ = pictures(account)
+    assert len(memory.rows) == 16
+    column = memory.headings.index("in use by everybody")
+    assert [row[column] for row in memory.rows].count("8.00 GiB") == 1
+    assert speed.rows[0] == ["0:10", "4.5"] and speed.rows[-1][0] == "2:40"
+
+
+def test_happenings_are_numbered_in_time_and_the_most_telling_are_kept() -> None:
+    notes = [Note(t_s=BEGAN_S + number, who="training", kind="moment", what=f"m{number}") for number in range(500)]
+    telling = Note(t_s=BEGAN_S + 5.5, who="terminal", kind="resize", what="workers 1 -> 2")
+    alert = Alert(t_s=BEGAN_S + 7.5, rule="memory", state="raised", what="full")
+    found = happenings(account_of(journal=[*notes, telling], alerts=[alert]))
+    assert len(found) == MOST_MARKS and [each.number for each in found] == list(range(1, MOST_MARKS + 1))
+    assert [each.t_s for each in found] == sorted(each.t_s for each in found)
+    assert {"workers 1 -> 2", "full", "m499"} <= {each.what for each in found}
+    many = [Note(t_s=BEGAN_S + number, who="loader", kind="restart", what="x") for number in range(300)]
+    assert len(happenings(account_of(journal=[*notes, *many]))) == MOST_MARKS
+
+
+def test_marks_are_on_every_picture_and_their_numbers_do_not_lie_on_one_another() -> None:
+    notes = [Note(t_s=BEGAN_S + at, who="training", kind="moment", what=f"at {at}") for at in (50, 50.1, 50.2, 90)]
+    for picture in pictures(account_of(journal=notes)):
+        (marks,) = re.findall(r'<g class="marks"[^>]*>.*</g>', picture.chart.svg())
+        assert marks.count("<path") == 4 and "<title>2: moment: at 50.1</title>" in marks
+        assert re.findall(r">(\d+)</text>", marks) == ["1", "4"]
