@@ -1,0 +1,210 @@
+"""`penstock dash`: recorded and running trainings as a web page.
+
+In:  the runs of this user's state folder; where to listen.
+Out: one line with the address; a server until Ctrl-C.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+import webbrowser
+from contextlib import ExitStack
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import click
+
+from penstock.cli.terminated import sigterm_as_exit
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.monitor.page.access import Access
+
+_NEEDED = ("starlette", "uvicorn")
+_TOKEN_VARIABLE = "PENSTOCK_DASH_TOKEN"
+_BACKLOG = 128
+_REDIRECT_S = 60.0
+"""What a browser gets to read the file that leads it to the page."""
+
+
+@click.command(
+    epilog="Exit status: 1 where it cannot listen or there is no such run; 130 after Ctrl-C, 143 after SIGTERM."
+)
+@click.argument("run", required=False)
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Listen on this address.")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N", default=8787, show_default=True,
+              help="Listen on this port; 0 takes any that is free.")  # fmt: skip
+@click.option("--open", "open_wanted", is_flag=True, help="Open the page in a browser.")
+@click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Take the token from this file, or make one and keep it there.")  # fmt: skip
+@click.option("--json", "json_wanted", is_flag=True, help="Print the address as one JSON object.")
+@click.option("--grafana", "grafana_wanted", is_flag=True, help="Print a Grafana dashboard for /metrics, and leave.")
+def command(
+    run: str | None,
+    host: str,
+    port: int,
+    open_wanted: bool,
+    token_file: Path | None,
+    json_wanted: bool,
+    grafana_wanted: bool,
+) -> None:
+    """Show trainings in a web browser, live: memory by component, speed, waiting, GPUs, cache, what happened when; turn
+    valves; compare runs. RUN (an id, the beginning of one, a name, or "last") is shown first.
+
+    The address that is printed holds a token behind #. Changing anything needs it, and so does reading from an ADDRESS
+    other than loopback. PENSTOCK_DASH_TOKEN or --token-file keep it the same from one start to the next.
+
+    \b
+    penstock dash
+    penstock dash last --open
+    penstock dash --grafana > penstock.json
+    ssh -t -L 8787:127.0.0.1:8787 gpu-box penstock dash
+    curl -H "Authorization: Bearer $TOKEN" http://gpu-box:8787/metrics
+    """
+    if grafana_wanted:
+        from penstock.monitor.prometheus import grafana_dashboard
+
+        click.echo(grafana_dashboard())
+        return
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PenstockError(
+            f'the web page needs {" and ".join(missing)}, not installed here; run: pip install "penstock[dash]"'
+        )
+    from penstock.monitor.home import state_folder
+    from penstock.monitor.page.server import PageServer
+    from penstock.monitor.reading import open_run
+
+    home, run_id = state_folder(), None
+    if run is not None:
+        with open_run(home, run) as found:
+            run_id = found.id
+    with ExitStack() as left, sigterm_as_exit():
+        listener = left.enter_context(_listen(host, port))
+        access = _access(host, listener, token_file)
+        server = PageServer(listener=listener, home=home, access=access)
+        port = listener.getsockname()[1]
+        url = f"http://{_shown_host(host, access)}:{port}/#token={quote(access.token, safe='')}"
+        url += "" if run_id is None else f"&run={quote(run_id, safe='')}"
+        if not access.is_loopback:
+            click.echo(
+                f"penstock: {host} can be reached from other machines: whoever has the token reads the figures of all "
+                "runs and turns their valves, and nothing is encrypted on the way; over ssh -L, 127.0.0.1 will do",
+                err=True,
+            )
+        if json_wanted:
+            answer = {"url": url, "host": host, "port": port, "token": access.token, "run": run_id, "home": str(home)}
+            click.echo(json.dumps(answer))
+        else:
+            click.echo(f"penstock dash: {url}  (Ctrl-C ends it)")
+        if open_wanted:
+            redirect = _redirect_to(url)
+            left.callback(redirect.unlink, missing_ok=True)
+            # A browser in the terminal stays until it is closed, and wants a server meanwhile.
+            threading.Thread(target=_open_browser, args=(redirect,), name="browser", daemon=True).start()
+        server.run()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = min(
+            # Numbers and names; where a name has both kinds of address, the older kind.
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE),
+            key=lambda found: found[0] != socket.AF_INET,
+        )
+    except (OSError, UnicodeError):
+        raise PenstockError(f"--host {host!r} is no address of any machine; 127.0.0.1 is this one alone") from None
+    listener: socket.socket | None = None
+    try:
+        listener = socket.socket(family, kind)
+        # Or the port could not be used again for a minute after a server with open pages has ended.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as refused:
+        if listener is not None:
+            listener.close()
+        raise PenstockError(_cannot_listen(host, port, refused)) from None
+    return listener
+
+
+def _cannot_listen(host: str, port: int, refused: OSError) -> str:
+    if refused.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is taken, perhaps by another penstock dash; "
+            f"penstock dash --port {port + 1 if 0 < port < 65535 else 8787} takes the next, --port 0 any that is free"
+        )
+    if refused.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine; 127.0.0.1 is this machine alone, 0.0.0.0 all its addresses"
+    if refused.errno in (errno.EACCES, errno.EPERM):
+        return f"port {port} of {host} is not for this user ({refused.strerror}); --port 0 takes any that is free"
+    return f"cannot listen on port {port} of {host}: {refused.strerror}; --port 0 takes any that is free"
+
+
+def _access(host: str, listener: socket.socket, token_file: Path | None) -> Access:
+    from penstock.monitor.page.access import Access, new_token, token_problem
+
+    chosen, source = os.environ.get(_TOKEN_VARIABLE, "").strip(), _TOKEN_VARIABLE
+    if token_file is not None:
+        chosen, source = _kept_token(token_file), str(token_file)
+    access = Access.to(host, listener.getsockname()[0], chosen or new_token())
+    problem = token_problem(access.token, is_loopback=access.is_loopback)
+    if problem is not None:
+        raise PenstockError(f"{source}: {problem}")
+    return access
+
+
+def _kept_token(path: Path) -> str:
+    """What the file holds; one that is not there, or empty, gets a new token that only this user can read."""
+    from penstock.monitor.page.access import new_token
+
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise PenstockError(f"{path} can be read by others, and a token is a secret; run: chmod 600 {path}")
+            token = file.read(4096).strip()
+            if not token:
+                token = new_token()
+                file.seek(0)
+                file.write(token + "\n")
+            return token
+    except OSError as problem:
+        raise PenstockError(f"--token-file {path} cannot be used: {problem.strerror}") from None
+
+
+def _shown_host(host: str, access: Access) -> str:
+    """What a browser can ask for: 0.0.0.0 is no address to go to."""
+    name = socket.gethostname() if access.takes_any_address else host
+    return f"[{name}]" if ":" in name else name
+
+
+def _redirect_to(url: str) -> Path:
+    """A file that leads there: a browser's command line is for every user of the machine to read, and in the address
+    is the token."""
+    descriptor, name = tempfile.mkstemp(prefix="penstock-dash-", suffix=".html")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+    return Path(name)
+
+
+def _open_browser(page: Path) -> None:
+    try:
+        is_open = webbrowser.open(page.as_uri())
+    except (webbrowser.Error, OSError):
+        is_open = False
+    if not is_open:
+        click.echo("penstock: no browser could be started here; open the address above", err=True)
+    # The token is not to lie in a file for as long as the server runs.
+    time.sleep(_REDIRECT_S)
+    page.unlink(missing_ok=True)

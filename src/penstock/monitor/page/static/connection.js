@@ -1,0 +1,138 @@
+// The line to the server: a stream of events that is taken up again whenever it breaks.
+// In: what to follow. Out: events; the state of the line: connecting, live, waiting (between tries), refused.
+
+import { Refusal, request } from "./session.js";
+
+const FIRST_PAUSE_S = 1;
+const LONGEST_PAUSE_S = 10;
+const GROWTH = 1.7;
+const SILENCE_MS = 25_000; // The server says something every 10 s: a line that is silent for longer is dead.
+const REPEATED_S = 2; // An entry may be written a moment after the point of its second: those are asked for again.
+
+export class Connection {
+  #round = 0;
+  #abort = null;
+  #wake = null;
+
+  /** `onState(state, words, pause_s)`. */
+  constructor(onState) {
+    this.onState = onState;
+  }
+
+  /** Follow something else. `followed`: {run, prepare(), since(), on: {event: (data) => ...}}. */
+  follow(followed) {
+    this.#round += 1;
+    this.#abort?.abort();
+    this.#wake?.();
+    void this.#keep(this.#round, followed);
+  }
+
+  /** Try at once instead of at the end of the pause. */
+  tryNow() {
+    this.#wake?.();
+  }
+
+  async #keep(round, followed) {
+    let pause_s = FIRST_PAUSE_S;
+    while (round === this.#round) {
+      const abort = new AbortController();
+      this.#abort = abort;
+      let words = "the line broke off";
+      let isRefused = false;
+      try {
+        this.onState("connecting", "connecting", 0);
+        await followed.prepare?.();
+        if (round !== this.#round) return;
+        await this.#read(followed, abort, () => {
+          pause_s = FIRST_PAUSE_S;
+          this.onState("live", "live", 0);
+        });
+      } catch (problem) {
+        if (round !== this.#round) return;
+        // Of the token there is more to read where it is asked for.
+        if (problem instanceof Refusal) words = problem.status === 401 ? "the token is refused" : problem.message;
+        else if (!abort.signal.aborted) words = String(problem?.message ?? problem);
+        // Asking again would be refused again: it waits for a token, another run, or the button.
+        isRefused = problem instanceof Refusal && problem.status >= 400 && problem.status < 500;
+      }
+      if (round !== this.#round) return;
+      if (isRefused) {
+        this.onState("refused", words, 0);
+        await this.#pause(Infinity);
+      } else {
+        this.onState("waiting", words, pause_s);
+        await this.#pause(pause_s);
+        pause_s = Math.min(LONGEST_PAUSE_S, pause_s * GROWTH);
+      }
+    }
+  }
+
+  #pause(pause_s) {
+    return new Promise((resolve) => {
+      const timer = pause_s === Infinity ? null : setTimeout(resolve, pause_s * 1000);
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  async #read(followed, abort, onLive) {
+    const query = new URLSearchParams();
+    if (followed.run) query.set("run", followed.run);
+    const since_s = followed.since?.();
+    if (since_s) query.set("since", String(Math.max(0, since_s - REPEATED_S)));
+    const response = await request(`/api/events?${query}`, { signal: abort.signal });
+    onLive();
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    const parser = new EventParser((name, data) => {
+      // A late piece of a stream that is no longer followed must not land in another run's charts.
+      if (!abort.signal.aborted) followed.on[name]?.(data);
+    });
+    let timer = null;
+    try {
+      for (;;) {
+        clearTimeout(timer);
+        timer = setTimeout(() => abort.abort(), SILENCE_MS);
+        const { done, value } = await reader.read();
+        if (done) return;
+        parser.feed(value);
+      }
+    } finally {
+      clearTimeout(timer);
+      abort.abort();
+    }
+  }
+}
+
+/** Reads the lines of a text/event-stream that arrive in pieces. */
+export class EventParser {
+  #rest = "";
+  #name = "";
+  #data = [];
+
+  constructor(onEvent) {
+    this.onEvent = onEvent;
+  }
+
+  feed(piece) {
+    const lines = (this.#rest + piece).split(/\r\n|\n|\r(?!$)/);
+    this.#rest = lines.pop();
+    for (const line of lines) this.#take(line);
+  }
+
+  #take(line) {
+    if (line === "") {
+      if (this.#data.length) this.onEvent(this.#name || "message", JSON.parse(this.#data.join("\n")));
+      this.#name = "";
+      this.#data = [];
+      return;
+    }
+    const colon = line.indexOf(":");
+    if (colon === 0) return;
+    const field = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+    if (field === "event") this.#name = value;
+    else if (field === "data") this.#data.push(value);
+  }
+}

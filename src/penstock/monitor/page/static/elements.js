@@ -1,0 +1,65 @@
+// Elements of the page. Texts of users become text here, never markup: nothing in this page parses HTML.
+// In: names, attributes, texts. Out: DOM nodes.
+
+/** An element. Attributes that begin with "on" are listeners; null and false ones are left out. */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Change a text only where it is another one: a screen reader keeps its place, a selection stays. */
+export function say(element, text) {
+  const wanted = String(text);
+  if (element.textContent !== wanted) element.textContent = wanted;
+}
+
+/** Set or take away an attribute, where that changes something. */
+export function mark(element, name, value) {
+  if (value === null || value === undefined || value === false) {
+    if (element.hasAttribute(name)) element.removeAttribute(name);
+  } else if (element.getAttribute(name) !== String(value)) {
+    element.setAttribute(name, String(value));
+  }
+}
+
+/** Keeps the children of `parent` one for each key, in order; rows that stay are not moved, so that focus stays. */
+export class Rows {
+  constructor(parent, create) {
+    this.parent = parent;
+    this.create = create;
+    this.rows = new Map();
+  }
+
+  /** `items` with their keys; `update(row, item)` fills each. */
+  show(items, keyOf, update) {
+    const wanted = new Map(items.map((item) => [keyOf(item), item]));
+    for (const [key, row] of this.rows) {
+      if (!wanted.has(key)) {
+        row.element.remove();
+        this.rows.delete(key);
+      }
+    }
+    let before = this.parent.firstElementChild;
+    for (const [key, item] of wanted) {
+      let row = this.rows.get(key);
+      if (!row) {
+        row = this.create(item);
+        this.rows.set(key, row);
+      }
+      if (row.element === before) before = before.nextElementSibling;
+      else this.parent.insertBefore(row.element, before);
+      update(row, item);
+    }
+  }
+}
+
+let lastId = 0;
+
+/** An id for a label and what it labels. */
+export const freshId = (stem) => `${stem}-${++lastId}`;

@@ -1,0 +1,194 @@
+// What happened to a run: its journal and alerts, in one list, newest first, and as marks on the charts.
+// In: entries as the server gives them. Out: an element; marks.
+
+import { freshId, make, mark, say } from "./elements.js";
+import { oneLine, whenInFull, when } from "./shown.js";
+
+const AT_ONCE = 100;
+const TROUBLE = new Set(["restart", "warning", "action"]);
+const SHOWN = {
+  all: () => true,
+  decisions: (entry) => entry.kind === "decision",
+  alerts: (entry) => entry.look === "alert" || entry.look === "trouble" || entry.kind === "cleared",
+  changes: (entry) => ["resize", "memory", "cache"].includes(entry.kind),
+};
+
+/** One entry, whichever list it came from. */
+function entryOf(kind, each) {
+  if (kind === "alert") {
+    const look = each.state === "raised" ? "alert" : "note";
+    const words = each.state === "raised" ? `alert: ${each.what}` : `over: ${each.what}`;
+    return {
+      key: `a${each.number}`,
+      t_s: each.t_s,
+      look,
+      who: each.rule,
+      kind: each.state,
+      text: words,
+      details: each.details,
+    };
+  }
+  const look = each.kind === "decision" ? "decision" : TROUBLE.has(each.kind) ? "trouble" : "note";
+  return {
+    key: `j${each.number}`,
+    t_s: each.t_s,
+    look,
+    who: each.who,
+    kind: each.kind,
+    text: String(each.what),
+    details: each.details,
+  };
+}
+
+export class Journal {
+  #entries = new Map();
+  #wanted = "all";
+  #room = AT_ONCE;
+  #sorted = [];
+
+  /** `onLook(t_s or null)` is called when an entry is pointed at. */
+  constructor(onLook) {
+    this.onLook = onLook;
+    this.list = make("ol", { class: "entries" });
+    this.empty = make("p", { class: "empty" }, "Nothing yet.");
+    this.older = make(
+      "button",
+      {
+        type: "button",
+        class: "quiet",
+        hidden: true,
+        onclick: () => {
+          this.#room += AT_ONCE;
+          this.#show();
+        },
+      },
+      "Show older",
+    );
+    const id = freshId("shown");
+    const choice = make(
+      "select",
+      {
+        id,
+        onchange: (event) => {
+          this.#wanted = event.target.value;
+          this.#room = AT_ONCE;
+          this.#show();
+        },
+      },
+      ...Object.keys(SHOWN).map((name) => make("option", { value: name }, name)),
+    );
+    const title = freshId("journal");
+    this.element = make(
+      "section",
+      { class: "panel journal", "aria-labelledby": title },
+      make(
+        "header",
+        {},
+        make("h2", { id: title }, "Journal"),
+        make("label", { for: id, class: "small" }, "show"),
+        choice,
+      ),
+      this.empty,
+      this.list,
+      this.older,
+    );
+  }
+
+  /** Entries of the journal; those known already are passed over. */
+  addNotes(notes) {
+    this.#add("note", notes);
+  }
+
+  addAlerts(alerts) {
+    this.#add("alert", alerts);
+  }
+
+  /** All entries, oldest first. */
+  get marks() {
+    return this.#sorted;
+  }
+
+  /** Alerts that stand. */
+  get standing() {
+    const standing = new Map();
+    for (const entry of this.#sorted) {
+      if (!entry.key.startsWith("a")) continue;
+      const rule = `${entry.who} ${entry.details?.threshold ?? ""}`;
+      if (entry.kind === "raised") standing.set(rule, entry.text.replace(/^alert: /, ""));
+      else standing.delete(rule);
+    }
+    return [...standing.values()];
+  }
+
+  #add(kind, list) {
+    let isNew = false;
+    for (const each of list ?? []) {
+      const entry = entryOf(kind, each);
+      if (this.#entries.has(entry.key)) continue;
+      this.#entries.set(entry.key, entry);
+      isNew = true;
+    }
+    if (!isNew) return;
+    this.#sorted = [...this.#entries.values()].sort((a, b) => a.t_s - b.t_s);
+    this.#show();
+  }
+
+  #show() {
+    const wanted = this.#sorted.filter(SHOWN[this.#wanted]).reverse();
+    const shown = wanted.slice(0, this.#room);
+    const known = new Map([...this.list.children].map((item) => [item.dataset.key, item]));
+    const focused = document.activeElement;
+    const items = shown.map((entry) => known.get(entry.key) ?? this.#item(entry));
+    // What stays is not taken out and put in again: focus and open details would be lost.
+    for (const item of known.values()) if (!items.includes(item)) item.remove();
+    items.forEach((item, i) => {
+      if (this.list.children[i] !== item) this.list.insertBefore(item, this.list.children[i] ?? null);
+    });
+    if (focused !== document.activeElement && this.list.contains(focused)) focused.focus();
+    this.empty.hidden = shown.length > 0;
+    say(this.empty, this.#wanted === "all" ? "Nothing yet." : `No ${this.#wanted} yet.`);
+    this.older.hidden = wanted.length <= shown.length;
+  }
+
+  #item(entry) {
+    const look = () => this.onLook(entry.t_s);
+    const away = () => this.onLook(null);
+    const words = oneLine(entry.text, 400);
+    const said = make("bdi", { class: "words", title: entry.text.length > 400 ? entry.text : null }, words);
+    const item = make(
+      "li",
+      { "data-key": entry.key, "data-look": entry.look, onpointerenter: look, onpointerleave: away },
+      make(
+        "button",
+        {
+          type: "button",
+          class: "time",
+          onfocus: look,
+          onblur: away,
+          onclick: look,
+          title: whenInFull(entry.t_s),
+          "aria-label": `${when(entry.t_s)}, show on the charts`,
+        },
+        make("span", { class: "sign", "aria-hidden": "true" }),
+        when(entry.t_s),
+      ),
+      make(
+        "span",
+        { class: "who" },
+        oneLine(entry.who === entry.kind ? entry.who : `${entry.who} · ${entry.kind}`, 40),
+      ),
+      said,
+    );
+    const details = Object.entries(entry.details ?? {});
+    if (details.length) {
+      const rows = details.flatMap(([name, value]) => [
+        make("dt", {}, oneLine(name, 60)),
+        make("dd", {}, typeof value === "string" ? value : JSON.stringify(value)),
+      ]);
+      const more = make("details", {}, make("summary", {}, "details"), make("dl", {}, ...rows));
+      mark(more, "class", "small");
+      item.append(more);
+    }
+    return item;
+  }
+}

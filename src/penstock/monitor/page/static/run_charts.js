@@ -1,0 +1,170 @@
+// The charts of one run: which there are depends on what the run has.
+// In: points, journal and alerts as marks. Out: charts with one cursor between them.
+
+import { Chart, series } from "./chart.js";
+import { make } from "./elements.js";
+
+/** Parts of the memory from the bottom up: figure, name, colour. */
+export const PARTS = [
+  ["trainer_bytes", "trainer", "blue"],
+  ["workers_bytes", "workers", "orange"],
+  ["arena_bytes", "arena", "green"],
+  ["cache_bytes", "cache", "pink"],
+  ["other_bytes", "other", "grey"],
+];
+/** Colours and dashes of lines: no two neighbours share either. */
+export const LINES = [
+  ["blue", null],
+  ["vermilion", [7, 3]],
+  ["green", [2, 2]],
+  ["pink", [9, 3, 2, 3]],
+  ["orange", null],
+  ["sky", [7, 3]],
+  ["grey", [2, 2]],
+  ["ink", [9, 3, 2, 3]],
+];
+const LIMIT = { colour: "limit", dash: [8, 4] };
+const BUDGET = { colour: "budget", dash: [3, 3] };
+
+const CHARTS = [
+  {
+    key: "memory",
+    title: "Memory",
+    unit: "bytes",
+    isStacked: true,
+    isTall: true,
+    hasLimit: true,
+    has: (points) => points.has("tree_bytes"),
+    lines: (points) =>
+      PARTS.filter(([name]) => points.column(name)?.some((value) => value > 0)).map(([name, label, colour]) =>
+        series(points, name, { label, colour }),
+      ),
+    limits: (points) => [
+      ...(points.has("limit_bytes") ? [series(points, "limit_bytes", { label: "limit", ...LIMIT })] : []),
+      ...(points.has("budget_bytes") ? [series(points, "budget_bytes", { label: "budget", ...BUDGET })] : []),
+    ],
+  },
+  {
+    key: "speed",
+    title: "Samples per second",
+    unit: "1/s",
+    has: (points) => points.has("samples_per_s"),
+    lines: (points) => perLoader(points, "samples_per_s", "samples/s"),
+  },
+  {
+    key: "wait",
+    title: "Waiting for data",
+    unit: "fraction",
+    has: (points) => points.has("wait_fraction"),
+    lines: (points) => perLoader(points, "wait_fraction", "waits"),
+  },
+  {
+    key: "gpu-memory",
+    title: "GPU memory",
+    unit: "bytes",
+    hasLimit: true,
+    has: (points) => points.numbers("gpu", "used_bytes").length > 0,
+    lines: (points) => gpuMemory(points),
+    limits: (points) => {
+      const [first] = points.numbers("gpu", "total_bytes");
+      return first === undefined ? [] : [series(points, `gpu.${first}.total_bytes`, { label: "of the GPU", ...LIMIT })];
+    },
+  },
+  {
+    key: "gpu-busy",
+    title: "GPU busy",
+    unit: "fraction",
+    has: (points) => points.numbers("gpu", "busy_fraction").length > 0,
+    lines: (points) =>
+      points
+        .numbers("gpu", "busy_fraction")
+        .map((number, i) => series(points, `gpu.${number}.busy_fraction`, { label: `GPU ${number}`, ...line(i) })),
+  },
+  {
+    key: "cache-rate",
+    title: "Cache hit rate",
+    unit: "fraction",
+    has: (points) => points.has("cache_hit_rate"),
+    lines: (points) => [series(points, "cache_hit_rate", { label: "hits", ...line(0) })],
+  },
+  {
+    key: "cache-memory",
+    title: "Cache memory",
+    unit: "bytes",
+    hasLimit: true,
+    has: (points) => points.has("cache_hits"),
+    lines: (points) => [series(points, "cache_bytes", { label: "cache", colour: "pink" })],
+    limits: (points) => {
+      const [first] = points.numbers("loader", "cache_limit_bytes");
+      return first === undefined
+        ? []
+        : [series(points, `loader.${first}.cache_limit_bytes`, { label: "limit", ...LIMIT })];
+    },
+  },
+];
+
+export const line = (i) => ({ colour: LINES[i % LINES.length][0], dash: LINES[i % LINES.length][1] });
+
+/** All loaders together, and each where there are several. */
+function perLoader(points, name, label) {
+  const loaders = points.numbers("loader", name);
+  const all = series(points, name, { label: loaders.length > 1 ? "all" : label, ...line(0) });
+  if (loaders.length < 2) return [all];
+  return [
+    all,
+    ...loaders.map((number, i) =>
+      series(points, `loader.${number}.${name}`, { label: `loader ${number}`, ...line(i + 1) }),
+    ),
+  ];
+}
+
+function gpuMemory(points) {
+  const gpus = points.numbers("gpu", "used_bytes");
+  if (gpus.length > 1)
+    return gpus.map((number, i) => series(points, `gpu.${number}.used_bytes`, { label: `GPU ${number}`, ...line(i) }));
+  return [
+    ["used_bytes", "used"],
+    ["reserved_bytes", "reserved by torch"],
+    ["allocated_bytes", "tensors"],
+  ]
+    .map(([name, label]) => [`gpu.${gpus[0]}.${name}`, label])
+    .filter(([name]) => points.has(name))
+    .map(([name, label], i) => series(points, name, { label, ...line(i) }));
+}
+
+export class RunCharts {
+  #charts = new Map();
+
+  constructor() {
+    this.element = make("div", { class: "charts" });
+  }
+
+  /** Draw what there is. `from` and `to` bound the time; marks are {t_s, look, text}. */
+  show(points, marks, from, to) {
+    for (const kind of CHARTS) {
+      if (!kind.has(points)) continue;
+      let chart = this.#charts.get(kind.key);
+      if (!chart) {
+        chart = new Chart({ ...kind, onCursor: (at) => this.setCursor(at) });
+        this.#charts.set(kind.key, chart);
+        // In the order of the list, whichever figure came first.
+        const order = CHARTS.map((each) => this.#charts.get(each.key)?.element).filter(Boolean);
+        this.element.insertBefore(chart.element, order[order.indexOf(chart.element) + 1] ?? null);
+      }
+      chart.show({ series: kind.lines(points), limits: kind.limits?.(points) ?? [], marks, from, to });
+    }
+  }
+
+  /** One cursor for all: what happened at a time is seen in each. */
+  setCursor(at) {
+    for (const chart of this.#charts.values()) chart.setCursor(at);
+  }
+
+  redraw() {
+    for (const chart of this.#charts.values()) chart.draw();
+  }
+
+  close() {
+    for (const chart of this.#charts.values()) chart.close();
+  }
+}
