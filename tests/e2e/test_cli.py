@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -99,10 +98,11 @@ def test_an_answer_takes_less_than_half_the_time_of_importing_torch(arguments: l
         return time.perf_counter() - start_s
 
     ours_s, torch_s = [], []
-    for _ in range(5):
+    for _ in range(3):
         ours_s.append(time_s([PENSTOCK, *arguments]))
         torch_s.append(time_s([sys.executable, "-c", "import torch"]))
-    assert statistics.median(ours_s) < statistics.median(torch_s) / 2, (ours_s, torch_s)
+    # The least of each: others use this machine too.
+    assert min(ours_s) < min(torch_s) / 2, (ours_s, torch_s)
 
 
 def test_the_doctors_json_has_the_shape_that_checks_rely_on() -> None:

@@ -303,7 +303,7 @@ ROWS = """ParquetDataset("s3://bucket/rows/*.parquet", mode="ultra")"""
 SHARDS = """TarDataset("s3://bucket/shards/shard-*.tar", copies="100kB")"""
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("dataset", "word", "length"),
     [(ROWS, 'sample["number"]', 300), (SHARDS, 'sample["cls"]', 200)],

@@ -158,7 +158,9 @@ def _children(pid: int) -> list[psutil.Process]:
         return []
 
 
-@pytest.mark.parametrize("fraction", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize(
+    "fraction", [pytest.param(0.2, marks=pytest.mark.soak), 0.5, pytest.param(0.8, marks=pytest.mark.soak)]
+)
 def test_four_workers_of_two_ranks_hit_as_often_as_the_cache_is_large_and_take_its_limit(
     fraction: float, tmp_path: Path
 ) -> None:
