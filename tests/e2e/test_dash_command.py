@@ -217,6 +217,8 @@ def test_what_cannot_be_is_one_line(home: Path, run_here: RunHere, monkeypatch: 
         (["--token-file", str(home)], "--token-file"),
         (["--token-file", str(home / "none" / "token")], "cannot be used"),
         (["--host", "0.0.0.0", "--token-file", str(short)], "can be guessed"),
+        # Other users of the machine can guess as well.
+        (["--token-file", str(short)], "can be guessed by other users"),
     ]
     for arguments, why in wrongs:
         found = run_here("dash", "--port", "0", *arguments)
@@ -241,3 +243,9 @@ def test_it_does_without_torch(home: Path) -> None:
 def test_a_dashboard_for_grafana_is_printed_without_a_server(run_here: RunHere) -> None:
     done = run_here("dash", "--grafana")
     assert done.returncode == 0 and json.loads(done.stdout)["panels"]
+
+
+def test_the_help_says_who_can_read_and_puts_no_token_on_a_command_line(run_here: RunHere) -> None:
+    said = " ".join(run_here("dash", "--help").stdout.split())
+    assert "other users of this machine can read the figures, but change nothing" in said
+    assert "curl -H @FILE" in said and "$TOKEN" not in said

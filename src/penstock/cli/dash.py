@@ -62,14 +62,16 @@ def command(
     valves; compare runs. RUN (an id, the beginning of one, a name, or "last") is shown first.
 
     The address that is printed holds a token behind #. Changing anything needs it, and so does reading from an ADDRESS
-    other than loopback. PENSTOCK_DASH_TOKEN or --token-file keep it the same from one start to the next.
+    other than loopback. On loopback other users of this machine can read the figures, but change nothing.
+    PENSTOCK_DASH_TOKEN or --token-file keep the token the same from one start to the next. In the last line, FILE holds
+    "Authorization: Bearer TOKEN": what is on a command line, every user of the machine can read.
 
     \b
     penstock dash
     penstock dash last --open
     penstock dash --grafana > penstock.json
     ssh -t -L 8787:127.0.0.1:8787 gpu-box penstock dash
-    curl -H "Authorization: Bearer $TOKEN" http://gpu-box:8787/metrics
+    curl -H @FILE http://gpu-box:8787/metrics
     """
     if grafana_wanted:
         from penstock.monitor.prometheus import grafana_dashboard
@@ -158,7 +160,7 @@ def _access(host: str, listener: socket.socket, token_file: Path | None) -> Acce
     if token_file is not None:
         chosen, source = _kept_token(token_file), str(token_file)
     access = Access.to(host, listener.getsockname()[0], chosen or new_token())
-    problem = token_problem(access.token, is_loopback=access.is_loopback)
+    problem = token_problem(access.token)
     if problem is not None:
         raise PenstockError(f"{source}: {problem}")
     return access

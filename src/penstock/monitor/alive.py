@@ -64,14 +64,15 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 def last_word(path: Path) -> dict[str, Any] | None:
     """The outcome that was left in the file instead of the database."""
     try:
-        found = json.loads(path.read_bytes()[:_ROOM_BYTES].strip() or b"null")
-    except (OSError, ValueError):
+        with path.open("rb") as file:
+            found = json.loads(file.read(_ROOM_BYTES).strip() or b"null")
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
 def is_alive(path: Path, facts: dict[str, Any], heard_s: float) -> bool:
-    """Whether the writer of a run lives. ``heard_s`` is when the run last wrote anything."""
+    """Whether the writer of a run lives; ``facts`` as ``record_values`` gives them, ``heard_s`` when it last wrote."""
     if facts.get("boot_id") != boot_id() and facts.get("host") != socket.gethostname():
         # Locks and process ids of another machine cannot be seen from here.
         return time.time() - heard_s < _FRESH_S

@@ -10,26 +10,28 @@ Runs in: command line, web page; any number at once.
         points = run.points(most=500)                 # oldest first
         later = run.points(since=points[-1].t_s)      # what has come since
         run.journal(since=points[-1].t_s)
+        run.alerts(after=12)                          # those with a higher number
         ask(run, {"do": "state"})                     # live, from the process itself
 
-Errors are ``PenstockError``: no such run, a file that is no record, a run that does not answer.
+Errors are ``PenstockError``: no such run, a file that is no record, a run that does not answer. What a record holds
+comes out of here in the right types, or not at all: see ``record_values``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from penstock.errors import DataError, PenstockError
+from penstock.monitor import record_values
 from penstock.monitor.alive import is_alive, last_word
-from penstock.monitor.asking import ask
+from penstock.monitor.asking import ask, own_socket
 from penstock.monitor.figures import merged
 from penstock.monitor.home import runs_folder
 from penstock.monitor.record_format import (
@@ -41,13 +43,13 @@ from penstock.monitor.record_format import (
     Outcome,
     Point,
     Tried,
-    unpack,
 )
 
 __all__ = ["Run", "RunSummary", "ask", "delete_run", "list_runs", "open_run"]
 
 _BUSY_S = 0.5
 State = Literal["running", "finished", "failed", "killed"]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """What the run is; see ``record_format.FACTS``."""
-        found = {name: _parsed(value) for name, value in self._rows("SELECT name, value FROM facts")}
+        found = record_values.facts(self._rows("SELECT name, value FROM facts"))
         if found.get("format") != FORMAT:
             raise DataError(
                 f"{self.path} is no record of a run that this penstock reads (format {found.get('format')}, not "
@@ -118,23 +120,23 @@ class Run:
     @property
     def totals(self) -> dict[str, float]:
         """Figures over the whole run so far; see ``record_format.TOTALS``."""
-        return dict(self._rows("SELECT name, value FROM totals"))
+        return record_values.totals(self._rows("SELECT name, value FROM totals"))
 
     @property
     def outcome(self) -> Outcome | None:
         """How it ended; None while it runs. A run whose process is gone without a word was killed, and that is
         written down by whoever finds it first."""
-        found = self._written_outcome()
+        heard_s = self.totals.get("t_s", 0.0)
+        found = self._written_outcome(heard_s)
         if found is not None:
             return found
-        facts, heard_s = self.facts, self.totals.get("t_s", 0.0)
-        if is_alive(self._alive_path, facts, heard_s):
+        if is_alive(self._alive_path, self.facts, heard_s):
             return None
         # It may have ended in an orderly way between the two looks.
-        found = self._written_outcome()
+        found = self._written_outcome(heard_s)
         if found is None:
-            word = last_word(self._alive_path) or {"state": "killed", "t_s": heard_s}
-            found = Outcome(state=word.get("state", "killed"), t_s=word.get("t_s", heard_s), what=word.get("what"))
+            word = last_word(self._alive_path) or {}
+            found = record_values.outcome(word.get("state"), word.get("t_s"), word.get("what"), heard_s=heard_s)
             self._settle(found)
         return found
 
@@ -146,77 +148,56 @@ class Run:
     def points(self, since: float | None = None, most: int = 2000) -> list[Point]:
         """Figures over time, oldest first: those after ``since`` (seconds since 1970), made at most ``most`` by
         merging neighbours as thinning does."""
-        rows = self._rows(
-            "SELECT t_ms, span_s, body FROM points WHERE t_ms > ? ORDER BY t_ms", (round((since or 0.0) * 1000),)
+        since_ms = max(0, round((since or 0.0) * 1000))
+        points = self._points(
+            self._rows("SELECT t_ms, span_s, body FROM points WHERE t_ms > ? ORDER BY t_ms", (since_ms,))
         )
-        names = self._figure_names(max((len(body) // 8 for _, _, body in rows), default=0))
-        points = [Point(t_ms / 1000, span_s, unpack(body, names)) for t_ms, span_s, body in rows]
         return points if len(points) <= most else _fewer(points, max(1, most))
 
     @property
     def latest(self) -> Point | None:
         """The last point written."""
-        rows = self._rows("SELECT t_ms, span_s, body FROM points ORDER BY t_ms DESC LIMIT 1")
-        if not rows:
-            return None
-        t_ms, span_s, body = rows[0]
-        return Point(t_ms / 1000, span_s, unpack(body, self._figure_names(len(body) // 8)))
+        found = self._points(self._rows("SELECT t_ms, span_s, body FROM points ORDER BY t_ms DESC LIMIT 1"))
+        return found[0] if found else None
 
-    def journal(self, since: float | None = None) -> list[Note]:
-        """What was done and what happened, oldest first, after ``since``."""
-        rows = self._rows(
-            "SELECT number, t_s, who, kind, what, details FROM journal WHERE t_s > ? ORDER BY number", (since or 0.0,)
-        )
-        return [
-            Note(number=number, t_s=t_s, who=who, kind=kind, what=what, details=_parsed(details))
-            for number, t_s, who, kind, what, details in rows
-        ]
+    def journal(self, since: float | None = None, after: int = 0) -> list[Note]:
+        """What was done and what happened, oldest first, after ``since`` and with a number above ``after``: an entry
+        may be written later than the time it bears, but never with a lower number."""
+        columns = "number, t_s, who, kind, what, details"
+        return _sound(record_values.note, self._entries(f"SELECT {columns} FROM journal", since, after))
 
-    def alerts(self, since: float | None = None) -> list[Alert]:
-        """Alerts raised and cleared, oldest first, after ``since``."""
-        rows = self._rows(
-            "SELECT number, t_s, rule, state, what, details FROM alerts WHERE t_s > ? ORDER BY number", (since or 0.0,)
-        )
-        return [
-            Alert(number=number, t_s=t_s, rule=rule, state=state, what=what, details=_parsed(details))
-            for number, t_s, rule, state, what, details in rows
-        ]
+    def alerts(self, since: float | None = None, after: int = 0) -> list[Alert]:
+        """Alerts raised and cleared, oldest first, after ``since`` and with a number above ``after``."""
+        columns = "number, t_s, rule, state, what, details"
+        return _sound(record_values.alert, self._entries(f"SELECT {columns} FROM alerts", since, after))
 
     @property
     def tried(self) -> list[Tried]:
         """What each configuration of each loader has achieved, in the order they were first tried."""
         columns = "loader, configuration, began_s, ended_s, active_s, samples, wait_s, peak_bytes"
-        rows = self._rows(f"SELECT {columns} FROM configurations ORDER BY began_s")
-        return [
-            Tried(
-                loader=loader, configuration=_parsed(configuration), began_s=began_s, ended_s=ended_s,
-                active_s=active_s, samples=samples, wait_s=wait_s, peak_bytes=peak_bytes,
-            )
-            for loader, configuration, began_s, ended_s, active_s, samples, wait_s, peak_bytes in rows
-        ]  # fmt: skip
+        return _sound(record_values.tried, self._rows(f"SELECT {columns} FROM configurations ORDER BY began_s"))
 
     def summary(self) -> RunSummary:
         facts, totals, outcome = self.facts, self.totals, self.outcome
         active_s, samples = totals.get("active_s", 0.0), totals.get("samples", 0.0)
-        machine = facts.get("machine")
-        started_s = float(facts.get("started_s") or 0.0)
+        started_s = facts.get("started_s") or 0.0
         return RunSummary(
             id=self.id,
-            name=str(facts.get("name", "")),
+            name=facts.get("name") or "",
             state="running" if outcome is None else outcome.state,
             what=None if outcome is None else outcome.what,
             started_s=started_s,
             ended_s=None if outcome is None else outcome.t_s,
             heard_s=totals.get("t_s", started_s),
             pid=facts.get("pid"),
-            host=str(facts.get("host", "")),
+            host=facts.get("host") or "",
             rank=facts.get("rank"),
             step=int(totals.get("step", 0)),
             samples=int(samples),
             samples_per_s=samples / active_s if active_s > 0 and samples else None,
             wait_fraction=min(1.0, totals.get("wait_s", 0.0) / active_s) if active_s > 0 else None,
             peak_bytes=int(totals["peak_tree_bytes"]) if "peak_tree_bytes" in totals else None,
-            limit_bytes=machine.get("memory_limit_bytes") if isinstance(machine, dict) else None,
+            limit_bytes=record_values.count((facts.get("machine") or {}).get("memory_limit_bytes")),
             worker_restarts=int(totals.get("worker_restarts", 0)),
             loaders=facts.get("loaders") or [],
             tried=self.tried,
@@ -245,14 +226,20 @@ class Run:
         except sqlite3.Error as problem:
             raise _unreadable(self.path, problem) from None
 
-    def _figure_names(self, count: int) -> list[str]:
-        if len(self._names) < count:
-            self._names = [name for (name,) in self._rows("SELECT name FROM figures ORDER BY place")]
-        return self._names
+    def _entries(self, query: str, since: float | None, after: int) -> list[Any]:
+        return self._rows(f"{query} WHERE number > ? AND t_s > ? ORDER BY number", (after, since or 0.0))
 
-    def _written_outcome(self) -> Outcome | None:
+    def _points(self, rows: list[Any]) -> list[Point]:
+        count = max((record_values.body_length(row) for row in rows), default=0)
+        if len(self._names) < count:
+            found = self._rows("SELECT place, name FROM figures ORDER BY place")
+            self._names = [record_values.text(name) or f"figure {place}" for place, name in found]
+        names = self._names
+        return _sound(lambda row: record_values.point(row, names), rows)
+
+    def _written_outcome(self, heard_s: float) -> Outcome | None:
         rows = self._rows("SELECT state, t_s, what FROM outcome")
-        return Outcome(state=rows[0][0], t_s=rows[0][1], what=rows[0][2]) if rows else None
+        return record_values.outcome(*rows[0], heard_s=heard_s) if rows else None
 
     def _settle(self, outcome: Outcome) -> None:
         """Write down how a run ended whose process cannot; what cannot be written is found again next time."""
@@ -264,8 +251,10 @@ class Run:
                 db.commit()
             finally:
                 db.close()
-        with contextlib.suppress(OSError, TypeError):
-            Path(self.facts.get("socket") or "").unlink(missing_ok=True)
+        left = own_socket(self)
+        if left is not None:
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def list_runs(home: Path) -> list[RunSummary]:
@@ -319,7 +308,7 @@ def _newest(files: list[Path]) -> Path:
 
     def began(path: Path) -> float:
         with contextlib.suppress(PenstockError), Run(path) as run:
-            return float(run.facts.get("started_s") or 0.0)
+            return run.facts.get("started_s") or 0.0
         return 0.0
 
     last_second = files[-1].name[:13]
@@ -376,11 +365,9 @@ def _fewer(points: list[Point], most: int) -> list[Point]:
     ]
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
+def _sound(read: Callable[[Any], _T | None], rows: Iterable[Any]) -> list[_T]:
+    """The rows that can be read."""
+    return [found for row in rows if (found := read(row)) is not None]
 
 
 def _short(text: str) -> str:

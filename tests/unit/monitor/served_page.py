@@ -108,10 +108,15 @@ class Events:
 
 
 @contextmanager
-def serve(home: Path, *, host: str = "127.0.0.1", every_s: float = 0.05, unread_ms: int = 60_000) -> Iterator[Served]:
+def serve(
+    home: Path, *, host: str = "127.0.0.1", every_s: float = 0.05, unread_ms: int = 60_000,
+    patience_s: float = 10.0,
+) -> Iterator[Served]:  # fmt: skip
     listener = socket.create_server((host, 0))
     access = Access.to(host, listener.getsockname()[0], TOKEN)
-    server = PageServer(listener=listener, home=home, access=access, every_s=every_s, unread_ms=unread_ms)
+    server = PageServer(
+        listener=listener, home=home, access=access, every_s=every_s, unread_ms=unread_ms, patience_s=patience_s
+    )
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.run, name="page-server")
     thread.start()

@@ -147,12 +147,16 @@ def test_news_come_once_and_late_entries_too(home: Path) -> None:
     assert second.points is not None and second.points["t_s"] == [pytest.approx(now_s - 30, abs=0.001)]
     third = answers.news(record.id, second.seen)
     assert (third.journal, third.alerts, third.points, third.seen) == ([], [], None, second.seen)
+    # However late it is written: its number is higher.
+    record.write(notes=[note(now_s - 1000, "much too late")])
+    late = answers.news(record.id, third.seen)
+    assert [each["what"] for each in late.journal] == ["much too late"] and late.seen.last_note == 3
     record.write([point_at(now_s - 20, 2)])
     over(record)
-    last = answers.news(record.id, third.seen)
+    last = answers.news(record.id, late.seen)
     assert last.points is not None and last.ended is not None and last.ended["state"] == "finished"
     everything = answers.news(record.id, Seen())
-    assert [each["what"] for each in everything.journal] == ["old", "late"]
+    assert [each["what"] for each in everything.journal] == ["old", "late", "much too late"]
     assert everything.points is not None and len(everything.points["t_s"]) == 3
 
 

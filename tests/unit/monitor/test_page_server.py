@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from served_page import LONG_S, TOKEN, FakeTraining, Served, serve
 
+from penstock.monitor.home import socket_path
+from penstock.monitor.page.events import Listed
 from penstock.monitor.page.server import LONGEST_BODY_BYTES
 from penstock.monitor.record_format import Note, Outcome
 from penstock.monitor.recording import RunRecord
@@ -29,18 +31,24 @@ def served(home: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def training(home: Path) -> Iterator[FakeTraining]:
-    found = FakeTraining(home / "s")
-    yield found
-    found.close()
+def live(home: Path) -> Iterator[tuple[RunRecord, FakeTraining]]:
+    record = begin_run(home, "frames")
+    training = FakeTraining(socket_path(home, record.id))
+    record.set_fact("socket", str(training.path))
+    record.write([point_at(time.time(), 1)])
+    yield record, training
+    record.abandon()
+    training.close()
 
 
 @pytest.fixture
-def running(home: Path, training: FakeTraining) -> Iterator[RunRecord]:
-    record = begin_run(home, "frames", socket=str(training.path))
-    record.write([point_at(time.time(), 1)])
-    yield record
-    record.abandon()
+def running(live: tuple[RunRecord, FakeTraining]) -> RunRecord:
+    return live[0]
+
+
+@pytest.fixture
+def training(live: tuple[RunRecord, FakeTraining]) -> FakeTraining:
+    return live[1]
 
 
 def finished(home: Path, name: str = "done", seconds: int = 20) -> str:
@@ -305,3 +313,63 @@ def test_what_is_no_http_does_not_disturb(served: Served, home: Path, capfd: pyt
             assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403")), answer
     assert len(json.loads(served.ask("/api/runs", Upgrade="websocket", Connection="Upgrade").body)["runs"]) == 1
     assert capfd.readouterr() == ("", "")
+
+
+def test_who_follows_a_run_gets_the_list_again_when_runs_change_and_figures_now_and_then(
+    home: Path, running: RunRecord
+) -> None:
+    every_s = 0.05
+    began_s = time.monotonic()
+    with serve(home, every_s=every_s) as served, served.follow(f"?run={running.id}") as events:
+        lists = 0
+        for number in range(25):
+            running.write([point_at(time.time(), number)], totals={"step": float(number)})
+            _, passed = events.until("points")
+            lists += passed.count("runs")
+        assert 1 <= lists <= 1 + (time.monotonic() - began_s) / (10 * every_s), "the figures of a list are not pressing"
+        run_id = finished(home, "another")
+        events.until("runs", holds=lambda value: any(each["id"] == run_id for each in value["runs"]))
+
+
+def test_a_list_is_news_when_a_run_came_went_or_changed_its_name_or_state() -> None:
+    told = Listed(number=1, names=(("a", "frames", "running"),), runs=b"1")
+    for names in ((), (("a", "frames", "failed"),), (("a", "other", "running"),), (("b", "x", "running"), *told.names)):
+        assert Listed(number=2, names=names, runs=b"2").is_news_to(told, 0.0, figures_every_s=10.0)
+    moved = Listed(number=2, names=told.names, runs=b"2")
+    assert not moved.is_news_to(told, 9.9, figures_every_s=10.0) and moved.is_news_to(told, 10.0, figures_every_s=10.0)
+    assert moved.is_news_to(told, 0.0, figures_every_s=0.0), "to who sees nothing but the list"
+    assert not told.is_news_to(told, 1e9, figures_every_s=0.0) and told.is_news_to(None, 0.0, figures_every_s=10.0)
+
+
+def test_connections_that_ask_for_nothing_are_hung_up_on_and_those_that_are_answered_are_not(
+    home: Path, running: RunRecord
+) -> None:
+    head = f"POST /api/runs/{running.id}/set HTTP/1.1\r\nHost: localhost\r\n".encode()
+    asked = f"Origin: http://localhost\r\nAuthorization: {BEARER}\r\nContent-Type: application/json\r\n".encode()
+    begun = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "
+    answered_then_begun = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nG"
+    half_a_body = head + asked + b"Content-Length: 90\r\n\r\n{"
+    patience_s = 1.0
+    with serve(home, patience_s=patience_s) as served, contextlib.ExitStack() as left:
+
+        def connected(sent: bytes) -> socket.socket:
+            line = left.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=LONG_S))
+            line.sendall(sent)
+            return line
+
+        with served.follow(f"?run={running.id}") as events:
+            began_s = time.monotonic()
+            silent = [connected(sent) for sent in (b"", b"GET / HT", begun, half_a_body, answered_then_begun)]
+            slow = connected(begun)
+            with pytest.raises(ConnectionError):
+                while time.monotonic() < began_s + LONG_S:
+                    # A byte now and then is no request either.
+                    slow.sendall(b"x")
+                    events.until("live")
+            for line in silent:
+                with contextlib.suppress(ConnectionError):
+                    while line.recv(1 << 16):
+                        pass
+            while time.monotonic() < began_s + 1.5 * patience_s:
+                events.until("live")
+            assert served.server.connections == 1, "the stream, which is older than the others came to be"

@@ -38,6 +38,7 @@ def test_points_journal_and_outcome_come_back_as_they_were_written(tmp_path: Pat
         (note,) = run.journal()
         assert (note.who, note.what, note.details, note.number) == ("training", "now", {"a": 1}, 1)
         assert run.journal(since=1001.0) == []
+        assert run.journal(after=1) == [] and run.journal(after=0) == [note]
         assert run.outcome is not None and run.outcome.state == "finished"
 
 

@@ -4,9 +4,10 @@ In:  method, path and headers of a request; the token; the address listened on.
 Out: a ``Refusal``, or nothing; the headers every answer carries.
 Runs in: command line.
 
-The figures of a training are its user's. Three strangers can send requests here: another machine, where the address is
-not loopback (it has no token); a web page of somebody else's in this user's browser (its Origin is another); and such a
-page whose name was made to point at this address (its Host is another).
+The figures of a training are its user's. Four strangers can send requests here: another machine, where the address is
+not loopback (it has no token); a web page of somebody else's in this user's browser (its Origin is another); such a
+page whose name was made to point at this address (its Host is another); and another user of this machine, who can read
+the figures on loopback, but change nothing (no token).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-SHORTEST_SHARED_TOKEN = 16
-"""Characters of a token that others than this machine can try to guess."""
+SHORTEST_TOKEN = 16
+"""Characters of a token: others can try to guess it, on loopback the other users of this machine."""
 
 HEADERS = {
     "content-security-policy": (
@@ -131,14 +132,14 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def token_problem(token: str, *, is_loopback: bool) -> str | None:
+def token_problem(token: str) -> str | None:
     """Why a token that somebody chose will not do; None: it will."""
     if not _TOKEN.fullmatch(token):
         return "a token has 1 to 512 letters, digits and . _ ~ + / = - and nothing else"
-    if not is_loopback and len(token) < SHORTEST_SHARED_TOKEN:
+    if len(token) < SHORTEST_TOKEN:
         return (
-            f"a token of {len(token)} characters can be guessed from other machines; take at least "
-            f"{SHORTEST_SHARED_TOKEN}, or leave it out and a new one is made"
+            f"a token of {len(token)} characters can be guessed by other users and machines; take at least "
+            f"{SHORTEST_TOKEN}, or leave it out and a new one is made"
         )
     return None
 

@@ -15,7 +15,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +30,6 @@ POINTS, MOST_POINTS = 1500, 5000
 """Of one answer: unless told, and at most."""
 _STATE_WITHIN_S = 1.0
 _SET_WITHIN_S = 5.0
-_LATE_S = 300.0
-"""An entry may be written so much later than the time it bears: its number tells what is new, not its time."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NOT_SHOWN = ("format", "socket", "boot_id", "process_started_s")
 _COUNTS = ("workers", "depth")
@@ -128,8 +126,8 @@ class Answers:
         with self._opened(run_id) as run:
             # Before the rest: what a run wrote last is there once its outcome is.
             ended = plain_summary(run.summary()) if run.outcome is not None else None
-            notes, last_note = _entries(run.journal, seen.points_s, seen.last_note)
-            alerts, last_alert = _entries(run.alerts, seen.points_s, seen.last_alert)
+            notes, last_note = _new(run.journal(after=seen.last_note or 0), seen.points_s, seen.last_note)
+            alerts, last_alert = _new(run.alerts(after=seen.last_alert or 0), seen.points_s, seen.last_alert)
             points = run.points(seen.points_s, POINTS)
         return News(
             seen=Seen(points_s=points[-1].t_s if points else seen.points_s, last_note=last_note, last_alert=last_alert),
@@ -214,13 +212,11 @@ def _plain_tried(tried: Tried) -> dict[str, Any]:
     return {**asdict(tried), "samples_per_s": tried.samples_per_s, "wait_fraction": tried.wait_fraction}
 
 
-def _entries(read: Callable[[float | None], list[_T]], seen_s: float | None, last: int | None) -> tuple[list[_T], int]:
-    """Entries that are new, and the number of the last there is."""
-    if last is None:
-        found = read(None)
-        return [each for each in found if each.t_s > (seen_s or 0.0)], found[-1].number if found else 0
-    found = [each for each in read(None if seen_s is None else seen_s - _LATE_S) if each.number > last]
-    return found, found[-1].number if found else last
+def _new(entries: list[_T], seen_s: float | None, last: int | None) -> tuple[list[_T], int]:
+    """Those to be told, and the number of the last there is."""
+    newest = entries[-1].number if entries else last or 0
+    # Later on the number tells what is new: an entry may be written later than the time it bears.
+    return entries if last is not None else [each for each in entries if each.t_s > (seen_s or 0.0)], newest
 
 
 def _refuse_if_over(run: Run) -> None:

@@ -25,6 +25,9 @@ from penstock.monitor.page.aside import Aside
 EVERY_S = 1.0
 """Between two looks at a run. What follows is in such looks."""
 _LIST_EVERY, _KEEP_EVERY = 2.0, 10.0
+_FIGURES_EVERY = 10.0
+"""How often who follows a run gets a list in which nothing but figures has changed: it can be long, and its own run is
+told each second anyway."""
 _FRESH_FOR = 0.9
 """How old the word of a training may be that a second client gets."""
 _ASKED_AGAIN = 5.0
@@ -32,10 +35,20 @@ _ASKED_AGAIN = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Listing:
+class Listed:
+    """The list of runs at one moment."""
+
     number: int
     """Goes up when anything has changed."""
+    names: tuple[tuple[str, str, str], ...]
+    """Id, name and state of each."""
     runs: bytes
+
+    def is_news_to(self, told: Listed | None, age_s: float, *, figures_every_s: float) -> bool:
+        """Whether it is to be told to somebody who was told the other one so long ago."""
+        if told is None or self.names != told.names:
+            return True
+        return self.number != told.number and age_s >= figures_every_s
 
 
 class Listing:
@@ -45,20 +58,24 @@ class Listing:
         self._answers = answers
         self._aside = aside
         self._every_s = _LIST_EVERY * every_s
-        self._latest = _Listing(number=0, runs=b"")
+        self._latest = Listed(number=0, names=(), runs=b"")
         self._due_s = 0.0
         self._lock = asyncio.Lock()
 
-    async def latest(self) -> _Listing:
+    async def latest(self) -> Listed:
         async with self._lock:
             if time.monotonic() >= self._due_s:
                 self._latest = await self._aside.run(self._read, self._latest)
                 self._due_s = time.monotonic() + self._every_s
             return self._latest
 
-    def _read(self, before: _Listing) -> _Listing:
-        runs = encoded(self._answers.runs())
-        return before if runs == before.runs else _Listing(number=before.number + 1, runs=runs)
+    def _read(self, before: Listed) -> Listed:
+        found = self._answers.runs()
+        runs = encoded(found)
+        if runs == before.runs:
+            return before
+        names = tuple((each["id"], each["name"], each["state"]) for each in found)
+        return Listed(number=before.number + 1, names=names, runs=runs)
 
 
 class Lives:
@@ -113,13 +130,14 @@ class Events:
 
     async def stream(self, run_id: str | None, since_s: float | None) -> AsyncIterator[bytes]:
         """What is there now, then what comes, until the server ends or nobody listens."""
-        list_number, seen, followed = 0, Seen(points_s=since_s), run_id
-        said_s = time.monotonic()
+        known, seen, followed = None, Seen(points_s=since_s), run_id
+        said_s = known_s = time.monotonic()
+        figures_every_s = 0.0 if run_id is None else _FIGURES_EVERY * self._every_s
         while not self._ended.is_set():
             pieces: list[bytes] = []
             listing = await self._listing.latest()
-            if listing.number != list_number:
-                list_number = listing.number
+            if listing.is_news_to(known, time.monotonic() - known_s, figures_every_s=figures_every_s):
+                known, known_s = listing, time.monotonic()
                 pieces.append(b"event: runs\ndata: " + listed(self._answers.home, listing.runs) + b"\n\n")
             if followed is not None:
                 try:

@@ -28,6 +28,7 @@ from penstock.errors import PenstockError
 from penstock.monitor.page.access import HEADERS, Access
 from penstock.monitor.page.answers import MOST_POINTS, POINTS, Answers, Wrong, encoded, listed
 from penstock.monitor.page.aside import Aside
+from penstock.monitor.page.connections import patient_for
 from penstock.monitor.page.events import EVERY_S, Events, Lives
 from penstock.monitor.page.files import page_files
 
@@ -35,6 +36,8 @@ LONGEST_BODY_BYTES = 64 << 10
 _MOST_CONNECTIONS = 256
 _UNREAD_MS = 60_000
 """How long a client may leave what it was sent before it is hung up on."""
+_PATIENCE_S = 10.0
+"""How long it may take to send a request."""
 _GRACE_S = 0.4
 """What answers under way get at the end; then they are cut off."""
 _READERS, _ASKERS = 4, 8
@@ -47,7 +50,7 @@ class PageServer:
 
     def __init__(
         self, *, listener: socket.socket, home: Path, access: Access, every_s: float = EVERY_S,
-        unread_ms: int = _UNREAD_MS,
+        unread_ms: int = _UNREAD_MS, patience_s: float = _PATIENCE_S,
     ) -> None:  # fmt: skip
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # The connections have it from the listener. Without it one that never reads stays for ever.
@@ -56,7 +59,7 @@ class PageServer:
         self._routes = _Routes(home, every_s)
         config = uvicorn.Config(
             Guard(self._routes.app(), access),
-            http="h11", ws="none", loop="asyncio", lifespan="off",
+            http=patient_for(patience_s), ws="none", loop="asyncio", lifespan="off",
             # No log of requests: addresses, and whoever puts a token into one, stay out of files.
             log_config=None, access_log=False, log_level="critical",
             proxy_headers=False, server_header=False, limit_concurrency=_MOST_CONNECTIONS,
