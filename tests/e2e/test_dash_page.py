@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from penstock.units import parse_bytes
 from recorded_runs import begin_run, fill, point_at
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Request, Route
 
 pytest.importorskip("playwright", reason='no Playwright here; run: pip install "penstock[dev]"')
 pytestmark = [
@@ -39,7 +40,7 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason=HOW_TO_INSTALL),
 ]
 
-TOKEN = "a-token-of-the-tests"
+TOKEN, ANOTHER_TOKEN = "a-token-of-the-tests", "another-token-of-the-tests"
 PATIENCE_MS = 30_000
 DAY_S = 86_400
 HOSTILE = (
@@ -68,13 +69,14 @@ class Dash:
     def __init__(self, home: Path) -> None:
         self._home = home
         self.port = 0
-        self.start()
+        self.start(TOKEN)
 
-    def start(self) -> None:
+    def start(self, token: str) -> None:
+        self.token = token
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock", "dash", "--json", "--port", str(self.port)],
             stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PENSTOCK_HOME": str(self._home), "PENSTOCK_DASH_TOKEN": TOKEN},
+            env=os.environ | {"PENSTOCK_HOME": str(self._home), "PENSTOCK_DASH_TOKEN": token},
         )  # fmt: skip
         assert self._process.stdout is not None
         self.port = json.loads(self._process.stdout.readline())["port"]
@@ -141,7 +143,9 @@ def recorded(process: subprocess.Popen[str], home: Path) -> Recorded:
         fill(record, 60, ended_s=ended_s)
         why = Note(t_s=ended_s - 9, who="governor", kind="decision", what="workers 4 -> 6: <b>memory</b> allows 7")
         record.write(notes=[why])
-        record.finish(Outcome(state="failed" if number % 5 == 1 else "finished", t_s=ended_s, what="<i>E</i>: no"))
+        # The last one goes on for half an hour without a point.
+        over_s = ended_s + 1800 if name == "sweep 14" else ended_s
+        record.finish(Outcome(state="failed" if number % 5 == 1 else "finished", t_s=over_s, what="<i>E</i>: no"))
         ids.append(record.id)
     day = begin_run(home, "a day", started_s=now_s - DAY_S - 30_000)
     ended_s = now_s - 30_000
@@ -190,8 +194,8 @@ def page(chromium: Browser, witness: Witness) -> Iterator[Page]:
     assert witness.complaints == []
 
 
-def open_page(page: Page, dash: Dash, fragment: str = "", *, token: str = TOKEN) -> None:
-    page.goto(f"{dash.address}#token={token}{fragment}")
+def open_page(page: Page, dash: Dash, fragment: str = "", *, token: str | None = None) -> None:
+    page.goto(f"{dash.address}#token={token or dash.token}{fragment}")
 
 
 def data(page: Page, name: str) -> str:
@@ -215,6 +219,20 @@ def wait_live(page: Page) -> None:
 def wait_drawn(page: Page) -> float:
     """Milliseconds it took to draw the run that was opened."""
     return float(wait_until(page, lambda: data(page, "drawnMs")))
+
+
+def shows_all(page: Page, dash: Dash, training: Training) -> bool:
+    """Whether the page has every point up to its last one."""
+    recorded_s = dash.get(f"api/runs/{training.run_id}/points?most=5000")["t_s"]
+    last_s = float(data(page, "lastPoint"))
+    shown = int(page.locator(".plot").first.get_attribute("aria-valuemax") or 0) + 1
+    return shown == sum(1 for t_s in recorded_s if t_s <= last_s + 0.001)
+
+
+def wait_recorded(page: Page, training: Training, since_s: float) -> None:
+    """Until there are points that a page which stopped then does not have."""
+    with open_run(training.home, training.run_id) as run:
+        wait_until(page, lambda: len(run.points(since=since_s)) > 1)
 
 
 def test_twenty_runs_are_listed_filtered_and_sorted(
@@ -271,8 +289,9 @@ def test_a_day_of_points_is_drawn_within_a_second(page: Page, dash: Dash, record
     titles = page.locator(".chart h3").all_inner_texts()
     assert titles == ["Memory", "Samples per second", "Waiting for data", "GPU memory", "GPU busy", "Cache hit rate",
                       "Cache memory"]  # fmt: skip
-    assert re.search(r"Memory; latest: trainer 2\.50 GiB, .*limit 16\.0 GiB, budget 4\.00 GiB",
-                     page.locator(".plot").first.get_attribute("aria-label") or "")  # fmt: skip
+    assert page.locator(".plot").first.get_attribute("aria-label") == "Memory"
+    assert re.search(r"latest: trainer 2\.50 GiB, .*limit 16\.0 GiB, budget 4\.00 GiB",
+                     page.locator(".plot").first.get_attribute("aria-valuetext") or "")  # fmt: skip
     inked = """(canvas) => { const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         const seen = new Set(); for (let i = 0; i < data.length; i += 4) seen.add(data.slice(i, i + 3).join());
         return [...seen]; }"""
@@ -280,6 +299,77 @@ def test_a_day_of_points_is_drawn_within_a_second(page: Page, dash: Dash, record
     assert {"0,114,178", "230,159,0", "0,158,115", "204,121,167", "163,171,178"} <= set(colours), "all five layers"
     page.get_by_text("10 min", exact=True).click()
     wait_until(page, lambda: 590 <= int(data(page, "drawnPoints")) <= 610)
+
+
+def test_a_time_without_points_is_drawn_empty(page: Page, dash: Dash, recorded: Recorded) -> None:
+    open_page(page, dash, f"&run={recorded.others[-1]}")
+    plot = page.locator(".plot").first
+    wait_until(page, lambda: plot.count() and plot.get_attribute("aria-valuemax") == "59")
+    page.get_by_text("10 min", exact=True).click()
+    wait_until(page, lambda: plot.get_attribute("aria-valuetext") == "latest: nothing yet")
+    assert page.get_by_text("No points are recorded of this time.").is_visible()
+    assert page.locator(".chart").nth(1).locator(".legend").inner_text().split() == ["samples/s", "-"]
+    page.get_by_text("3 h", exact=True).click()
+    wait_until(page, lambda: plot.get_attribute("aria-valuemax") == "59")
+
+
+def test_an_event_that_cannot_be_shown_does_not_break_the_line(page: Page, dash: Dash, witness: Witness) -> None:
+    witness.tolerated = ("cannot be shown", "status of 404")
+    odd = {"id": "odd", "name": 7, "state": "finished", "started_s": "abc", "loaders": "none", "tried": {"a": 1}}
+    plain = {"id": "plain", "name": "plain", "state": "finished", "started_s": 1.0, "loaders": [None, {}], "tried": [3]}
+    told = ("null", "{broken", json.dumps({"now_s": 1.0, "home": "/h", "runs": [odd, None, plain]}))
+    body = "".join(f"event: runs\ndata: {each}\n\n" for each in told)
+    answer = {"status": 200, "content_type": "text/event-stream", "body": body}
+    page.route(re.compile("/api/events"), lambda route: route.fulfill(**answer))
+    open_page(page, dash)
+    wait_until(page, lambda: page.locator("table.runs tbody tr").count() == 2)
+    assert sum("cannot be shown" in each for each in witness.errors) >= 2
+    page.goto(f"{dash.address}#compare=odd,plain")
+    wait_until(page, lambda: page.locator("table.compared tbody tr").count() == 2)
+
+
+def check_journal(page: Page) -> None:
+    """It is bounded, and its entries bear their date from the next day on."""
+    times = page.locator(".entries .time")
+    wait_until(page, times.count)
+    page.clock.set_fixed_time(datetime.now() + timedelta(days=1))
+    wait_until(page, lambda: re.fullmatch(r"[A-Z][a-z]{2} \d+ \d\d:\d\d", times.first.inner_text().strip()))
+    kept = page.evaluate("""async () => {
+        const { Journal } = await import("/static/journal.js");
+        const journal = new Journal(() => {});
+        const alert = { number: 1, t_s: 5, rule: "memory", state: "raised", what: "full" };
+        journal.addAlerts([alert]);
+        for (let number = 0; number < 6000; number += 1500) {
+            const some = Array.from({ length: 1500 }, (_, i) => ({ number: number + i, t_s: number + i, what: "" }));
+            journal.addNotes(some);
+        }
+        return [journal.marks.length, journal.marks[1].t_s, journal.marks.at(-1).t_s, journal.standing];
+    }""")
+    assert kept == [5001, 1000, 5999, ["full"]]
+
+
+def test_a_tab_left_open_holds_no_line_unseen_catches_up_and_keeps_a_bounded_journal_with_dates(
+    page: Page, dash: Dash, training: Training
+) -> None:
+    turn = """(isHidden) => {
+        Object.defineProperty(document, "hidden", { configurable: true, get: () => isHidden });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    open_page(page, dash, f"&run={training.run_id}")
+    wait_drawn(page)
+    wait_live(page)
+    with page.expect_event("requestfailed", lambda request: "/api/events" in request.url):
+        page.evaluate(turn, True)
+    wait_until(page, lambda: data(page, "connection") == "paused")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(done))")  # what came before is drawn
+    left_s = float(data(page, "lastPoint"))
+    wait_recorded(page, training, left_s)
+    assert data(page, "connection") == "paused" and float(data(page, "lastPoint")) == left_s
+    page.evaluate(turn, False)
+    wait_live(page)
+    wait_until(page, lambda: float(data(page, "lastPoint")) > left_s)
+    wait_until(page, lambda: shows_all(page, dash, training))
+    check_journal(page)
 
 
 def test_figures_move_by_themselves_and_agree_with_proc(page: Page, dash: Dash, training: Training) -> None:
@@ -304,7 +394,7 @@ def test_figures_move_by_themselves_and_agree_with_proc(page: Page, dash: Dash, 
 def test_a_valve_turned_in_the_page_changes_the_loader_within_two_seconds(
     page: Page, dash: Dash, training: Training, witness: Witness
 ) -> None:
-    witness.tolerated = ("status of 400",)
+    witness.tolerated = ("status of 400", "status of 503")
     open_page(page, dash, f"&run={training.run_id}")
     workers = page.get_by_label("workers", exact=True)
     wait_until(page, lambda: workers.count() and workers.input_value() == "2")
@@ -326,6 +416,21 @@ def test_a_valve_turned_in_the_page_changes_the_loader_within_two_seconds(
     wait_until(page, lambda: re.match(r"Refused: memory='plenty' is not a size", answer.inner_text()))
     assert answer.get_attribute("aria-live") == "polite"
     assert training.state()["configuration"]["memory"] == "256MB"
+    page.get_by_label("memory", exact=True).fill("256MB")
+    held: list[Route] = []
+    page.route(re.compile("/set$"), lambda route: held.append(route))
+    depth = page.get_by_label("depth", exact=True)
+    depth.fill("11")
+    page.get_by_role("button", name="Apply").click()
+    depth.fill("12")
+    wait_until(page, lambda: held)
+    held[0].continue_()
+    wait_until(page, lambda: re.match(r"Now: workers \d+, depth 11,", answer.inner_text()))
+    assert depth.get_attribute("data-changed") == "yes" and depth.input_value() == "12", "typed, but not in force"
+    page.get_by_role("button", name="Apply").click()
+    wait_until(page, lambda: len(held) == 2)
+    held[1].fulfill(status=503, json={"why": "it is busy"})
+    wait_until(page, lambda: answer.inner_text() == "No answer; it may have been applied: it is busy")
 
 
 def test_a_worker_that_is_killed_shows_as_a_restart(page: Page, dash: Dash, training: Training) -> None:
@@ -341,7 +446,14 @@ def test_a_worker_that_is_killed_shows_as_a_restart(page: Page, dash: Dash, trai
 def test_a_lost_server_is_said_and_what_was_missed_is_fetched(
     page: Page, dash: Dash, training: Training, witness: Witness
 ) -> None:
-    witness.tolerated = ("ERR_",)
+    witness.tolerated = ("ERR_", "status of 401")
+    shown_to: list[str] = []
+
+    def note_token(request: Request) -> None:
+        if request.method == "GET" and "authorization" in request.headers:
+            shown_to.append(request.url)
+
+    page.on("request", note_token)
     open_page(page, dash, f"&run={training.run_id}")
     wait_drawn(page)
     wait_live(page)
@@ -350,34 +462,48 @@ def test_a_lost_server_is_said_and_what_was_missed_is_fetched(
     wait_until(page, lambda: words.inner_text().startswith("disconnected: "))
     lost_s = float(data(page, "lastPoint"))
     assert page.locator(".chart").count() == 3, "what was drawn stays"
-    with open_run(training.home, training.run_id) as run:
-        wait_until(page, lambda: len(run.points(since=lost_s)) > 1)
-    dash.start()
+    wait_recorded(page, training, lost_s)
+    dash.start(ANOTHER_TOKEN)
     wait_live(page)
     wait_until(page, lambda: float(data(page, "lastPoint")) > lost_s)
-
-    def has_all() -> bool:
-        recorded_s = dash.get(f"api/runs/{training.run_id}/points?most=5000")["t_s"]
-        last_s = float(data(page, "lastPoint"))
-        shown = int(page.locator(".plot").first.get_attribute("aria-valuemax") or 0) + 1
-        return shown == sum(1 for t_s in recorded_s if t_s <= last_s + 0.001)
-
-    wait_until(page, has_all)
+    wait_until(page, lambda: shows_all(page, dash, training))
+    page.get_by_label("more: depth").click()
+    page.get_by_role("button", name="Apply").click()
+    answer = page.locator(".answer")
+    wait_until(page, lambda: answer.inner_text().startswith("Refused: "))
+    assert page.locator("#token").is_visible()
+    open_page(page, dash, f"&run={training.run_id}")  # the address it has now: only the fragment is another
+    wait_until(page, lambda: not page.locator("#token").is_visible())
+    page.get_by_role("button", name="Apply").click()
+    wait_until(page, lambda: answer.inner_text().startswith("Now: "))
+    assert shown_to == [], "whoever holds the port now could have read the token"
 
 
 def test_a_wrong_token_is_said_and_another_one_asked_for(
     page: Page, dash: Dash, training: Training, witness: Witness
 ) -> None:
     witness.tolerated = ("status of 401",)
+
+    def as_from_elsewhere(route: Route) -> None:
+        """Reading needs the token, too, of a server that other machines can reach."""
+        if "authorization" in route.request.headers:
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"why": "a token is needed"})
+
+    page.route(re.compile("/api/"), as_from_elsewhere)
     open_page(page, dash, token="wrong")
     why = page.locator("#token-why")
     wait_until(page, lambda: why.inner_text().startswith("The token is wrong."))
     assert data(page, "connection") == "refused" and page.locator("table.runs tbody tr").count() == 0
     page.wait_for_function("document.activeElement.id === 'token-field'")
-    page.keyboard.type(TOKEN)
+    page.keyboard.type(dash.token)
     page.keyboard.press("Enter")
     wait_until(page, lambda: page.locator("table.runs tbody tr").count() == 20)
     assert not page.locator("#token").is_visible()
+    page.goto(f"{dash.address}#run={training.run_id}")
+    wait_drawn(page)
+    wait_live(page)
 
 
 @contextmanager
@@ -419,11 +545,13 @@ def test_another_page_can_neither_read_nor_change_anything(
     target = f"{dash.address}api/runs/{training.run_id}/set"
     with another_site() as elsewhere:
         page.goto(elsewhere)
-        assert page.evaluate(attack, [target, TOKEN, "application/json", "cors"]) == "refused"
-        assert page.evaluate(attack, [target, TOKEN, "text/plain", "no-cors"]) == "refused", "sent as a form would be"
+        assert page.evaluate(attack, [target, dash.token, "application/json", "cors"]) == "refused"
+        form = page.evaluate(attack, [target, dash.token, "text/plain", "no-cors"])
+        assert form == "refused", "sent as a form would be"
         read = "(url) => fetch(url).then(() => 'read', () => 'refused')"
         assert page.evaluate(read, f"{dash.address}api/runs") == "refused"
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json", "Origin": elsewhere[:-1]}
+        headers = {"Authorization": f"Bearer {dash.token}", "Origin": elsewhere[:-1]}
+        headers["Content-Type"] = "application/json"
         request = urllib.request.Request(target, b'{"loader":null,"workers":7}', headers)
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(request, timeout=30)
@@ -456,8 +584,11 @@ def test_everything_can_be_done_with_the_keyboard(page: Page, dash: Dash, traini
     page.keyboard.press("Enter")
     wait_drawn(page)
     assert page.evaluate("document.activeElement.tagName") == "H1", "a screen reader begins at the title"
-    tab_to("Memory; latest: trainer")
+    tab_to("Memory$")
     plot = page.locator(".plot").first
+    said, last_s = plot.get_attribute("aria-valuetext") or "", float(data(page, "lastPoint"))
+    wait_until(page, lambda: float(data(page, "lastPoint")) > last_s)
+    assert said.startswith("latest: trainer ") and plot.get_attribute("aria-valuetext") == said, "it is being read out"
     page.keyboard.press("Home")
     said = plot.get_attribute("aria-valuetext") or ""
     assert re.match(r"\d\d:\d\d:\d\d: trainer [\d.]+ [MG]iB, ", said) and plot.get_attribute("aria-valuenow") == "0"
@@ -486,17 +617,24 @@ def test_everything_can_be_done_with_the_keyboard(page: Page, dash: Dash, traini
 
 def test_runs_are_compared_side_by_side(page: Page, dash: Dash, recorded: Recorded, training: Training) -> None:
     open_page(page, dash)
-    for name in ("sweep 3", "frames", "a day"):
+    for name in ("sweep 3", "sweep 4", "frames", "a day"):
         page.get_by_label(re.compile(f"^compare {name},")).check()
-    page.get_by_role("link", name="Compare 3").click()
+    page.get_by_role("link", name="Compare 4").click()
     table = page.locator("table.compared")
-    wait_until(page, lambda: table.locator("tbody tr").count() >= 3)
+    wait_until(page, lambda: table.locator("tbody tr").count() >= 4)
     assert page.locator("tr", has_text="sweep 3").locator("[data-best]").count() >= 1
     assert "4 workers, prefetch 2, 4GB, batch 32" in table.inner_text() and "256MB, batch 4" in table.inner_text()
     wait_until(page, lambda: int(data(page, "comparedPoints") or 0) > 800)
     drawn = page.locator(".comparison .chart")
-    wait_until(page, lambda: drawn.first.locator(".legend li").count() == 3)
+    wait_until(page, lambda: drawn.first.locator(".legend li").count() == 4)
     assert drawn.locator("h3").all_inner_texts() == ["Samples per second since the start", "Memory since the start"]
+    drawn.first.locator(".plot").focus()
+    page.keyboard.press("End")
+    values = drawn.first.locator(".legend b").all_inner_texts()
+    assert values[:3] == ["-", "-", "-"] and values[3].isdigit(), "three of them did not run for so long"
+    drawn.first.get_by_role("button", name="as table").click()
+    cells = drawn.first.locator("tbody tr").first.locator("td").all_inner_texts()
+    assert cells[:3] == ["-", "-", "-"] and cells[3].isdigit()
     page.get_by_label(re.compile("^leave out a day,")).first.click()
     wait_until(page, lambda: "a day" not in table.inner_text())
     assert recorded.day not in page.url and training.run_id in page.url

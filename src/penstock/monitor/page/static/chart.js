@@ -15,8 +15,16 @@ const WORDS_AT_ONCE = 4;
 export function series(points, name, { label, colour, dash = null, start_s = 0 }) {
   const values = typeof name === "string" ? (points.column(name) ?? []) : name;
   const times = start_s ? points.t_s.map((t_s) => t_s - start_s) : points.t_s;
-  const nearest = (at) => points.nearest(at + start_s);
-  return { label, colour, dash, values, times, nearest, isAfterGap: (i) => points.isAfterGap(i) };
+  return {
+    label,
+    colour,
+    dash,
+    values,
+    times,
+    nearest: (at) => points.nearest(at + start_s),
+    at: (at) => points.at(at + start_s),
+    isAfterGap: (i) => points.isAfterGap(i),
+  };
 }
 
 export class Chart {
@@ -27,7 +35,6 @@ export class Chart {
 
   /** `onCursor(time or null)` is called when the cursor moves here. */
   constructor({ title, unit, isStacked = false, isElapsed = false, isTall = false, hasLimit = false, onCursor }) {
-    this.title = title;
     this.#isElapsed = isElapsed;
     this.#written = WRITTEN[unit];
     this.onCursor = onCursor ?? ((at) => this.setCursor(at));
@@ -46,6 +53,7 @@ export class Chart {
         class: "plot",
         role: "slider",
         tabindex: "0",
+        "aria-label": title,
         "aria-orientation": "horizontal",
         "aria-valuemin": "0",
         "aria-valuemax": "0",
@@ -104,7 +112,10 @@ export class Chart {
 
   /** Draw other data. `shown`: {series, limits, marks, from, to}; marks are {t_s, look, text}, oldest first. */
   show(shown) {
-    Object.assign(this.#picture, { limits: [], marks: [], ...shown });
+    const { marks = [], from, to } = shown;
+    // A mark that is not drawn must not be found by keys either.
+    const drawn = marks.filter(({ t_s }) => t_s >= from && t_s <= to);
+    Object.assign(this.#picture, { limits: [], ...shown, marks: drawn });
     for (const limit of this.#picture.limits) limit.text = this.#written(limit.values.findLast(isKnown));
     this.draw();
     this.#write();
@@ -120,7 +131,7 @@ export class Chart {
     if (this.#picture.cursor === at) return;
     this.#picture.cursor = at;
     this.draw();
-    this.#write();
+    this.#write({ hasMoved: true });
   }
 
   close() {
@@ -129,21 +140,21 @@ export class Chart {
 
   // -- words ------------------------------------------------------------------------------
 
+  /** The line that goes on the longest: the cursor moves along its points. */
   get #longest() {
-    return this.#picture.series.reduce((most, line) => (line.times.length > most.times.length ? line : most), {
-      times: [],
-    });
+    const last = ({ times }) => times.at(-1) ?? -Infinity;
+    return this.#picture.series.reduce((most, line) => (last(line) > last(most) ? line : most), { times: [] });
   }
 
   #timeText(at) {
     return this.#isElapsed ? `${duration(at)} after the start` : when(at);
   }
 
-  /** Values at the cursor, or the latest. */
-  #write() {
+  /** Values at the cursor, or the latest. `hasMoved`: the cursor, by the user. */
+  #write({ hasMoved = false } = {}) {
     const { series: lines, limits, cursor } = this.#picture;
     const values = [...lines, ...limits].map((line) => {
-      const i = cursor === null ? line.values.findLastIndex(isKnown) : line.nearest(cursor);
+      const i = cursor === null ? line.values.findLastIndex(isKnown) : line.at(cursor);
       return { line, text: this.#written(line.values[i]) };
     });
     while (this.legend.children.length > values.length) this.legend.lastElementChild.remove();
@@ -175,7 +186,11 @@ export class Chart {
     this.#tell(near);
     mark(this.plot, "aria-valuemax", Math.max(0, this.#longest.times.length - 1));
     if (cursor === null) {
-      mark(this.plot, "aria-label", `${this.title}; latest: ${words || "nothing yet"}`);
+      // Not while it has the focus: a screen reader would begin anew with every point that comes.
+      if (document.activeElement !== this.plot || hasMoved) {
+        mark(this.plot, "aria-valuenow", Math.max(0, this.#longest.times.length - 1));
+        mark(this.plot, "aria-valuetext", `latest: ${words || "nothing yet"}`);
+      }
       return;
     }
     const marked = near.map((each) => each.text).join("; ");

@@ -21,7 +21,7 @@ export class ChartTable {
     this.element = make("div", scrolled, table);
   }
 
-  /** `longest` gives the times; of the others the nearest value is taken. */
+  /** `longest` gives the times; the others have a value where they were recorded then. */
   fill(longest, lines, written, timeText) {
     const { times } = longest;
     const rows = Math.min(ROWS, times.length);
@@ -40,7 +40,7 @@ export class ChartTable {
           "tr",
           {},
           make("th", { scope: "row" }, timeText(at)),
-          ...lines.map((line) => make("td", { class: "number" }, written(line.values[line.nearest(at)]))),
+          ...lines.map((line) => make("td", { class: "number" }, written(line.values[line.at(at)]))),
         ),
       ),
     );

@@ -153,7 +153,7 @@ export class CompareView {
 
   #show() {
     const rows = this.#compared.flatMap((run, i) => {
-      const tried = run.tried?.length
+      const tried = run.tried.length
         ? run.tried
         : [
             {
@@ -230,7 +230,7 @@ export class CompareView {
   #fill({ cells, swatch, link }, row, best) {
     const { run } = row;
     const several =
-      (run.loaders?.length ?? 0) > 1 ? ` · ${oneLine(run.loaders[row.loader]?.name ?? row.loader, 20)}` : "";
+      run.loaders.length > 1 ? ` · ${oneLine(run.loaders[row.loader]?.name ?? row.loader, 20)}` : "";
     mark(swatch, "data-colour", row.colour);
     say(link.firstChild, oneLine(run.name, 40) || run.id);
     mark(link, "title", run.name.length > 40 ? run.name : null);

@@ -1,5 +1,5 @@
 // The line to the server: a stream of events that is taken up again whenever it breaks.
-// In: what to follow. Out: events; the state of the line: connecting, live, waiting (between tries), refused.
+// In: what to follow. Out: events; the state of the line: connecting, live, waiting (between tries), refused, paused.
 
 import { Refusal, request } from "./session.js";
 
@@ -8,15 +8,22 @@ const LONGEST_PAUSE_S = 10;
 const GROWTH = 1.7;
 const SILENCE_MS = 25_000; // The server says something every 10 s: a line that is silent for longer is dead.
 const REPEATED_S = 2; // An entry may be written a moment after the point of its second: those are asked for again.
+const HIDDEN = "hidden";
 
 export class Connection {
   #round = 0;
   #abort = null;
   #wake = null;
+  #isRefused = false;
 
   /** `onState(state, words, pause_s)`. */
   constructor(onState) {
     this.onState = onState;
+    // A browser keeps six lines to a server, for all of its tabs: six that nobody sees would shut out the seventh.
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) this.#abort?.abort(HIDDEN);
+      else if (!this.#isRefused) this.#wake?.();
+    });
   }
 
   /** Follow something else. `followed`: {run, prepare(), since(), on: {event: (data) => ...}}. */
@@ -35,10 +42,14 @@ export class Connection {
   async #keep(round, followed) {
     let pause_s = FIRST_PAUSE_S;
     while (round === this.#round) {
+      if (document.hidden) {
+        this.onState("paused", "paused while nobody looks", 0);
+        await this.#pause(Infinity);
+        continue;
+      }
       const abort = new AbortController();
       this.#abort = abort;
       let words = "the line broke off";
-      let isRefused = false;
       try {
         this.onState("connecting", "connecting", 0);
         await followed.prepare?.();
@@ -53,13 +64,14 @@ export class Connection {
         if (problem instanceof Refusal) words = problem.status === 401 ? "the token is refused" : problem.message;
         else if (!abort.signal.aborted) words = String(problem?.message ?? problem);
         // Asking again would be refused again: it waits for a token, another run, or the button.
-        isRefused = problem instanceof Refusal && problem.status >= 400 && problem.status < 500;
+        this.#isRefused = problem instanceof Refusal && problem.status >= 400 && problem.status < 500;
       }
       if (round !== this.#round) return;
-      if (isRefused) {
+      if (this.#isRefused) {
         this.onState("refused", words, 0);
         await this.#pause(Infinity);
-      } else {
+        this.#isRefused = false;
+      } else if (abort.signal.reason !== HIDDEN) {
         this.onState("waiting", words, pause_s);
         await this.#pause(pause_s);
         pause_s = Math.min(LONGEST_PAUSE_S, pause_s * GROWTH);
@@ -87,7 +99,13 @@ export class Connection {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     const parser = new EventParser((name, data) => {
       // A late piece of a stream that is no longer followed must not land in another run's charts.
-      if (!abort.signal.aborted) followed.on[name]?.(data);
+      if (abort.signal.aborted) return;
+      try {
+        followed.on[name]?.(JSON.parse(data));
+      } catch (problem) {
+        // One event that cannot be shown would end the line, and come again with the next one.
+        console.error(`the event "${name}" cannot be shown:`, problem);
+      }
     });
     let timer = null;
     try {
@@ -105,7 +123,7 @@ export class Connection {
   }
 }
 
-/** Reads the lines of a text/event-stream that arrive in pieces. */
+/** Reads the lines of a text/event-stream that arrive in pieces; `onEvent(name, data)` gets the data as text. */
 export class EventParser {
   #rest = "";
   #name = "";
@@ -123,7 +141,7 @@ export class EventParser {
 
   #take(line) {
     if (line === "") {
-      if (this.#data.length) this.onEvent(this.#name || "message", JSON.parse(this.#data.join("\n")));
+      if (this.#data.length) this.onEvent(this.#name || "message", this.#data.join("\n"));
       this.#name = "";
       this.#data = [];
       return;

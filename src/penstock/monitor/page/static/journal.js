@@ -1,10 +1,12 @@
 // What happened to a run: its journal and alerts, in one list, newest first, and as marks on the charts.
 // In: entries as the server gives them. Out: an element; marks.
 
+import { fieldsOf, objectsOf } from "./arrivals.js";
 import { freshId, make, mark, say } from "./elements.js";
 import { oneLine, whenInFull, when } from "./shown.js";
 
 const AT_ONCE = 100;
+const MOST = 5000; // Of notes, and of alerts: as many as a record keeps. A page may stay open for weeks.
 const TROUBLE = new Set(["restart", "warning", "action"]);
 const SHOWN = {
   all: () => true,
@@ -25,7 +27,7 @@ function entryOf(kind, each) {
       who: each.rule,
       kind: each.state,
       text: words,
-      details: each.details,
+      details: fieldsOf(each.details),
     };
   }
   const look = each.kind === "decision" ? "decision" : TROUBLE.has(each.kind) ? "trouble" : "note";
@@ -36,12 +38,12 @@ function entryOf(kind, each) {
     who: each.who,
     kind: each.kind,
     text: String(each.what),
-    details: each.details,
+    details: fieldsOf(each.details),
   };
 }
 
 export class Journal {
-  #entries = new Map();
+  #entries = { note: new Map(), alert: new Map() };
   #wanted = "all";
   #room = AT_ONCE;
   #sorted = [];
@@ -103,6 +105,12 @@ export class Journal {
     this.#add("alert", alerts);
   }
 
+  /** What was written as a time of today is one of yesterday now. */
+  dayChanged() {
+    const times = new Map(this.#sorted.map((entry) => [entry.key, entry.t_s]));
+    for (const item of this.list.children) this.#date(item, times.get(item.dataset.key));
+  }
+
   /** All entries, oldest first. */
   get marks() {
     return this.#sorted;
@@ -113,7 +121,7 @@ export class Journal {
     const standing = new Map();
     for (const entry of this.#sorted) {
       if (!entry.key.startsWith("a")) continue;
-      const rule = `${entry.who} ${entry.details?.threshold ?? ""}`;
+      const rule = `${entry.who} ${entry.details.threshold ?? ""}`;
       if (entry.kind === "raised") standing.set(rule, entry.text.replace(/^alert: /, ""));
       else standing.delete(rule);
     }
@@ -121,15 +129,22 @@ export class Journal {
   }
 
   #add(kind, list) {
+    const known = this.#entries[kind];
     let isNew = false;
-    for (const each of list ?? []) {
+    for (const each of objectsOf(list)) {
       const entry = entryOf(kind, each);
-      if (this.#entries.has(entry.key)) continue;
-      this.#entries.set(entry.key, entry);
+      if (known.has(entry.key)) continue;
+      known.set(entry.key, entry);
       isNew = true;
     }
     if (!isNew) return;
-    this.#sorted = [...this.#entries.values()].sort((a, b) => a.t_s - b.t_s);
+    // They come in the order of their numbers: the first are the oldest.
+    for (const key of known.keys()) {
+      if (known.size <= MOST) break;
+      known.delete(key);
+    }
+    const { note, alert } = this.#entries;
+    this.#sorted = [...note.values(), ...alert.values()].sort((a, b) => a.t_s - b.t_s);
     this.#show();
   }
 
@@ -167,10 +182,9 @@ export class Journal {
           onblur: away,
           onclick: look,
           title: whenInFull(entry.t_s),
-          "aria-label": `${when(entry.t_s)}, show on the charts`,
         },
         make("span", { class: "sign", "aria-hidden": "true" }),
-        when(entry.t_s),
+        make("span"),
       ),
       make(
         "span",
@@ -179,7 +193,8 @@ export class Journal {
       ),
       said,
     );
-    const details = Object.entries(entry.details ?? {});
+    this.#date(item, entry.t_s);
+    const details = Object.entries(entry.details);
     if (details.length) {
       const rows = details.flatMap(([name, value]) => [
         make("dt", {}, oneLine(name, 60)),
@@ -190,5 +205,11 @@ export class Journal {
       item.append(more);
     }
     return item;
+  }
+
+  #date(item, t_s) {
+    const time = item.querySelector(".time");
+    say(time.lastChild, when(t_s));
+    mark(time, "aria-label", `${when(t_s)}, show on the charts`);
   }
 }

@@ -1,6 +1,7 @@
 // The loaders of a run: settings, valves, each worker and what it does.
 // In: the facts of the run; its live state, once a second. Out: an element.
 
+import { objectsOf } from "./arrivals.js";
 import { freshId, make, mark, Rows, say } from "./elements.js";
 import { configuration, count, isKnown, memory, oneLine } from "./shown.js";
 import { Valves } from "./valves.js";
@@ -68,9 +69,9 @@ class LoaderPanel {
     this.valves.element.hidden = !isOpen;
     if (isOpen) {
       const depth = settings.depth ?? figures("depth");
-      this.valves.follow({ workers: settings.workers, depth, memory: settings.memory }, true);
+      this.valves.follow({ workers: settings.workers, depth, memory: settings.memory });
     }
-    const workers = loader.workers ?? [];
+    const workers = objectsOf(loader.workers);
     this.table.hidden = !workers.length;
     this.none.hidden = workers.length > 0;
     say(
@@ -115,7 +116,7 @@ export class Loaders {
 
   /** `figureOf(name)` gives the latest figure of the run. */
   show(facts, live, trouble, figureOf) {
-    const listed = live?.loaders ?? (facts?.loaders ?? []).map((each, number) => ({ ...each, number }));
+    const listed = live?.loaders ?? objectsOf(facts?.loaders).map((each, number) => ({ ...each, number }));
     this.element.hidden = !listed.length && !trouble;
     this.trouble.hidden = !trouble;
     say(this.trouble, trouble ? oneLine(trouble, 300) : "");

@@ -1,6 +1,7 @@
 // The page: which view is open, the line to the server, the token.
 // In: the address' fragment (#run=ID, #compare=ID,ID, #token=...). Out: one view in <main>.
 
+import { listingOf } from "./arrivals.js";
 import { CompareView } from "./compare_view.js";
 import { Connection } from "./connection.js";
 import { make, mark, say } from "./elements.js";
@@ -14,6 +15,7 @@ let view = null;
 let latest = null; // The list of runs as it last came.
 let opened = null; // What the fragment said of the view that is open.
 let countdown = null;
+let today = new Date().toDateString();
 
 // -- the line ---------------------------------------------------------------------------------
 
@@ -26,6 +28,7 @@ const connection = new Connection((state, words, pause_s) => {
     connecting: "connecting",
     waiting: `disconnected: ${words}; trying again`,
     refused: words,
+    paused: words,
   }[state];
   // Tries follow each other: "connecting" in between would be read out every time.
   if (state !== "connecting" || byId("connection-words").textContent === "") say(byId("connection-words"), said);
@@ -48,14 +51,18 @@ whenTokenIsWanted((why, said) => {
   byId("token").hidden = false;
   byId("token-field").focus();
 });
+function useToken() {
+  byId("token").hidden = true;
+  connection.tryNow();
+}
+
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   // A whole address that was pasted holds it, too.
   const typed = byId("token-field").value;
   keepToken(new URLSearchParams(typed.split("#").pop()).get("token") ?? typed);
   byId("token-field").value = "";
-  byId("token").hidden = true;
-  connection.tryNow();
+  useToken();
   byId("main").focus();
 });
 byId("token-close").addEventListener("click", () => {
@@ -65,10 +72,10 @@ byId("token-close").addEventListener("click", () => {
 
 // -- the view ---------------------------------------------------------------------------------
 
-function takeRuns(runs) {
-  latest = runs;
-  say(byId("home"), runs.home ? `runs in ${runs.home}` : "");
-  view?.runsChanged(runs);
+function takeRuns(listing) {
+  latest = listingOf(listing);
+  say(byId("home"), latest.home ? `runs in ${latest.home}` : "");
+  view?.runsChanged(latest);
   retitle();
 }
 
@@ -87,7 +94,9 @@ function chosenChanged() {
 }
 
 function open() {
-  const said = readFragment();
+  const { said, hasToken } = readFragment();
+  // A new address pasted into an open tab changes nothing but the fragment: it is not loaded again.
+  if (hasToken) useToken();
   const wanted = said.has("run") ? `run ${said.get("run")}` : said.has("compare") ? "compare" : "runs";
   if (said.has("compare")) {
     chosen.clear();
@@ -126,6 +135,13 @@ window.addEventListener("hashchange", () => {
   if (location.hash !== "#main") open();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view?.themeChanged?.());
+// Times of today are written without the day: a page that stays open over midnight would show yesterday's so.
+setInterval(() => {
+  const day = new Date().toDateString();
+  if (day === today) return;
+  today = day;
+  view?.dayChanged?.();
+}, 1000);
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();

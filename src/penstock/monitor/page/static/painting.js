@@ -246,7 +246,7 @@ function cursor(pen, picture, { left, right, xOf, yOf, floor }, colour) {
   segment(pen, x, TOP - 4, x, floor);
   if (picture.isStacked) return;
   for (const line of picture.series) {
-    const i = line.nearest(picture.cursor);
+    const i = line.at(picture.cursor);
     if (i < 0 || !isKnown(line.values[i])) continue;
     pen.beginPath();
     pen.arc(xOf(line.times[i]), yOf(line.values[i]), 3, 0, 7);

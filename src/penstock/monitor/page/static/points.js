@@ -1,5 +1,8 @@
 // Figures over time, as columns. In: what /api/runs/ID/points and the stream give. Out: columns to draw.
 
+/** How far from a point its value may be shown: what is further away was not recorded. */
+const reach_s = (span_s) => Math.max(6, 3 * span_s);
+
 /** Points of one run, oldest first. */
 export class Points {
   constructor() {
@@ -90,10 +93,15 @@ export class Points {
     return low > 0 && t_s - times[low - 1] < times[low] - t_s ? low - 1 : low;
   }
 
+  /** The place of the point that stands for a time; -1: nothing was recorded then. */
+  at(t_s) {
+    const i = this.nearest(t_s);
+    return i >= 0 && Math.abs(this.t_s[i] - t_s) <= reach_s(this.span_s[i]) ? i : -1;
+  }
+
   /** Whether nothing was recorded between a point and the one before it. */
   isAfterGap(i) {
     if (i === 0) return true;
-    const span = Math.max(this.span_s[i], this.span_s[i - 1]);
-    return this.t_s[i] - this.t_s[i - 1] > Math.max(6, 3 * span);
+    return this.t_s[i] - this.t_s[i - 1] > reach_s(Math.max(this.span_s[i], this.span_s[i - 1]));
   }
 }

@@ -142,8 +142,9 @@ export class RunCharts {
   /** Draw what there is. `from` and `to` bound the time; marks are {t_s, look, text}. */
   show(points, marks, from, to) {
     for (const kind of CHARTS) {
-      if (!kind.has(points)) continue;
       let chart = this.#charts.get(kind.key);
+      // One that is there is drawn even if it is empty now: it would go on showing another time.
+      if (!chart && !kind.has(points)) continue;
       if (!chart) {
         chart = new Chart({ ...kind, onCursor: (at) => this.setCursor(at) });
         this.#charts.set(kind.key, chart);

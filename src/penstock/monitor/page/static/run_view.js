@@ -1,6 +1,7 @@
 // One run: headline figures, charts, loaders with their valves, journal.
 // In: /api/runs/ID, its points, the stream. Out: an element that follows the run.
 
+import { liveOf, summaryOf } from "./arrivals.js";
 import { make, mark, say } from "./elements.js";
 import { Headline } from "./headline.js";
 import { Journal } from "./journal.js";
@@ -8,7 +9,7 @@ import { Loaders } from "./loaders.js";
 import { Points } from "./points.js";
 import { RunCharts } from "./run_charts.js";
 import { ask, runPath } from "./session.js";
-import { oneLine, whenInFull } from "./shown.js";
+import { isKnown, oneLine, whenInFull } from "./shown.js";
 
 const MOST_POINTS = 1500;
 const TOO_MANY = 3000; // Then the server is asked for fewer, merged as it thins them.
@@ -29,6 +30,7 @@ export class RunView {
   #isLoaded = false;
   #isReloading = false;
   #frame = 0;
+  #last_s = null; // Of all points that came, also where none of them are in the time shown.
   #ahead_s = 0; // How far this computer's clock is ahead of the server's.
 
   constructor(id) {
@@ -82,7 +84,7 @@ export class RunView {
       journal: (notes) => this.#addEntries(() => this.journal.addNotes(notes)),
       alerts: (alerts) => this.#addEntries(() => this.journal.addAlerts(alerts)),
       live: (live) => this.#setLive(live),
-      ended: (summary) => this.#setSummary(summary),
+      ended: (summary) => this.#setSummary(summaryOf(summary)),
     };
     // The duration goes on between two points.
     this.timer = setInterval(() => this.#showFigures(), 1000);
@@ -94,7 +96,7 @@ export class RunView {
 
   /** What the stream is to begin after. */
   since() {
-    return this.#points.last_s ?? this.#detail?.summary.started_s ?? 0;
+    return this.#last_s ?? this.#detail?.summary.started_s ?? 0;
   }
 
   /** Read what there is; later tries keep what they have. */
@@ -106,8 +108,8 @@ export class RunView {
       say(this.empty, problem.message);
       throw problem;
     });
-    this.#detail = detail;
-    this.#live = detail.live;
+    this.#detail = { ...detail, summary: summaryOf(detail.summary) };
+    this.#live = liveOf(detail.live);
     this.#trouble = detail.trouble;
     this.#isLoaded = true;
     this.journal.addNotes(detail.journal);
@@ -123,6 +125,10 @@ export class RunView {
     if (summary && this.#isLoaded) this.#setSummary(summary);
   }
 
+  dayChanged() {
+    this.journal.dayChanged();
+  }
+
   themeChanged() {
     this.charts.redraw();
   }
@@ -135,10 +141,14 @@ export class RunView {
 
   // -- points -----------------------------------------------------------------------------
 
+  /** Where the time shown ends, by the clock of the training: the server's may be another. */
+  get #to_s() {
+    const known = [this.#detail?.summary.ended_s, this.#last_s].filter(isKnown);
+    return known.length ? Math.max(...known) : Date.now() / 1000 - this.#ahead_s;
+  }
+
   #askPoints() {
-    const ended_s = this.#detail?.summary.ended_s;
-    const to_s = ended_s ?? Date.now() / 1000 - this.#ahead_s;
-    const since = this.#range_s ? `&since=${to_s - this.#range_s}` : "";
+    const since = this.#range_s ? `&since=${this.#to_s - this.#range_s}` : "";
     return ask(`${runPath(this.id)}/points?most=${MOST_POINTS}${since}`);
   }
 
@@ -161,6 +171,7 @@ export class RunView {
     const answered = performance.now();
     this.#points = new Points();
     this.#points.add(columns);
+    this.#last_s = this.#points.last_s ?? this.#last_s;
     this.#draw();
     // Behind the next frame: what the canvas still has to do counts, too.
     requestAnimationFrame(() =>
@@ -175,6 +186,7 @@ export class RunView {
 
   #addPoints(columns) {
     if (!this.#points.add(columns)) return;
+    this.#last_s = this.#points.last_s;
     if (this.#points.length > TOO_MANY) void this.#reload();
     this.#drawSoon();
   }
@@ -196,12 +208,11 @@ export class RunView {
   #draw() {
     const points = this.#points;
     const summary = this.#detail.summary;
-    const last_s = points.last_s ?? summary.heard_s;
-    const to = summary.ended_s === null ? last_s : Math.max(last_s, summary.ended_s);
+    const to = this.#to_s;
     const from = this.#range_s ? to - this.#range_s : Math.min(summary.started_s, points.t_s[0] ?? Infinity);
     if (this.#range_s) points.trim(from - 60);
     this.empty.hidden = points.length > 0;
-    say(this.empty, "No points are recorded yet.");
+    say(this.empty, this.#last_s === null ? "No points are recorded yet." : "No points are recorded of this time.");
     this.charts.show(points, this.journal.marks, from, to > from ? to : from + 1);
     this.#showFigures();
     this.#showAlerts();
@@ -233,7 +244,7 @@ export class RunView {
 
   #setLive(live) {
     this.#trouble = live?.trouble ?? null;
-    this.#live = live && !live.trouble ? live : null;
+    this.#live = liveOf(live);
     this.#showFigures();
   }
 

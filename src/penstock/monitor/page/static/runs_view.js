@@ -82,6 +82,10 @@ export class RunsView {
     this.#show();
   }
 
+  dayChanged() {
+    this.#show();
+  }
+
   close() {}
 
   #sortBy(key) {

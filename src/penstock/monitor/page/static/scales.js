@@ -9,6 +9,8 @@ function niceStep(most, wanted) {
   return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999);
 }
 
+const MOST_TICKS = 100; // More are never wanted; at 1e300 the next one is where the last was, and there is no end.
+
 const plain = (value) => String(Number(value.toPrecision(6)));
 
 /** Ticks from 0 to at least `most`: {top, ticks: [{value, text}]}. Unit: bytes, fraction, 1/s. */
@@ -23,7 +25,7 @@ export function valueTicks(most, unit, wanted) {
   const step = niceStep((most || scale) / scale, wanted) * scale;
   const top = Math.max(step, most);
   const ticks = [];
-  for (let i = 0; i * step <= top * 1.0001; i += 1) {
+  for (let i = 0; i * step <= top * 1.0001 && i < MOST_TICKS; i += 1) {
     const number = (i * step) / scale;
     const text =
       unit === "bytes" ? `${plain(number)} ${name}` : number.toLocaleString("en-US", { maximumSignificantDigits: 6 });
@@ -46,6 +48,7 @@ export function timeTicks(from_s, to_s, wanted) {
   const shift_s = -new Date(from_s * 1000).getTimezoneOffset() * 60;
   const ticks = [];
   for (let at = Math.ceil((from_s + shift_s) / step_s) * step_s - shift_s; at <= to_s; at += step_s) {
+    if (ticks.length >= MOST_TICKS) break;
     const date = new Date(at * 1000);
     const isMidnight = date.getHours() === 0 && date.getMinutes() === 0 && date.getSeconds() === 0;
     ticks.push({ value: at, text: isMidnight ? day(date) : step_s < 60 ? clock(date) : hourMinute(date) });
@@ -58,6 +61,7 @@ export function elapsedTicks(from_s, to_s, wanted) {
   const step_s = timeStep(to_s - from_s, wanted);
   const ticks = [];
   for (let at = Math.ceil(from_s / step_s) * step_s; at <= to_s; at += step_s) {
+    if (ticks.length >= MOST_TICKS) break;
     ticks.push({ value: at, text: duration(at) });
   }
   return ticks;

@@ -13,6 +13,7 @@ export class Refusal extends Error {
 }
 
 let token = null;
+let isTokenNeeded = false; // For reading; for changing it is, always.
 let onWanted = () => {};
 
 /** `listener(why)` is called when a token is missing or wrong. */
@@ -20,10 +21,14 @@ export function whenTokenIsWanted(listener) {
   onWanted = listener;
 }
 
-/** What the fragment says, as parameters. A token in it is kept for this tab and taken out of the address bar. */
+/**
+ * What the fragment says, as parameters, and whether it brought a token: that is kept for this tab and taken out of the
+ * address bar.
+ */
 export function readFragment() {
   const said = new URLSearchParams(location.hash.slice(1));
-  if (said.has("token")) {
+  const hasToken = said.has("token");
+  if (hasToken) {
     keepToken(said.get("token"));
     said.delete("token");
     const rest = said.toString();
@@ -36,7 +41,7 @@ export function readFragment() {
       // Storage is forbidden in this browser: the token lives as long as the page.
     }
   }
-  return said;
+  return { said, hasToken };
 }
 
 export function keepToken(value) {
@@ -51,13 +56,35 @@ export function keepToken(value) {
 
 /** One request; the response, not yet read. Raises Refusal. */
 export async function request(path, { body, signal } = {}) {
+  // Reading goes without the token until that is refused: on loopback it needs none, so one of a server that is gone
+  // must not be refused, nor be shown to whoever listens on its port now.
+  const isSigned = body !== undefined || isTokenNeeded;
+  let response = await send(path, { body, signal, isSigned });
+  if (response.status === 401 && token !== null && !isSigned) {
+    isTokenNeeded = true;
+    response = await send(path, { body, signal, isSigned: true });
+  }
+  if (response.ok) return response;
+  let why = `${response.status} ${response.statusText}`.trim();
+  try {
+    why = (await response.json()).why ?? why;
+  } catch {
+    // An answer without a reason: the status stands for it.
+  }
+  if (response.status === 401) {
+    isTokenNeeded = false;
+    onWanted(token === null ? "This needs the token." : "The token is wrong.", String(why));
+  }
+  throw new Refusal(response.status, String(why));
+}
+
+async function send(path, { body, signal, isSigned }) {
   const headers = { Accept: "application/json" };
   // What cannot be in a header cannot be a token either; fetch would throw an error that says nothing.
-  if (token !== null && /^[\x21-\x7e]+$/.test(token)) headers.Authorization = `Bearer ${token}`;
+  if (isSigned && token !== null && /^[\x21-\x7e]+$/.test(token)) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  let response;
   try {
-    response = await fetch(path, {
+    return await fetch(path, {
       method: body === undefined ? "GET" : "POST",
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
@@ -68,17 +95,9 @@ export async function request(path, { body, signal } = {}) {
     });
   } catch (problem) {
     if (signal?.aborted) throw problem;
+    isTokenNeeded = false; // What answers next may be another server.
     throw new Refusal(0, "penstock dash does not answer");
   }
-  if (response.ok) return response;
-  let why = `${response.status} ${response.statusText}`.trim();
-  try {
-    why = (await response.json()).why ?? why;
-  } catch {
-    // An answer without a reason: the status stands for it.
-  }
-  if (response.status === 401) onWanted(token === null ? "This needs the token." : "The token is wrong.", String(why));
-  throw new Refusal(response.status, String(why));
 }
 
 /** One request, answered in time, as a value. */

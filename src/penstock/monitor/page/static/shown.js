@@ -105,17 +105,16 @@ export function configuration(settings) {
   return oneLine(parts.join(", "), 80);
 }
 
-/** Of each loader of a run, what is in force now, or was at the end. */
+/** Of each loader of a run (`summaryOf`), what is in force now, or was at the end. */
 export function settingsOf(run) {
   const latest = new Map();
-  for (const each of [...(run.tried ?? [])].sort((a, b) => a.ended_s - b.ended_s)) {
+  for (const each of [...run.tried].sort((a, b) => a.ended_s - b.ended_s)) {
     latest.set(each.loader, each.configuration);
   }
-  const loaders = run.loaders ?? [];
-  const words = loaders.map((loader, number) => {
+  const words = run.loaders.map((loader, number) => {
     const given = loader.arguments ?? {};
     const settings = latest.get(number) ?? { ...given, workers: given.num_workers };
-    return (loaders.length > 1 ? `${loader.name}: ` : "") + configuration(settings);
+    return (run.loaders.length > 1 ? `${loader.name}: ` : "") + configuration(settings);
   });
   return oneLine(words.join("; "), 160);
 }

@@ -26,7 +26,7 @@ export class Valves {
       placeholder: "6GB, 50%",
     });
     this.#fields.set("memory", field);
-    this.fields = make(
+    const fields = make(
       "fieldset",
       {},
       make("legend", { class: "unseen" }, `Valves of loader ${loader}`),
@@ -45,21 +45,20 @@ export class Valves {
           void this.#set();
         },
       },
-      this.fields,
+      fields,
       this.answer,
     );
     for (const each of this.#fields.values()) each.addEventListener("input", () => this.#markChanged());
   }
 
   /** What is in force: {workers, depth, memory}. Fields the user has changed are left alone. */
-  follow(now, isOpen) {
+  follow(now) {
     for (const [name, field] of this.#fields) {
       const before = this.#now[name] ?? "";
       const value = now[name] === null || now[name] === undefined ? "" : String(now[name]);
       if (field.value.trim() === String(before) && field.value !== value) field.value = value;
       this.#now[name] = value;
     }
-    if (this.fields.disabled === isOpen) this.fields.disabled = !isOpen;
     this.#markChanged();
   }
 
@@ -112,22 +111,26 @@ export class Valves {
   async #set() {
     const changed = this.#changed;
     if (!changed.length) return this.#say("Nothing is changed.", "");
+    const sent = changed.map(([name, field]) => [name, field.value.trim()]);
     const body = { loader: this.loader };
-    for (const [name, field] of changed) {
-      const value = field.value.trim();
+    for (const [name, value] of sent) {
       // What is no number goes as it is: the training says what is wrong with it.
       body[name] = name in COUNTS && /^\d+$/.test(value) ? Number(value) : value;
     }
     mark(this.element, "aria-busy", "true");
     this.#say("Asking…", "");
     try {
-      const { now = {} } = await ask(`${runPath(this.runId)}/set`, body);
+      const answer = await ask(`${runPath(this.runId)}/set`, body);
+      const now = answer?.now ?? {};
       const words = `Now: workers ${now.workers}, depth ${now.depth}, memory ${memory(now.memory_bytes)}.`;
       this.#say(now.remark ? `${words} ${now.remark}.` : words, "good");
-      for (const [name, field] of changed) this.#now[name] = field.value.trim();
+      // What was sent is in force, not what was typed while the answer was on its way.
+      for (const [name, value] of sent) this.#now[name] = value;
       this.#markChanged();
     } catch (problem) {
-      this.#say(`Refused: ${problem.message}`, "bad");
+      const isSilent = problem.status === 0 || problem.status === 503;
+      const outcome = isSilent ? "No answer; it may have been applied" : "Refused";
+      this.#say(`${outcome}: ${problem.message}`, "bad");
     } finally {
       mark(this.element, "aria-busy", null);
     }
