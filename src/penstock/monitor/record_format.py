@@ -61,7 +61,6 @@ FACTS = {
     "every": "steps between log lines",
     "warn_at": "share of the memory limit the warning comes at",
     "socket": "path of the control socket; null: none could be made",
-    "recording_stopped": "why nothing more was written, where that happened",
 }
 """Name -> what it says. A reader must do without any of them."""
 

@@ -177,7 +177,6 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
     "every": count,
     "warn_at": number,
     "socket": text,
-    "recording_stopped": text,
 }
 """The kinds of ``record_format.FACTS``; of others, any JSON."""
 

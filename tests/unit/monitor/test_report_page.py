@@ -115,7 +115,7 @@ def test_whatever_a_run_is_called_stays_text() -> None:
     facts = {"command": [HOSTILE, HOSTILE], "folder": HOSTILE, "python": {HOSTILE: HOSTILE}, "tree_measure": HOSTILE}
     account = account_of(
         wait=0.5, name=HOSTILE, host=HOSTILE, state="failed", what=HOSTILE, journal=notes, alerts=alerts, loader=loader,
-        facts={**facts, "recording_stopped": HOSTILE, "gpus": [{"name": HOSTILE}]},
+        facts={**facts, "gpus": [{"name": HOSTILE}]},
     )  # fmt: skip
     html, page = page_of(account)
     check_harmless(html, page)

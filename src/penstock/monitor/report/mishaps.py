@@ -1,4 +1,4 @@
-"""What went wrong in a run: how it ended, workers that died, alerts, recording that stopped.
+"""What went wrong in a run: how it ended, workers that died, alerts.
 
 In:  an ``Account``.
 Out: ``Finding``s.
@@ -24,7 +24,7 @@ _FIXES = {
 
 
 def mishaps(account: Account) -> list[Finding]:
-    return [*_ending(account), *_restarts(account), *_alerts(account), *_recording(account)]
+    return [*_ending(account), *_restarts(account), *_alerts(account)]
 
 
 def _ending(account: Account) -> list[Finding]:
@@ -86,12 +86,3 @@ def _alerts(account: Account) -> list[Finding]:
             )
         )  # fmt: skip
     return found
-
-
-def _recording(account: Account) -> list[Finding]:
-    why = account.facts.get("recording_stopped")
-    if not why:
-        return []
-    what = f"Nothing after {duration(account.length_s)} is in this report: {one_line(str(why), 200)}"
-    fix = "make room there, or set PENSTOCK_HOME before the next run"
-    return [Finding(id="recording-stopped", severity="warning", title="Recording stopped", what=what, fix=fix)]
