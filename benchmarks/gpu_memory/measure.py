@@ -126,9 +126,8 @@ def measured(case: Case, steps: int, folder: Path | None, name: str) -> dict[str
 def train(case: Case, steps: int) -> float:
     """As a user would, on the GPU; the time of the last step."""
     make_model, make_batch = case.makers()
-    model = make_model().to("cuda").train()
-    if case.precision.endswith("-true"):
-        model.to(_TYPES[case.precision.removesuffix("-true")])
+    kind = _TYPES[case.precision.removesuffix("-true")] if case.precision.endswith("-true") else None
+    model = make_model().to("cuda", kind).train()
     if case.checkpointing:
         model.gradient_checkpointing_enable()
     optimizer = maker_of(case.optimizer)(model.parameters())

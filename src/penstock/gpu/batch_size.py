@@ -34,6 +34,8 @@ MOST = 65_536
 MOST_TRIALS = 3
 _NEAR = 1.03
 """A trial that leaves less than this to gain is the last."""
+_FAR = 1.1
+"""The last trial stays this far below the line at most: 15% more must not fit."""
 _OVER = (1.05, 2.0, 4.0)
 """What ran out of memory at a limit is taken to need so many times the limit: the first time, the second, the third."""
 
@@ -178,9 +180,10 @@ class Finder:
                 verified = max(verified, size)
             else:
                 ceiling = min(ceiling, size - 1)
-            # The last trial should not miss by a hair what the others came near to.
-            is_last = len(trials) == MOST_TRIALS - 1
-            line_bytes = int(self._line_bytes / _NEAR) if is_last and not verified else self._line_bytes
+            line_bytes = self._line_bytes
+            if len(trials) == MOST_TRIALS - 1 and not verified:
+                # The last trial has to fit: what was wrong by so much may be so again.
+                line_bytes = int(line_bytes / min(max(_NEAR, trial.reserved_bytes / line_bytes), _FAR))
             # That nothing fits is true only of a batch of one that was run.
             size = Largest(profile, line_bytes, ceiling).find() or -(-ceiling // 2)
             if verified and size <= max(verified * _NEAR, verified + 1):

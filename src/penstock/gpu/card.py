@@ -18,6 +18,10 @@ from penstock.units import GIB, KIB, MIB
 
 _CONTEXT_BYTES = int(0.75 * GIB)
 """CUDA's context, its modules and the libraries' own memory on an H200, torch 2.11: beyond what torch reserves."""
+_MULTIPROCESSORS = {
+    (7, 0): 80, (7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188,
+}  # fmt: skip
+"""Of the largest common card of each capability: V100, T4, A100, A40, L40S, H100 and H200, B200, RTX PRO 6000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,8 @@ class Card:
     context_bytes: int = _CONTEXT_BYTES
     """What nvidia-smi shows beyond torch's reserved bytes."""
 
+    multiprocessors: int = _MULTIPROCESSORS[9, 0]
+    """How many blocks of threads run at once: sums take memory by it."""
     blas_config: str = ""
     """CUBLAS_WORKSPACE_CONFIG; "": not set."""
 
@@ -54,9 +60,13 @@ def card(
     here = next(iter(gpus()), None)
     if memory_bytes is None and here is not None:
         memory_bytes = here.memory_total_bytes
+    found = _capability_here() if capability is None else None
+    kind = capability or found or (9, 0)
+    usual = _MULTIPROCESSORS.get(kind, Card.multiprocessors)
     return Card(
-        capability=capability or _capability_here() or (9, 0),
+        capability=kind,
         memory_bytes=memory_bytes,
+        multiprocessors=usual if found is None else _multiprocessors_here(found) or usual,
         blas_config=environment.get("CUBLAS_WORKSPACE_CONFIG", ""),
     )
 
@@ -70,3 +80,14 @@ def _capability_here() -> tuple[int, int] | None:
     except Exception:  # no package, no driver, no device, an old driver: all the same here
         return None
     return int(major), int(minor)
+
+
+def _multiprocessors_here(capability: tuple[int, int]) -> int | None:
+    """Of the first GPU; the driver counts cores, and a multiprocessor of these capabilities has 64 or 128."""
+    try:
+        import pynvml
+
+        cores = pynvml.nvmlDeviceGetNumGpuCores(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except Exception:  # as above
+        return None
+    return int(cores) // (64 if capability in ((7, 0), (7, 5), (8, 0)) else 128)

@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
         self._live: dict[int, _Death] = {}
         self._answers: dict[int, bool] = {}
         self._is_optimizing = self._is_away = False
-        self._handles: set[str] = set()
+        self._kept: set[str] = set()
         self._alone = sole_owner.alone()
         self._kind: str | None = None
 
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
         if rule.uses_blas:
             self._need_blas()
         taken = []
-        for need in rule.needs(args, out) if rule.needs else ():
+        for need in rule.needs(scratch.Call(args, out, self.card)) if rule.needs else ():
             taken.append(self._scratch(need, func))
             if rule.in_turn:
                 self.trace.free(taken.pop())
@@ -121,14 +121,30 @@ class Recorder(TorchDispatchMode):
         number = self._allocate(need.size_bytes, WORKSPACES if need.is_guess else TEMPORARIES, func)
         if need.is_guess:
             self.trace.uncertain.add(number)
+        if need.reduction is not None:
+            self.trace.reductions[number] = need.reduction
         return number
+
+    @contextmanager
+    def working_with(self, size_bytes: int, maker: str) -> Iterator[None]:
+        """A library's workspace, as large as one can guess, while it runs."""
+        number = self._scratch(scratch.Need(size_bytes, is_guess=True), maker)
+        yield
+        self.trace.free(number)
 
     def _need_blas(self) -> None:
         """cuBLAS takes its workspace at the first product of each thread; autograd has a thread of its own."""
-        thread = BACKWARD if self.phase == BACKWARD else FORWARD
-        if thread not in self._handles:
-            self._handles.add(thread)
-            self._allocate(self.card.blas_workspace_bytes, WORKSPACES, "cublas")
+        self._keep(self.card.blas_workspace_bytes, f"cublas {BACKWARD if self.phase == BACKWARD else FORWARD}")
+
+    def keep_dropout_state(self) -> None:
+        """cuDNN's random numbers, one stream for every thread that may run."""
+        self._keep(self.card.multiprocessors * 2048 * 24, "cudnn dropout")
+
+    def _keep(self, size_bytes: int, maker: str) -> None:
+        """What a library takes at its first call, and keeps."""
+        if maker not in self._kept:
+            self._kept.add(maker)
+            self.trace.staying.add(self._allocate(size_bytes, WORKSPACES, maker))
 
     def _adds_in_place(self, args: Any, kwargs: Any) -> bool:
         """Autograd summing two gradients where on the GPU, with no mode on, it would add into the first."""
@@ -215,6 +231,17 @@ class Recorder(TorchDispatchMode):
             for tensor in [*model._parameters.values(), *model._buffers.values()]:
                 if tensor is not None:
                     self._see(tensor, "to")
+            if isinstance(model, torch.nn.RNNBase):
+                self._flatten(list(model.parameters(recurse=False)))
+
+    def _flatten(self, weights: list[torch.Tensor]) -> None:
+        """A recurrent layer copies its weights into one block for cuDNN, once they are on the GPU."""
+        number = self._allocate(sum(weight.nbytes for weight in weights), PARAMETERS, "flatten")
+        for weight in weights:
+            death = self._live[weight.untyped_storage()._cdata]
+            if death.number != number:  # two names may share one weight
+                self.trace.free(death.number)
+                death.number = number
 
     @contextmanager
     def away(self) -> Iterator[None]:

@@ -4,53 +4,102 @@ In:  the arguments of ``torch.lstm`` and its like, on meta tensors.
 Out: outputs of the right shapes; autograd keeps cuDNN's reserve space.
 Runs in: the tracing thread.
 
-cuDNN does not publish what it reserves. For every layer, direction, step and sample the kernels keep the gates (four
-for an LSTM, three for a GRU, one else), the cell and the output; that is the model, and estimates carry a range for it.
+What is kept for the backward pass is known: cuDNN 9.19 on an H200 agrees to the byte in 72 shapes. Its workspace is a
+guess, 7% off in the median of those shapes, by half for layers much narrower than their input: estimates carry a range.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-_KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
-"""Values kept for the backward pass, per unit of the hidden state."""
-_WORKED = {"lstm": 4, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}
-"""Values worked on at a time, per unit."""
+_KEPT = {"lstm": 6, "gru": 7, "rnn_tanh": 2, "rnn_relu": 2}
+"""Values kept for the backward pass, per unit of the hidden state and layer; the last layer keeps one less."""
+_LONG = 512
+"""Steps from which cuDNN works on one value less at a time."""
+_ALIGNED_BYTES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """Sizes of one call."""
+
+    kind: str
+    layers: int
+    directions: int
+    dropout: float
+    steps: int
+    batch: int
+    inputs: int
+    units: int
+    item_bytes: int
+    weight_bytes: int
+
+    @property
+    def reserve_bytes(self) -> int:
+        places = self.steps * self.batch * self.units * self.directions
+        bits = places * self.directions * (self.layers - 1) if self.dropout else 0
+        return places * (_KEPT[self.kind] * self.layers - 1) * self.item_bytes + bits // 8 + _ALIGNED_BYTES
+
+    @property
+    def work_bytes(self) -> int:
+        """Gates and inputs of every step, and the weights in another order."""
+        deeper = self.units * self.directions if self.layers > 1 else 0
+        values = (3 if self.steps >= _LONG else 4) * self.units + 2 * max(self.inputs, deeper)
+        return self.steps * self.batch * self.directions * values * self.item_bytes + 3 * self.weight_bytes // 2
+
+
+@contextmanager
+def _work(shape: _Shape) -> Iterator[None]:
+    """cuDNN's workspace, while it runs."""
+    recorder: Any = _get_current_dispatch_mode()
+    with recorder.working_with(shape.work_bytes, f"cudnn {shape.kind}"):
+        yield
 
 
 class _Layers(torch.autograd.Function):
-    """Forward: output, last state, last cell, reserve. Backward: a gradient for each input and weight."""
+    """Forward: output, last state, last cell; the reserve is kept. Backward: gradients, in cuDNN's order."""
 
     @staticmethod
-    def forward(
-        ctx: Any, kind: str, settings: tuple[Any, ...], given: Any, hidden: Any, cell: Any, *weights: Any
-    ) -> Any:
-        layers, dropout, directions, batch_first = settings
-        steps, batch = (given.shape[1], given.shape[0]) if batch_first else (given.shape[0], given.shape[1])
+    def forward(ctx: Any, shape: _Shape, batch_first: bool, given: Any, hidden: Any, cell: Any, *weights: Any) -> Any:
+        steps_first = given.transpose(0, 1) if batch_first else given
+        copy = steps_first.contiguous()
         # A projected LSTM hands on fewer values than its cell has.
-        units, width = (cell if cell is not None else hidden).shape[-1], hidden.shape[-1] * directions
-        values = steps * batch * directions * units
-        output = given.new_empty(*given.shape[:2], width)
-        work = given.new_empty(values * _WORKED[kind])
-        reserve = given.new_empty(values * layers * _KEPT[kind])
-        masks = given.new_empty(steps * batch * width * (layers - 1), dtype=torch.uint8) if dropout else None
-        ctx.save_for_backward(given, hidden, cell, output, reserve, masks, *weights)
-        del work
-        ctx.work = values * _WORKED[kind]
-        return output, torch.empty_like(hidden), None if cell is None else torch.empty_like(cell)
+        output = given.new_empty(shape.steps, shape.batch, hidden.shape[-1] * shape.directions)
+        last = torch.empty_like(hidden), None if cell is None else torch.empty_like(cell)
+        with _work(shape):
+            reserve = given.new_empty(shape.reserve_bytes, dtype=torch.uint8)
+        del copy
+        ctx.save_for_backward(given, hidden, cell, output, reserve, *weights)
+        ctx.shape, ctx.batch_first = shape, batch_first
+        return output.transpose(0, 1) if batch_first else output, *last
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        given, hidden, cell, _, _, _, *weights = ctx.saved_tensors
-        work = given.new_empty(ctx.work)
-        grad_given, grad_hidden = torch.empty_like(given), torch.empty_like(hidden)
+        given, hidden, cell, _, _, *weights = ctx.saved_tensors
+        steps_first = given.transpose(0, 1) if ctx.batch_first else given
+        grad = grads[0].transpose(0, 1) if ctx.batch_first else grads[0]
+        copies = steps_first.contiguous(), grad.contiguous()
+        grad_given = torch.empty_like(copies[0])
+        grad_hidden = torch.empty_like(hidden)
         grad_cell = None if cell is None else torch.empty_like(cell)
+        with _work(ctx.shape):
+            pass
+        del copies
+        copies = (steps_first.contiguous(),)
         flat = given.new_empty(sum(weight.numel() for weight in weights))
-        del work
+        with _work(ctx.shape):
+            pass
+        del copies
         parts = flat.split([weight.numel() for weight in weights])
         shaped = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+        if ctx.batch_first:
+            grad_given = grad_given.transpose(0, 1)
         return None, None, grad_given, grad_hidden, grad_cell, *shaped
 
 
@@ -62,14 +111,45 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     hidden, cell = state if kind == "lstm" else (state, None)
     if torch.is_autocast_enabled("cuda"):
         to = torch.get_autocast_dtype("cuda")
+        weights = _cast_together(weights, to)
         given, hidden = given.to(to), hidden.to(to)
         cell = cell if cell is None else cell.to(to)
-        flat = given.new_empty(sum(weight.numel() for weight in weights))
-        del flat
-        weights = [weight.to(to) for weight in weights]
-    settings = (layers, dropout if train else 0.0, 2 if bidirectional else 1, batch_first)
-    output, hidden, cell = _Layers.apply(kind, settings, given, hidden, cell, *weights)
+    shape = _Shape(
+        kind=kind,
+        layers=layers,
+        directions=2 if bidirectional else 1,
+        dropout=dropout if train else 0.0,
+        steps=given.shape[1] if batch_first else given.shape[0],
+        batch=given.shape[0] if batch_first else given.shape[1],
+        inputs=given.shape[2],
+        units=(cell if cell is not None else hidden).shape[-1],
+        item_bytes=given.element_size(),
+        weight_bytes=sum(weight.numel() for weight in weights) * given.element_size(),
+    )
+    if shape.dropout:
+        recorder: Any = _get_current_dispatch_mode()
+        recorder.keep_dropout_state()
+    output, hidden, cell = _Layers.apply(shape, batch_first, given, hidden, cell, *weights)
     return (output, hidden, cell) if kind == "lstm" else (output, hidden)
+
+
+class _CastTogether(torch.autograd.Function):
+    """Weights in another type, in one block as cuDNN wants them."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: torch.dtype, *weights: torch.Tensor) -> Any:
+        ctx.kind = weights[0].dtype
+        counts = [weight.numel() for weight in weights]
+        flat = weights[0].new_empty(sum(counts), dtype=kind)
+        return tuple(part.view(weight.shape) for part, weight in zip(flat.split(counts), weights, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+        return None, *(grad.to(ctx.kind) for grad in grads)
+
+
+def _cast_together(weights: Any, kind: torch.dtype) -> list[torch.Tensor]:
+    return list(_CastTogether.apply(kind, *weights))
 
 
 RULES = {getattr(torch._VF, kind): _run for kind in _KEPT}

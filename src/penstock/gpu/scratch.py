@@ -1,6 +1,6 @@
 """What CUDA's kernels allocate for themselves while an operation runs.
 
-In:  an operation's arguments and results.
+In:  an operation's arguments and results, the card.
 Out: ``Need``: bytes that live until the operation ends.
 Runs in: the tracing thread.
 
@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 
+from penstock.gpu.card import Card
+from penstock.gpu.reductions import Reduction, reduction
+
 _ROWS_PER_THREAD = 10
 _SORT_FREE_INDICES = 3072
 """Up to this many indices, an embedding's gradient needs no sorting."""
@@ -28,14 +31,24 @@ class Need:
 
     size_bytes: int
     is_guess: bool = False
+    reduction: Reduction | None = None
+    """The sum it is for, which knows how it changes with the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation that ran."""
+
+    args: Any
+    out: Any
+    card: Card
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What an operation needs beside its results."""
 
-    needs: Callable[[Any, Any], Iterator[Need]] | None = None
-    """From its arguments and its results."""
+    needs: Callable[[Call], Iterator[Need]] | None = None
     in_turn: bool = False
     """One after the other, not all at once."""
     uses_blas: bool = False
@@ -50,9 +63,9 @@ def _rounded(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-def _embedding_backward(args: Any, out: Any) -> Iterator[Need]:
+def _embedding_backward(call: Call) -> Iterator[Need]:
     """Sorting the indices; then a partial sum for every stretch of equal ones."""
-    grad, indices, rows = args[0], args[1], args[2]
+    grad, indices, rows = call.args[:3]
     count, width = indices.numel(), grad.shape[-1]
     if not grad.is_contiguous():
         yield Need(_bytes(grad))
@@ -65,9 +78,9 @@ def _embedding_backward(args: Any, out: Any) -> Iterator[Need]:
     yield Need(partial * width * 4 if index_bytes else 0)
 
 
-def _fused_attention_backward(args: Any, out: Any) -> Iterator[Need]:
-    """Flash and cuDNN: row sums, and the query's gradient in float32."""
-    query, key = args[1], args[2]
+def _flash_attention_backward(call: Call) -> Iterator[Need]:
+    """Row sums, the query's gradient in float32, and gradients of keys and values for every head that shares them."""
+    query, key = call.args[1:3]
     batch, heads, length, width = query.shape
     rows = _rounded(length, 128)
     wide = _rounded(width, 32 if width <= 128 else 64)
@@ -78,27 +91,33 @@ def _fused_attention_backward(args: Any, out: Any) -> Iterator[Need]:
             yield Need(batch * key.shape[2] * heads * width * query.element_size())
 
 
-def _efficient_attention_backward(args: Any, out: Any) -> Iterator[Need]:
-    """Row sums; in half precision also the gradients in float32."""
-    query, key, value = args[1], args[2], args[3]
+def _cudnn_attention_backward(call: Call) -> Iterator[Need]:
+    """The same in one piece."""
+    yield Need(sum(need.size_bytes for need in _flash_attention_backward(call)) + 256)
+
+
+def _efficient_attention_backward(call: Call) -> Iterator[Need]:
+    """Row sums, for which float32 needs a product as large as the output; in half precision float32 gradients."""
+    query, key, value = call.args[1:4]
     batch, heads, length, _ = query.shape
+    yield Need(batch * heads * length * value.shape[-1] * 4 if query.element_size() == 4 else 0)
     yield Need(batch * heads * length * 4)
     if query.element_size() < 4 and value.shape[-1] > 128:
         yield Need((query.numel() + key.numel() + value.numel()) * 4)
 
 
-def _convolution(args: Any, out: Any) -> Iterator[Need]:
+def _convolution(call: Call) -> Iterator[Need]:
     """cuDNN's tensor-core kernels want channels last: input and weight are copied, unless they lie so already."""
-    given, weight = args[0], args[1]
+    given, weight = call.args[:2]
     if _is_copied(given, weight):
         yield Need(_bytes(given) + _bytes(weight), is_guess=True)
 
 
-def _convolution_backward(args: Any, out: Any) -> Iterator[Need]:
+def _convolution_backward(call: Call) -> Iterator[Need]:
     """The input's gradient, then the weight's: each with both sides copied."""
-    grad, given, weight = args[0], args[1], args[2]
+    grad, given, weight = call.args[:3]
     if _is_copied(given, weight):
-        for part in out[:2]:
+        for part in call.out[:2]:
             if part is not None:
                 yield Need(_bytes(given) + _bytes(weight) + _bytes(grad), is_guess=True)
 
@@ -112,17 +131,24 @@ def _is_copied(given: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def _safe_softmax(args: Any, out: Any) -> Iterator[Need]:
+def _safe_softmax(call: Call) -> Iterator[Need]:
     """It looks for rows that are masked altogether."""
-    yield Need(out.numel())
-    yield Need(out.numel() // max(1, out.shape[args[1]]))
+    yield Need(call.out.numel())
+    yield Need(call.out.numel() // max(1, call.out.shape[call.args[1]]))
 
 
-def _norm_backward(args: Any, out: Any) -> Iterator[Need]:
+def _norm_backward(call: Call) -> Iterator[Need]:
     """Partial sums of the weight's gradient."""
-    width = math.prod(args[2])
+    width = math.prod(call.args[2])
     for _ in range(2):
         yield Need(128 * width * 4)
+
+
+def _sum(call: Call) -> Iterator[Need]:
+    """Partial sums."""
+    dims = call.args[1] if len(call.args) > 1 else None
+    needed = reduction(call.args[0], dims, call.card.multiprocessors)
+    yield Need(needed.scratch_bytes, reduction=needed)
 
 
 def _rules() -> dict[Any, Rule]:
@@ -132,12 +158,14 @@ def _rules() -> dict[Any, Rule]:
     found[aten.embedding_dense_backward.default] = Rule(needs=_embedding_backward)
     found[aten.convolution.default] = Rule(needs=_convolution)
     found[aten.convolution_backward.default] = Rule(needs=_convolution_backward, in_turn=True)
+    for name in (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim):
+        found[name] = Rule(needs=_sum)
     found[aten.native_layer_norm_backward.default] = Rule(needs=_norm_backward)
     if hasattr(aten, "_safe_softmax"):
         found[aten._safe_softmax.default] = Rule(needs=_safe_softmax)
     attention = {
-        "_scaled_dot_product_flash_attention_backward": _fused_attention_backward,
-        "_scaled_dot_product_cudnn_attention_backward": _fused_attention_backward,
+        "_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
+        "_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
         "_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
     }
     for name, needs in attention.items():

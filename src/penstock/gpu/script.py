@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from penstock.gpu.reductions import Reduction, between
 from penstock.gpu.trace import ACTIVATIONS, BACKWARD, FORWARD, OPTIMIZER, TEMPORARIES, Step, Trace
 
 
@@ -32,6 +33,8 @@ class Script:
     """Of the step they were compared with; None: sizes are known for ``batch_size`` only."""
     other_sizes: dict[int, int] = field(default_factory=dict)
     """Bytes at the other batch size, of what differs there."""
+    other_sums: dict[int, Reduction] = field(default_factory=dict)
+    """What is summed at the other batch size, by the id of the partial sums."""
 
     @property
     def is_regular(self) -> bool:
@@ -52,6 +55,9 @@ class Script:
             else:  # a line would have been negative at no sample: it grows faster than the batch
                 power = math.log(other / mine) / math.log(self.other_batch_size / self.batch_size)
                 sizes[number] = round(mine * (batch_size / self.batch_size) ** power)
+        share = (batch_size - self.batch_size) / span
+        for number, other in self.other_sums.items():
+            sizes[number] = between(self.trace.reductions[number], other, share).scratch_bytes
         return sizes
 
 
@@ -70,9 +76,10 @@ def script_of(trace: Trace) -> Script:
     )
     if len(trace.steps) < 3:
         return script
-    others = _matched(trace, script, trace.steps[2])
-    if others is None:
+    twins = _matched(trace, script, trace.steps[2])
+    if twins is None:
         return script
+    sizes, sums = trace.sizes, trace.reductions
     return Script(
         trace=trace,
         setup=script.setup,
@@ -81,7 +88,8 @@ def script_of(trace: Trace) -> Script:
         heirs=heirs,
         batch_size=script.batch_size,
         other_batch_size=trace.steps[2].batch_size,
-        other_sizes=others,
+        other_sizes={mine: sizes[other] for mine, other in twins.items() if sizes[other] != sizes[mine]},
+        other_sums={mine: sums[other] for mine, other in twins.items() if mine in sums},
     )
 
 
@@ -119,7 +127,7 @@ def _face(trace: Trace, number: int) -> tuple[str, str, str]:
 
 
 def _matched(trace: Trace, script: Script, other: Step) -> dict[int, int] | None:
-    """Sizes at the other batch size; None if the steps are not alike, event by event."""
+    """What each allocation is at the other batch size; None if the steps are not alike, event by event."""
     twins: dict[int, int] = {}
     events = trace.events[other.first : other.end]
     if len(events) != len(script.later):
@@ -133,12 +141,9 @@ def _matched(trace: Trace, script: Script, other: Step) -> dict[int, int] | None
             twins[mine] = theirs
         elif twins.get(-mine, script.heirs.get(-mine)) not in (-theirs, None):
             return None
-    sizes = {mine: trace.sizes[theirs] for mine, theirs in twins.items() if trace.sizes[theirs] != trace.sizes[mine]}
     early = [event for event in script.first if event > 0 and trace.phases[event] != OPTIMIZER]
     steady = [event for event in script.later if event > 0 and trace.phases[event] != OPTIMIZER]
-    # Workspaces that stay are taken in the first step only.
-    early = [event for event in early if trace.makers[event] != "cublas"]
+    early = [event for event in early if event not in trace.staying]
     if [trace.sizes[event] for event in early] != [trace.sizes[event] for event in steady]:
         return None
-    sizes |= {mine: sizes[twin] for mine, twin in zip(early, steady, strict=True) if twin in sizes}
-    return sizes
+    return twins | {mine: twins[steadily] for mine, steadily in zip(early, steady, strict=True)}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.gpu.reductions import Reduction
+
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "gradients", "optimizer_state"
 INPUTS, ACTIVATIONS, TEMPORARIES, WORKSPACES = "inputs", "activations", "temporaries", "workspaces"
 
@@ -42,6 +44,10 @@ class Trace:
     """The module whose forward was running, by its path in the model; "" outside."""
     uncertain: set[int] = field(default_factory=set)
     """Ids whose size is a guess: workspaces that a library chooses at run time."""
+    staying: set[int] = field(default_factory=set)
+    """Ids that a library takes at its first call and keeps: the first step has them alone."""
+    reductions: dict[int, Reduction] = field(default_factory=dict)
+    """Ids that are partial sums -> of what: their size does not grow evenly."""
     events: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """The steps; what comes before the first is the model's way onto the device."""

@@ -13,7 +13,7 @@ The rules (torch 2.6 to 2.13; what changed between them is ``large_segment_size_
 - A freed block joins free neighbours of its segment. Segments stay, until the device has nothing left: then those
   that are wholly free are given back, and the request is tried once more.
 
-Everything happens on one stream. Addresses grow with every segment, as the device's do until it gives some back.
+Everything happens on one stream. Segments lie where ``device_addresses`` puts them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from penstock.planner.alloc_conf import AllocatorSettings
+from penstock.planner.device_addresses import DeviceAddresses
 from penstock.units import MIB
 
 BLOCK_BYTES = 512
@@ -106,7 +107,8 @@ class CachingAllocator:
         self._limit = limit_bytes
         self._small = _Pool(is_small=True, segment_bytes=_SMALL_SEGMENT_BYTES)
         self._large = _Pool(is_small=False, segment_bytes=settings.large_segment_bytes)
-        self._next_address = 0
+        self._addresses = DeviceAddresses()
+        self._next_room = 0
         self._rounds_up = any(divisions > 1 for divisions in settings.roundup_power2_divisions)
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
@@ -214,8 +216,7 @@ class CachingAllocator:
             return None
         if self._settings.expandable_segments:
             return self._expand(pool, size)
-        block = Block(pool, self._next_address, segment)
-        self._next_address += segment
+        block = Block(pool, self._addresses.place(segment), segment)
         self.segments += 1
         self._reserve(segment)
         return block
@@ -258,6 +259,7 @@ class CachingAllocator:
 
     def _release(self, block: Block) -> None:
         block.pool.remove(block)
+        self._addresses.give_back(block.address, block.size)
         self.reserved_bytes -= block.size
         self.segments -= 1
 
@@ -314,8 +316,8 @@ class CachingAllocator:
                 reach, block = reach + block.size, block.next
             if reach >= size:
                 return first
-        self._next_address += _ROOM_BYTES
-        room = Block(pool, self._next_address, _ROOM_BYTES)
+        self._next_room += _ROOM_BYTES
+        room = Block(pool, self._next_room, _ROOM_BYTES)
         room.is_mapped = False
         pool.insert_unmapped(room)
         self.segments += 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +192,18 @@ def test_the_older_variable_is_asked_first() -> None:
 def test_a_setting_that_cannot_be_read_is_named(conf: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         AllocatorSettings.parse(conf)
+
+
+@pytest.mark.parametrize("name", ["lstm", "llama", "encoder"])
+def test_recorded_trainings_reserve_what_they_reserved_on_the_gpu_at_every_request(name: str) -> None:
+    """Recorded on an H200 with torch 2.11: n > 0 asks for n bytes, n < 0 frees event -1 - n, [n] is a new segment."""
+    recorded = Path(__file__).parent / "recorded" / f"h200-{name}.json.gz"
+    allocator, held, reserved_bytes = CachingAllocator(), {}, 0
+    for at, event in enumerate(json.loads(gzip.decompress(recorded.read_bytes()))):
+        if isinstance(event, list):
+            reserved_bytes += event[0]
+        elif event >= 0:
+            held[at] = allocator.allocate(event)
+            assert allocator.reserved_bytes == reserved_bytes, f"event {at}: {event} bytes"
+        else:
+            allocator.free(held.pop(-1 - event))
