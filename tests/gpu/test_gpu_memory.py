@@ -1,9 +1,8 @@
-"""Predicted GPU memory beside the GPU's: small trainings, single kernels, and the allocator itself."""
+"""Predicted GPU memory beside the GPU's: small trainings and single kernels."""
 
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock import gpu
-from penstock.planner.alloc_conf import AllocatorSettings
-from penstock.planner.caching_allocator import CachingAllocator
-from penstock.units import MIB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -154,39 +150,3 @@ def test_an_estimate_takes_nothing_of_the_gpu() -> None:
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     gpu.estimate(lambda: Mean(nn.Linear(512, 512)), vectors, [64, 128], precision="bf16")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_allocators_model_reserves_what_the_allocator_reserves(seed: int) -> None:
-    chance = random.Random(seed)
-    ours = CachingAllocator(AllocatorSettings())
-    real: list[tuple[torch.Tensor, Any]] = []
-    for _ in range(3000):
-        if real and chance.random() < 0.5:
-            tensor, block = real.pop(chance.randrange(len(real)))
-            ours.free(block)
-            del tensor
-        else:
-            size = int(2 ** chance.uniform(5, 27))
-            real.append((torch.empty(size, dtype=torch.uint8, device="cuda"), ours.allocate(size)))
-        assert torch.cuda.memory_allocated() == ours.allocated_bytes
-    # Between equal blocks the device's addresses decide, and these are its own affair.
-    assert torch.cuda.max_memory_reserved() == pytest.approx(ours.peak_reserved_bytes, rel=0.02)
-
-
-def test_a_real_training_replayed_reserves_what_it_reserved() -> None:
-    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=1_000_000)
-    try:
-        make_model, make_batch, n, _ = CASES["encoder"]
-        train(make_model, make_batch, n, "bf16")
-        snapshot: Any = torch.cuda.memory._snapshot()
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    ours, held = CachingAllocator(), {}
-    for event in snapshot["device_traces"][0]:
-        if event["action"] == "alloc":
-            held[event["addr"]] = ours.allocate(event["size"])
-        elif event["action"] == "free_completed" and event["addr"] in held:
-            ours.free(held.pop(event["addr"]))
-    assert ours.peak_allocated_bytes == torch.cuda.max_memory_allocated()
-    assert ours.peak_reserved_bytes == pytest.approx(torch.cuda.max_memory_reserved(), rel=0.02, abs=20 * MIB)

@@ -13,6 +13,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class ParquetDataset(Dataset[Any]):
         self.transform = transform
         self.mode = mode
         self._files = ParquetFiles(locate(path, suffixes=SUFFIXES), columns)
+        self._names = self._files.schema.names
         limit_bytes = parse_bytes(keep, name="keep")
         self.keep_bytes = limit_bytes if mode == "mapped" else None
         """Of row groups, how much every process keeps; None where the mode says it."""
@@ -93,29 +95,14 @@ class ParquetDataset(Dataset[Any]):
         return int(self._files.starts[-1])
 
     def __getitem__(self, index: int) -> Any:
-        group, place = self._find(np.array([operator.index(index)]))
-        with readable(self._files.name(int(group[0]))):
-            ((reader, at, _),) = self._groups.rows(int(group[0]), place)
-            (row,) = reader.rows(at)
-        if self.mode == "ultra":
-            self._files.forget()
+        (row,) = self._rows(np.array([operator.index(index)]))
         return self._sample_of(row)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        asked_for = np.asarray(indices if len(indices) else np.empty(0, np.int64))
-        if asked_for.ndim != 1 or asked_for.dtype.kind not in "iu":
+        asked = np.asarray(indices if len(indices) else np.empty(0, np.int64))
+        if asked.ndim != 1 or asked.dtype.kind not in "iu":
             raise TypeError(f"rows are asked for by a list of whole numbers, not {indices!r:.80}")
-        groups, places = self._find(asked_for)
-        samples: list[Any] = [None] * len(places)
-        for group in np.unique(groups).tolist():
-            asked = np.flatnonzero(groups == group)
-            with readable(self._files.name(group)):
-                for reader, at, numbers in self._groups.rows(group, places[asked]):
-                    for number, row in zip(asked[numbers].tolist(), reader.rows(at), strict=True):
-                        samples[number] = row
-        if self.mode == "ultra":
-            self._files.forget()
-        return [self._sample_of(row) for row in samples]
+        return [self._sample_of(row) for row in self._rows(asked)]
 
     def made_of(self) -> tuple[Any, ...]:
         """What samples depend on: told to caches that outlive a run."""
@@ -124,15 +111,38 @@ class ParquetDataset(Dataset[Any]):
     def _sample_of(self, row: Any) -> Any:
         return row if self.transform is None else self.transform(row)
 
-    def _find(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The groups rows are in, and their places there."""
-        count = len(self)
-        at = np.where(indices < 0, indices + count, indices)
-        wrong = (at < 0) | (at >= count)
+    def _rows(self, asked: np.ndarray) -> list[dict[str, Any]]:
+        count, starts = len(self), self._files.starts
+        wrong = (asked < -count) | (asked >= count)
         if wrong.any():
-            raise IndexError(f"row {indices[wrong][0]} of {count}")
-        groups = np.searchsorted(self._files.starts, at, "right") - 1
-        return groups, at - self._files.starts[groups]
+            raise IndexError(f"row {asked[wrong][0]} of {count}")
+        if not len(asked):
+            return []
+        numbers = asked.astype(np.int64)
+        numbers[numbers < 0] += count
+        # In the order of the files, so that groups, and pieces of them, give their values one after another.
+        order = numbers.argsort()
+        numbers = numbers[order]
+        groups = starts.searchsorted(numbers, "right") - 1
+        places = numbers - starts[groups]
+        columns: list[list[Any]] = [[] for _ in self._names]
+        changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        for first, end in pairwise([0, *changes.tolist(), len(groups)]):
+            group = int(groups[first])
+            try:
+                self._groups.read(group, places[first:end], columns)
+            except Exception:
+                # Named only now: a name for every group that can be read would take as long as its rows.
+                with readable(self._files.name(group)):
+                    raise
+        if self.mode == "ultra":
+            self._files.forget()
+        rows: list[dict[str, Any]] = [{} for _ in range(len(order))]
+        ordered = [rows[place] for place in order.tolist()]
+        for name, values in zip(self._names, columns, strict=True):
+            for row, value in zip(ordered, values, strict=True):
+                row[name] = value
+        return rows
 
     def __repr__(self) -> str:
         return f"ParquetDataset({len(self):,} rows in {len(self.blocks) - 1:,} row groups, mode={self.mode!r})"
@@ -156,11 +166,12 @@ class _Groups:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0}
 
-    def rows(self, group: int, places: np.ndarray) -> list[tuple[RowReader, np.ndarray, np.ndarray]]:
-        """Readers, places in what they read, and which of the asked ones these are."""
+    def read(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
+        """Append the values at ``places`` of a group, in rising order, to ``columns``."""
         if self._holds(group):
-            return [(self._whole(group), places, np.arange(len(places)))]
-        return self._from_pieces(group, places)
+            self._whole(group).read(places, columns)
+        else:
+            self._from_pieces(group, places, columns)
 
     def _holds(self, group: int) -> bool:
         """Whether a group is read whole, to be kept for the next reads."""
@@ -195,18 +206,17 @@ class _Groups:
             with contextlib.suppress(KeyError):
                 self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
-    def _from_pieces(self, group: int, places: np.ndarray) -> list[tuple[RowReader, np.ndarray, np.ndarray]]:
+    def _from_pieces(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
         """Go through a group as far as needed, and hold only the rows that are asked for."""
         rows = int(self._files.starts[group + 1] - self._files.starts[group])
         at_a_time = max(1, _PIECE_BYTES * rows // max(1, self._size_bytes(group)))
-        found = []
         first = 0
         for piece in self._files.read_pieces(group, at_a_time):
-            numbers = np.flatnonzero((places >= first) & (places < first + piece.num_rows))
-            if len(numbers):
-                found.append((RowReader(piece.take(places[numbers] - first)), np.arange(len(numbers)), numbers))
+            inside = places[(places >= first) & (places < first + piece.num_rows)]
+            if len(inside):
+                RowReader(piece).read(inside - first, columns)
             first += piece.num_rows
-            if first > places.max():
+            if first > places[-1]:
                 break
         else:
             raise DataError(f"{self._files.name(group)} has {first} rows, its footer says {rows}; the file is damaged")
@@ -214,7 +224,6 @@ class _Groups:
         if self._unreturned_bytes > _RETURN_BYTES:
             self._unreturned_bytes = 0
             arrow().default_memory_pool().release_unused()
-        return found
 
     def _warn(self, group: int) -> None:
         if self._has_warned:
@@ -225,7 +234,7 @@ class _Groups:
             f"keep={format_bytes(self._keep_bytes)} is the most that is held: each read goes through it from its "
             "beginning. Rewrite the files (penstock pack, or a smaller row_group_size), or raise keep=",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -250,8 +259,8 @@ class _Copy:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": {}}
 
-    def rows(self, group: int, places: np.ndarray) -> list[tuple[RowReader, np.ndarray, np.ndarray]]:
-        return [(self._reader(group), places, np.arange(len(places)))]
+    def read(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
+        self._reader(group).read(places, columns)
 
     def _reader(self, group: int) -> RowReader:
         reader = self._opened.get(group)

@@ -86,6 +86,40 @@ def test_lists_of_numbers_are_arrays_of_the_readers_own(tmp_path: Path, mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_numbers_and_texts_of_every_width_are_plain_values(tmp_path: Path, mode: str) -> None:
+    kinds = [np.dtype(f"{sign}{width}") for sign in "iu" for width in (1, 2, 4, 8)]
+    limits = {kind.name: [np.iinfo(kind).min, np.iinfo(kind).max, 0, 1] * 5 for kind in kinds}
+    wide = pa.table(
+        {name: pa.array(values, getattr(pa, name)()) for name, values in limits.items()}
+        | {
+            "float32": pa.array([0.1, float("inf"), -0.0, 1e-45] * 5, pa.float32()),
+            "float64": pa.array([0.1, float("-inf"), -0.0, 5e-324] * 5),
+            "large_text": pa.array(["", "é漢", "x", "yz"] * 5, pa.large_string()),
+            "large_bytes": pa.array([b"", b"\xff", b"x", b"yz"] * 5, pa.large_binary()),
+            "no_text": [""] * 20,
+        }
+    )
+    pq.write_table(wide, tmp_path / "a.parquet", row_group_size=10)
+    dataset = ParquetDataset(tmp_path / "a.parquet", mode=mode)
+    expected = wide.to_pylist()
+    asked = np.random.default_rng(0).permutation(20).tolist()
+    for rows in ([dataset[place] for place in asked], dataset.__getitems__(asked)):
+        assert rows == [expected[place] for place in asked]
+        assert {type(value) for row in rows for value in row.values()} == {int, float, str, bytes}
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "i8", "u8"])
+def test_rows_are_asked_for_by_whole_numbers_of_any_width(tmp_path: Path, kind: str) -> None:
+    dataset = ParquetDataset(write(tmp_path / "a.parquet", 300, group=100), columns=["id"])
+    asked = [120, 0, 101, 120] + ([-1, -128] if kind[0] == "i" else [])
+    rows = dataset.__getitems__(np.array(asked, kind))  # type: ignore[arg-type]
+    assert [row["id"] for row in rows] == [number % 300 for number in asked]
+    assert rows[0] is not rows[3], "each is the caller's own"
+    with pytest.raises(IndexError, match="of 300"):
+        dataset[1 << 70]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_dictionaries_and_other_types_survive_in_every_mode(tmp_path: Path, mode: str) -> None:
     import datetime
     import decimal
@@ -134,7 +168,7 @@ def test_groups_too_large_to_be_held_are_gone_through_and_said_once(tmp_path: Pa
     with pytest.warns(RuntimeWarning, match="row group 0 of .*keep=") as said:
         assert [row["n"] for row in dataset.__getitems__(asked)] == asked
         assert dataset[19_999]["n"] == 19_999 and dataset[0]["n"] == 0
-    assert len(said) == 1
+    assert len(said) == 1 and said[0].filename == __file__
 
 
 def test_repeated_values_that_unfold_beyond_the_limit_are_not_held(tmp_path: Path) -> None:
