@@ -22,6 +22,8 @@ _MULTIPROCESSORS = {
     (7, 0): 80, (7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188,
 }  # fmt: skip
 """Of the largest common card of each capability: V100, T4, A100, A40, L40S, H100 and H200, B200, RTX PRO 6000."""
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""That a multiprocessor runs at once; of all others it is 2048."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,15 @@ class Card:
     """What the device has; None: not known."""
     context_bytes: int = _CONTEXT_BYTES
     """What nvidia-smi shows beyond torch's reserved bytes."""
-
     multiprocessors: int = _MULTIPROCESSORS[9, 0]
     """How many blocks of threads run at once: sums take memory by it."""
     blas_config: str = ""
     """CUBLAS_WORKSPACE_CONFIG; "": not set."""
+
+    @property
+    def threads(self) -> int:
+        """That a multiprocessor runs at once."""
+        return _THREADS.get(self.capability, 2048)
 
     @property
     def blas_workspace_bytes(self) -> int:

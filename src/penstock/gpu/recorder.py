@@ -37,6 +37,8 @@ from penstock.gpu.trace import (
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 _READ = torch.ops.aten._local_scalar_dense.default
+_FLATTENED = (torch.float16, torch.float32, torch.float64)
+"""Types of weights that torch's recurrent layers put into one block."""
 _LISTS = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
 _USUAL = {
     **dict.fromkeys((torch.ops.aten.all.default, torch.ops.aten.all.dim), True),
@@ -126,11 +128,13 @@ class Recorder(TorchDispatchMode):
         return number
 
     @contextmanager
-    def working_with(self, size_bytes: int, maker: str) -> Iterator[None]:
-        """A library's workspace, as large as one can guess, while it runs."""
-        number = self._scratch(scratch.Need(size_bytes, is_guess=True), maker)
-        yield
-        self.trace.free(number)
+    def taking(self, need: scratch.Need, maker: str) -> Iterator[None]:
+        """What a library takes while it runs."""
+        number = self._scratch(need, maker)
+        try:
+            yield
+        finally:
+            self.trace.free(number)
 
     def _need_blas(self) -> None:
         """cuBLAS takes its workspace at the first product of each thread; autograd has a thread of its own."""
@@ -138,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def keep_dropout_state(self) -> None:
         """cuDNN's random numbers, one stream for every thread that may run."""
-        self._keep(self.card.multiprocessors * 2048 * 24, "cudnn dropout")
+        self._keep(self.card.multiprocessors * self.card.threads * 24, "cudnn dropout")
 
     def _keep(self, size_bytes: int, maker: str) -> None:
         """What a library takes at its first call, and keeps."""
@@ -205,6 +209,11 @@ class Recorder(TorchDispatchMode):
             return ACTIVATIONS
         return TEMPORARIES
 
+    @property
+    def is_away(self) -> bool:
+        """Whether what happens now is no part of the training."""
+        return self._is_away
+
     # -- what the training tells -----------------------------------------------------------------------------------
 
     @property
@@ -236,12 +245,17 @@ class Recorder(TorchDispatchMode):
 
     def _flatten(self, weights: list[torch.Tensor]) -> None:
         """A recurrent layer copies its weights into one block for cuDNN, once they are on the GPU."""
+        keys = {weight.untyped_storage()._cdata for weight in weights}
+        if len(keys) < len(weights) or not all(weight.dtype in _FLATTENED for weight in weights):
+            return
+        deaths = [self._live[key] for key in keys if key in self._live]
+        before = {death.number for death in deaths}
         number = self._allocate(sum(weight.nbytes for weight in weights), PARAMETERS, "flatten")
-        for weight in weights:
-            death = self._live[weight.untyped_storage()._cdata]
-            if death.number != number:  # two names may share one weight
-                self.trace.free(death.number)
-                death.number = number
+        for death in deaths:
+            death.number = number
+        # Another layer's block stays while that layer has a weight in it.
+        for left in before - {death.number for death in self._live.values()}:
+            self.trace.free(left)
 
     @contextmanager
     def away(self) -> Iterator[None]:

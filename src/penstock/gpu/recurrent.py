@@ -10,13 +10,15 @@ guess, 7% off in the median of those shapes, by half for layers much narrower th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from penstock.gpu.recorder import Recorder
+from penstock.gpu.scratch import Need
 
 _KEPT = {"lstm": 6, "gru": 7, "rnn_tanh": 2, "rnn_relu": 2}
 """Values kept for the backward pass, per unit of the hidden state and layer; the last layer keeps one less."""
@@ -39,9 +41,12 @@ class _Shape:
     units: int
     item_bytes: int
     weight_bytes: int
+    is_training: bool
 
     @property
     def reserve_bytes(self) -> int:
+        if not self.is_training:
+            return 0
         places = self.steps * self.batch * self.units * self.directions
         bits = places * self.directions * (self.layers - 1) if self.dropout else 0
         return places * (_KEPT[self.kind] * self.layers - 1) * self.item_bytes + bits // 8 + _ALIGNED_BYTES
@@ -54,12 +59,25 @@ class _Shape:
         return self.steps * self.batch * self.directions * values * self.item_bytes + 3 * self.weight_bytes // 2
 
 
-@contextmanager
-def _work(shape: _Shape) -> Iterator[None]:
+def _recorder() -> Recorder | None:
+    """The one that records now; none if what runs is no part of the training."""
+    found = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Recorder) and not mode.is_away]
+    return found[-1] if found else None
+
+
+def _taking(need: Need, what: str) -> AbstractContextManager[None]:
+    recorder = _recorder()
+    return nullcontext() if recorder is None else recorder.taking(need, what)
+
+
+def _working(shape: _Shape) -> AbstractContextManager[None]:
     """cuDNN's workspace, while it runs."""
-    recorder: Any = _get_current_dispatch_mode()
-    with recorder.working_with(shape.work_bytes, f"cudnn {shape.kind}"):
-        yield
+    return _taking(Need(shape.work_bytes, is_guess=True), f"cudnn {shape.kind}")
+
+
+def _copying(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """cuDNN wants steps first, without gaps: others are copied. None, of no bytes, keeps batch sizes alike."""
+    return _taking(Need(0 if tensor.is_contiguous() else tensor.nbytes), "cudnn copy")
 
 
 class _Layers(torch.autograd.Function):
@@ -67,14 +85,12 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shape: _Shape, batch_first: bool, given: Any, hidden: Any, cell: Any, *weights: Any) -> Any:
-        steps_first = given.transpose(0, 1) if batch_first else given
-        copy = steps_first.contiguous()
-        # A projected LSTM hands on fewer values than its cell has.
-        output = given.new_empty(shape.steps, shape.batch, hidden.shape[-1] * shape.directions)
-        last = torch.empty_like(hidden), None if cell is None else torch.empty_like(cell)
-        with _work(shape):
-            reserve = given.new_empty(shape.reserve_bytes, dtype=torch.uint8)
-        del copy
+        with _copying(given.transpose(0, 1) if batch_first else given):
+            # A projected LSTM hands on fewer values than its cell has.
+            output = given.new_empty(shape.steps, shape.batch, hidden.shape[-1] * shape.directions)
+            last = torch.empty_like(hidden), None if cell is None else torch.empty_like(cell)
+            with _working(shape):
+                reserve = given.new_empty(shape.reserve_bytes, dtype=torch.uint8)
         ctx.save_for_backward(given, hidden, cell, output, reserve, *weights)
         ctx.shape, ctx.batch_first = shape, batch_first
         return output.transpose(0, 1) if batch_first else output, *last
@@ -84,36 +100,37 @@ class _Layers(torch.autograd.Function):
         given, hidden, cell, _, _, *weights = ctx.saved_tensors
         steps_first = given.transpose(0, 1) if ctx.batch_first else given
         grad = grads[0].transpose(0, 1) if ctx.batch_first else grads[0]
-        copies = steps_first.contiguous(), grad.contiguous()
-        grad_given = torch.empty_like(copies[0])
-        grad_hidden = torch.empty_like(hidden)
-        grad_cell = None if cell is None else torch.empty_like(cell)
-        with _work(ctx.shape):
-            pass
-        del copies
-        copies = (steps_first.contiguous(),)
-        flat = given.new_empty(sum(weight.numel() for weight in weights))
-        with _work(ctx.shape):
-            pass
-        del copies
-        parts = flat.split([weight.numel() for weight in weights])
-        shaped = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+        with _copying(steps_first), _copying(grad):
+            grad_given = given.new_empty(steps_first.shape)
+            grad_hidden = torch.empty_like(hidden)
+            grad_cell = None if cell is None else torch.empty_like(cell)
+            with _working(ctx.shape):
+                pass
         if ctx.batch_first:
             grad_given = grad_given.transpose(0, 1)
+        if not any(ctx.needs_input_grad[5:]):
+            return None, None, grad_given, grad_hidden, grad_cell, *[None] * len(weights)
+        with _copying(steps_first):
+            flat = given.new_empty(sum(weight.numel() for weight in weights))
+            with _working(ctx.shape):
+                pass
+        parts = flat.split([weight.numel() for weight in weights])
+        shaped = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
         return None, None, grad_given, grad_hidden, grad_cell, *shaped
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     kind = func.__name__
-    if kwargs or not isinstance(args[-1], bool):  # packed sequences come in another form
+    if kwargs or not isinstance(args[3], bool):  # packed sequences come in another form
         return func(*args, **kwargs)
     given, state, weights, _, layers, dropout, train, bidirectional, batch_first = args
     hidden, cell = state if kind == "lstm" else (state, None)
     if torch.is_autocast_enabled("cuda"):
         to = torch.get_autocast_dtype("cuda")
-        weights = _cast_together(weights, to)
         given, hidden = given.to(to), hidden.to(to)
         cell = cell if cell is None else cell.to(to)
+    if weights[0].dtype != given.dtype or given.dtype == torch.bfloat16:
+        weights = _CastTogether.apply(given.dtype, *weights)
     shape = _Shape(
         kind=kind,
         layers=layers,
@@ -125,16 +142,17 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         units=(cell if cell is not None else hidden).shape[-1],
         item_bytes=given.element_size(),
         weight_bytes=sum(weight.numel() for weight in weights) * given.element_size(),
+        is_training=train,
     )
-    if shape.dropout:
-        recorder: Any = _get_current_dispatch_mode()
+    recorder = _recorder()
+    if shape.dropout and recorder is not None:
         recorder.keep_dropout_state()
     output, hidden, cell = _Layers.apply(shape, batch_first, given, hidden, cell, *weights)
     return (output, hidden, cell) if kind == "lstm" else (output, hidden)
 
 
 class _CastTogether(torch.autograd.Function):
-    """Weights in another type, in one block as cuDNN wants them."""
+    """Weights in one block, as cuDNN wants them: cast, or in bfloat16, for which layers do not do it beforehand."""
 
     @staticmethod
     def forward(ctx: Any, kind: torch.dtype, *weights: torch.Tensor) -> Any:
@@ -146,10 +164,6 @@ class _CastTogether(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
         return None, *(grad.to(ctx.kind) for grad in grads)
-
-
-def _cast_together(weights: Any, kind: torch.dtype) -> list[torch.Tensor]:
-    return list(_CastTogether.apply(kind, *weights))
 
 
 RULES = {getattr(torch._VF, kind): _run for kind in _KEPT}

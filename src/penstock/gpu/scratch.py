@@ -21,6 +21,7 @@ from penstock.gpu.card import Card
 from penstock.gpu.reductions import Reduction, reduction
 
 _ROWS_PER_THREAD = 10
+_HALF = (torch.float16, torch.bfloat16)
 _SORT_FREE_INDICES = 3072
 """Up to this many indices, an embedding's gradient needs no sorting."""
 
@@ -145,9 +146,13 @@ def _norm_backward(call: Call) -> Iterator[Need]:
 
 
 def _sum(call: Call) -> Iterator[Need]:
-    """Partial sums."""
+    """A copy in the type of the result, where the kernel does not read the values as they are; partial sums."""
+    given, kind, card = call.args[0], call.out.dtype, call.card
+    is_read_as_is = given.dtype == kind or (given.dtype in _HALF and kind == torch.float32)
+    yield Need(0 if is_read_as_is else given.numel() * call.out.element_size())
     dims = call.args[1] if len(call.args) > 1 else None
-    needed = reduction(call.args[0], dims, call.card.multiprocessors)
+    summed = given if is_read_as_is else torch.empty_strided(given.shape, given.stride(), dtype=kind, device="meta")
+    needed = reduction(summed, dims, card.multiprocessors, card.threads)
     yield Need(needed.scratch_bytes, reduction=needed)
 
 

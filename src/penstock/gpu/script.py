@@ -89,7 +89,7 @@ def script_of(trace: Trace) -> Script:
         batch_size=script.batch_size,
         other_batch_size=trace.steps[2].batch_size,
         other_sizes={mine: sizes[other] for mine, other in twins.items() if sizes[other] != sizes[mine]},
-        other_sums={mine: sums[other] for mine, other in twins.items() if mine in sums},
+        other_sums={mine: sums[other] for mine, other in twins.items() if mine in sums and other in sums},
     )
 
 

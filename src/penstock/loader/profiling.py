@@ -13,7 +13,6 @@ they took more than there is a worker's own memory.
 
 from __future__ import annotations
 
-import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -94,7 +93,7 @@ def profile(
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         on_progress("torch's DataLoader", 0.28)
-        torchs = TorchDataLoader(dataset, their_rows, prefetch_factor=_PREFETCH, worker_init_fn=_age, **given)
+        torchs = TorchDataLoader(dataset, their_rows, prefetch_factor=_PREFETCH, **given)
         with ShortRuns(torchs) as runs:
             del torchs
             theirs = runs.go(run_s)
@@ -111,11 +110,6 @@ def profile(
     known = replace(known, torchs=torchs)
     on_progress("done", 1.0)
     return known
-
-
-def _age(worker: int) -> None:
-    """Sooner or later a worker of torch's collects garbage, and has a copy of all it looks at from then on."""
-    gc.collect()
 
 
 def _rows_for(known: Profile, batch_size: int, run_s: float, batches: int) -> int:

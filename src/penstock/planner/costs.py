@@ -20,9 +20,10 @@ _STEADY = 0.8
 """How well a growth must follow a line to be taken for one that goes on."""
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
-_CREPT, _CREPT_APART = 0.75, 0.5
-"""Shares of a sample that a heap gains with every batch at least, of one piece or of samples kept apart. A short run
-shows it or does not, as it happens; a long one does."""
+_CREPT, _CREPT_APART = 0.65, 0.45
+"""Shares of a sample that a heap gains with every batch, of one piece or of samples kept apart: between those of
+datasets that compute (0.4 to 0.6) and of those that wait (0.65 to 1.1). A short run shows it, or does not, or shows
+more, as it happens."""
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
@@ -75,8 +76,9 @@ def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> L
     own_bytes = run.own_bytes - thought.most_workers_bytes - ours.trainer_bytes
     # They crept before the clock began, too: every worker built some batches ahead.
     built = run.batches + load.workers * prefetch_factor
-    creep_bytes = _creep_bytes(run, load)
-    worker_bytes = (own_bytes - creep_bytes * built) / load.workers
+    seen_bytes = min(load.profile.sample_bytes, slope(run.heaps[len(run.heaps) // 3 :]))
+    creep_bytes = _creep_bytes(load, seen_bytes)
+    worker_bytes = (own_bytes - max(seen_bytes, creep_bytes) * built) / load.workers
     if worker_bytes < ours.worker_bytes:
         # No worker of theirs is leaner than one of ours: they crept less than it seemed.
         worker_bytes = ours.worker_bytes
@@ -129,12 +131,12 @@ def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
     )
 
 
-def _creep_bytes(run: Run, load: Load) -> float:
+def _creep_bytes(load: Load, seen_bytes: float) -> float:
+    """What a heap gains with every batch."""
     sample_bytes = load.profile.sample_bytes
-    seen_bytes = min(sample_bytes, slope(run.heaps[len(run.heaps) // 3 :]))
-    if not HEAP_BYTES[0] <= sample_bytes <= HEAP_BYTES[1]:
-        return seen_bytes
-    return max(seen_bytes, sample_bytes * (_CREPT if load.profile.is_collated else _CREPT_APART))
+    if HEAP_BYTES[0] <= sample_bytes <= HEAP_BYTES[1]:
+        return sample_bytes * (_CREPT if load.profile.is_collated else _CREPT_APART)
+    return seen_bytes
 
 
 def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:

@@ -23,18 +23,41 @@ class DeviceAddresses:
         self._lowest = _TOP
         self._gaps: list[tuple[int, int]] = []
         """Start and end of what is free above the lowest stretch, oldest first."""
+        self._too_large = 0
+        """No gap has room for so much, or for more."""
 
     def place(self, size: int) -> int:
         """The address of a new segment."""
-        for at, (start, end) in enumerate(self._gaps):
-            if end - start >= size:
-                self._gaps[at] = start + size, end
-                return start
-        end = self._lowest
-        self._lowest = start = (end - size) // _STRETCH_BYTES * _STRETCH_BYTES
-        self._gaps.append((start + size, end))
-        return start
+        return self._in_gap(size) or self._new_stretch(size)
 
     def give_back(self, address: int, size: int) -> None:
         """A segment is gone."""
-        self._gaps.append((address, address + size))
+        start, end = address, address + size
+        for gap in [gap for gap in self._gaps if gap[1] == start or gap[0] == end]:
+            self._gaps.remove(gap)
+            start, end = min(start, gap[0]), max(end, gap[1])
+        self._add(start, end)
+
+    def _in_gap(self, size: int) -> int | None:
+        if size >= self._too_large:
+            return None
+        for at, (start, end) in enumerate(self._gaps):
+            if end - start >= size:
+                if end - start == size:
+                    del self._gaps[at]
+                else:
+                    self._gaps[at] = start + size, end
+                return start
+        self._too_large = size
+        return None
+
+    def _new_stretch(self, size: int) -> int:
+        end = self._lowest
+        self._lowest = start = (end - size) // _STRETCH_BYTES * _STRETCH_BYTES
+        if start + size < end:
+            self._add(start + size, end)
+        return start
+
+    def _add(self, start: int, end: int) -> None:
+        self._gaps.append((start, end))
+        self._too_large = max(self._too_large, end - start + 1)

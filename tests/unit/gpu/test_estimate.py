@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -282,6 +283,87 @@ def test_a_recurrent_layers_dropout_costs_a_bit_a_value_and_its_random_numbers()
     dropped, kept = parts(0.1), parts(0.0)
     assert dropped["activations"] - kept["activations"] == 2 * 64 * 128 * 256 // 8
     assert dropped["workspaces"] - kept["workspaces"] == 132 * 2048 * 24
+
+
+class Layered(nn.Module):
+    """A recurrent layer as models use it."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0].sum()
+
+
+def steps(n: int) -> torch.Tensor:
+    return torch.zeros(n, 32, 64)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-true", "fp16-true"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(64, 48, proj_size=16, batch_first=True),
+        lambda: nn.LSTM(64, 48, num_layers=2, bidirectional=True),
+        lambda: nn.GRU(64, 48, bias=False, batch_first=True),
+        lambda: nn.RNN(64, 48, dropout=0.3, num_layers=3, nonlinearity="relu"),
+    ],
+)
+def test_recurrent_layers_of_every_kind_are_estimated(make: Callable[[], nn.RNNBase], precision: str) -> None:
+    found = gpu.estimate(lambda: Layered(make()), steps, [1, 64], precision=precision, environment=NOTHING)
+    assert found[0].allocated_bytes < found[1].allocated_bytes
+    assert found[1].growth, "steps of one sample and of many are alike"
+
+
+def test_packed_sequences_are_estimated() -> None:
+    class Packed(Layered):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, [32] * len(x), batch_first=True)
+            return self.layer(packed)[0].data.sum()
+
+    assert one(lambda: Packed(nn.LSTM(64, 64, batch_first=True)), steps, 8).allocated_bytes > 8 * 32 * 64 * 4
+
+
+def test_a_recurrent_layer_may_run_while_its_model_is_made() -> None:
+    class Curious(Layered):
+        def __init__(self) -> None:
+            super().__init__(nn.GRU(64, 48, dropout=0.1, num_layers=2))
+            self.width = self.layer(steps(2))[0].shape[-1]
+
+    assert one(Curious, steps, 8).allocated_bytes > 0
+
+
+def test_layers_that_share_a_weight_keep_both_their_blocks() -> None:
+    class Both(nn.Module):
+        def __init__(self, is_shared: bool) -> None:
+            super().__init__()
+            self.first, self.second = nn.GRU(64, 64), nn.GRU(64, 64)
+            if is_shared:
+                self.second.weight_hh_l0 = self.first.weight_hh_l0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.first(x)[0] + self.second(x)[0]).sum()
+
+    apart, shared = (one(lambda is_shared=is_shared: Both(is_shared), steps, 8) for is_shared in (False, True))
+    assert shared.components["parameters"] >= apart.components["parameters"]
+
+
+def test_a_frozen_layer_in_evaluation_keeps_nothing() -> None:
+    class Taught(nn.Module):
+        def __init__(self, layers: int) -> None:
+            super().__init__()
+            self.teacher = nn.LSTM(64, 64, num_layers=layers)
+            self.out = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.teacher.eval()
+            with torch.no_grad():
+                x = self.teacher(x)[0]
+            return self.out(x).sum()
+
+    one_layer, four = (one(lambda layers=layers: Taught(layers), steps, 256) for layers in (1, 4))
+    assert one_layer.components["activations"] == four.components["activations"]
 
 
 def test_a_convolutions_workspace_is_a_guess_and_widens_the_range() -> None:

@@ -95,13 +95,13 @@ def test_a_stream_that_keeps_its_workers_has_one_figure_for_them() -> None:
 def test_costs_of_torchs_come_back_out_of_its_run() -> None:
     cost = their_cost(their_run(), load(), 2, tensors=1)
     assert cost.worker_bytes == pytest.approx(TORCHS.worker_bytes, rel=0.1)
-    assert cost.creep_bytes == pytest.approx(TORCHS.creep_bytes, rel=0.05)
+    assert cost.creep_bytes == pytest.approx(0.65 * MB), "of samples of such a size a usual share, whatever was seen"
     assert (cost.batch_s, cost.trainer_s) == pytest.approx((0.008, 0.003))
     assert cost.creep_batches == 128 and their_cost(their_run(), load(), 2, tensors=8).creep_batches == 16
 
 
 def test_a_short_run_that_does_not_show_the_creep_is_not_believed() -> None:
-    assert their_cost(their_run(creep_bytes=0), load(), 2, tensors=1).creep_bytes <= 0.75 * MB
+    assert their_cost(their_run(creep_bytes=0), load(), 2, tensors=1).creep_bytes <= 0.65 * MB
     small = load(samples=(Sample(size_bytes=10_000, wait_s=0.02, cpu_s=0.004),))
     assert their_cost(replace(their_run(creep_bytes=0), own_bytes=20 * MB), small, 2, tensors=1).creep_bytes == 0
 
