@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -63,6 +64,8 @@ class Turns:
 
     def play(self, cells: Sequence[Cell], rounds: int) -> None:
         """Every cell ``rounds`` times. A cell that fails is reported, and its round left out of every ratio."""
+        # Ended by ``timeout`` or ``kill``, the child that runs must go, too: it would disturb whoever measures next.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         total, done, began_s = rounds * len(cells), 0, time.monotonic()
         for number in range(rounds):
             # Nobody always goes first, nobody always follows the same neighbour.
