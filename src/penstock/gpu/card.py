@@ -37,13 +37,13 @@ class Card:
     context_bytes: int = _CONTEXT_BYTES
     """What nvidia-smi shows beyond torch's reserved bytes."""
     multiprocessors: int = _MULTIPROCESSORS[9, 0]
-    """How many blocks of threads run at once: sums take memory by it."""
+    """Partial sums, and the random numbers of cuDNN's dropout, are as many as they can run threads."""
     blas_config: str = ""
     """CUBLAS_WORKSPACE_CONFIG; "": not set."""
 
     @property
-    def threads(self) -> int:
-        """That a multiprocessor runs at once."""
+    def threads_per_multiprocessor(self) -> int:
+        """That run at once."""
         return _THREADS.get(self.capability, 2048)
 
     @property
@@ -94,6 +94,6 @@ def _multiprocessors_here(capability: tuple[int, int]) -> int | None:
         import pynvml
 
         cores = pynvml.nvmlDeviceGetNumGpuCores(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except Exception:  # as above
+    except Exception:  # a driver too old to count cores, too
         return None
     return int(cores) // (64 if capability in ((7, 0), (7, 5), (8, 0)) else 128)

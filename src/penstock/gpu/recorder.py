@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def keep_dropout_state(self) -> None:
         """cuDNN's random numbers, one stream for every thread that may run."""
-        self._keep(self.card.multiprocessors * self.card.threads * 24, "cudnn dropout")
+        self._keep(self.card.multiprocessors * self.card.threads_per_multiprocessor * 24, "cudnn dropout")
 
     def _keep(self, size_bytes: int, maker: str) -> None:
         """What a library takes at its first call, and keeps."""

@@ -152,7 +152,7 @@ def _sum(call: Call) -> Iterator[Need]:
     yield Need(0 if is_read_as_is else given.numel() * call.out.element_size())
     dims = call.args[1] if len(call.args) > 1 else None
     summed = given if is_read_as_is else torch.empty_strided(given.shape, given.stride(), dtype=kind, device="meta")
-    needed = reduction(summed, dims, card.multiprocessors, card.threads)
+    needed = reduction(summed, dims, card.multiprocessors, card.threads_per_multiprocessor)
     yield Need(needed.scratch_bytes, reduction=needed)
 
 

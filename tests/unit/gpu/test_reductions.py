@@ -46,7 +46,7 @@ def test_odd_shapes_have_sums_too(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("shape", "dims"), [((1, 600_000_000), [0]), ((600_000_000, 4), [1]), ((4, 600_000_000), [0])])
 def test_sums_too_large_for_32_bits_are_made_in_halves(shape: tuple[int, int], dims: list[int]) -> None:
-    assert reduction(torch.empty(shape, device="meta"), dims, 132).scratch_bytes >= 0
+    assert reduction(torch.empty(shape, device="meta"), dims, 132).scratch_bytes == 0
 
 
 def test_a_sum_in_another_type_copies_what_it_sums() -> None:
@@ -58,11 +58,11 @@ def test_a_sum_in_another_type_copies_what_it_sums() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x).sum(dtype=self.kind)
 
-    def temporaries(kind: torch.dtype | None) -> int:
+    def allocated_bytes(kind: torch.dtype | None) -> int:
         found = gpu.estimate(lambda: Counted(kind), lambda n: torch.zeros(n, 512), [65_536], environment={})[0]
         return found.allocated_bytes
 
-    assert temporaries(torch.float64) - temporaries(None) >= 65_536 * 512 * 8 / 2
+    assert allocated_bytes(torch.float64) - allocated_bytes(None) >= 65_536 * 512 * 8 / 2
 
 
 def test_partial_sums_are_known_for_batch_sizes_that_were_not_traced() -> None:
