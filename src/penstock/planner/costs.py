@@ -18,12 +18,17 @@ from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
 
 _STEADY = 0.8
 """How well a growth must follow a line to be taken for one that goes on."""
+_LEAST_POINTS = 6
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
-_CREPT, _CREPT_APART = 0.65, 0.45
-"""Shares of a sample that a heap gains with every batch, of one piece or of samples kept apart: between those of
-datasets that compute (0.4 to 0.6) and of those that wait (0.65 to 1.1). A short run shows it, or does not, or shows
-more, as it happens. Told from the datasets of bench_planner, on one machine."""
+_CREPT, _CREPT_APART = 1.0, 0.45
+"""What a heap gains with every batch, in samples. The first batch's samples leave a hole when they go, and the next
+one's do not quite fit: one of them has to lie elsewhere. So it is for samples of 0.2 to 12 MB, with few exceptions,
+which do not creep at all and are told by a short run. Of samples kept apart, which come and go one by one, it is less;
+how much was told from one dataset of bench_planner's."""
+_DOES_CREEP = 0.5
+_LEAST_TRAINER_BYTES = 11 << 19
+"""What starting workers takes in a process that has not done so before; one that profiles has."""
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
@@ -73,12 +78,11 @@ def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> L
     )
     ran = replace(load, batch_size=run.rows, profile=replace(load.profile, torchs=cost))
     thought = play_torch(ran, prefetch_factor, batches=0)
-    own_bytes = run.own_bytes - thought.most_workers_bytes - ours.trainer_bytes
+    own_bytes = run.own_bytes - thought.most_workers_bytes
     # They crept before the clock began, too: every worker built some batches ahead.
     built = run.batches + load.workers * prefetch_factor
-    seen_bytes = min(load.profile.sample_bytes, slope(run.heaps[len(run.heaps) // 3 :]))
-    creep_bytes = _creep_bytes(load, seen_bytes)
-    worker_bytes = (own_bytes - max(seen_bytes, creep_bytes) * built) / load.workers
+    creep_bytes = _creep_bytes(run, load)
+    worker_bytes = (own_bytes - creep_bytes * built) / load.workers
     if worker_bytes < ours.worker_bytes:
         # No worker of theirs is leaner than one of ours: they crept less than it seemed.
         worker_bytes = ours.worker_bytes
@@ -105,6 +109,10 @@ def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
     # What collating a batch takes is not its samples'.
     collate_s = 0.0 if is_whole else min(cheap.collate_s / cheap.samples, _extra_s(cheap, load))
     extra_s = _extra_s(cheap, load) - collate_s
+    if load.profile.has_collate and not is_whole:
+        # Samples are written twice: where they wait, and into the batch by whoever makes it.
+        extra_s /= 2
+        collate_s += extra_s
     deliver_s = cheap.trainer_cpu_s if cheap.deliver_s is None else min(cheap.deliver_s, cheap.trainer_cpu_s)
     cost = LoaderCost(
         worker_bytes=0,
@@ -124,19 +132,23 @@ def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
         cost,
         worker_bytes=max(_LEAST_WORKER_BYTES, int(worker_bytes)),
         batch_s=cost.batch_s * scale,
-        trainer_bytes=int(trainer_bytes),
+        trainer_bytes=max(_LEAST_TRAINER_BYTES, int(trainer_bytes)),
         start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
         copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
         crowding=_crowding(few, many),
     )
 
 
-def _creep_bytes(load: Load, seen_bytes: float) -> float:
+def _creep_bytes(run: Run, load: Load) -> float:
     """What a heap gains with every batch."""
     sample_bytes = load.profile.sample_bytes
-    if HEAP_BYTES[0] <= sample_bytes <= HEAP_BYTES[1]:
-        return sample_bytes * (_CREPT if load.profile.is_collated else _CREPT_APART)
-    return seen_bytes
+    if sample_bytes > HEAP_BYTES:
+        return 0.0
+    if not load.profile.is_collated:
+        return _CREPT_APART * sample_bytes
+    later = run.heaps[len(run.heaps) // 3 :]
+    does_creep = len(later) < _LEAST_POINTS or slope(later) > _DOES_CREEP * sample_bytes
+    return _CREPT * sample_bytes if does_creep else 0.0
 
 
 def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
@@ -150,7 +162,7 @@ def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
 
 def slope(points: Sequence[tuple[int, int]]) -> float:
     """How steeply they rise, by least squares; 0 if they do not rise steadily, or are too few to tell."""
-    if len(points) < 6 or len({height for _, height in points}) < 3:
+    if len(points) < _LEAST_POINTS or len({height for _, height in points}) < 3:
         return 0.0
     along, up = zip(*points, strict=True)
     if statistics.correlation(along, up) <= _STEADY:

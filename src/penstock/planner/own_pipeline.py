@@ -12,14 +12,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
-from penstock.planner.pipeline import PIECES, Gauge, Kept, Load, Outcome, Piece, Stream, Trainer, fetch
+from penstock.planner.pipeline import PIECES, Gauge, Load, Outcome, Piece, Stream, Trainer, fetch
 from penstock.planner.profile import Profile
 from penstock.planner.torch_pipeline import play_torch
 
 _TASK_S, _QUEUE_S, _PATIENT_S, _MOST_QUEUED = 0.005, 0.006, 0.020, 24
 """The loader's own: shorter work is not cut, tasks shorter than so long are queued on their worker."""
+_HAND_OVER_S = 1e-4
+"""For a moment the training loop has a batch and still holds the one before it."""
+_RECENT, _REUSE_UP_TO = 8, 2.0
+"""Of the loader and its arena: a batch gets as much room as the largest of so many before it, and a segment is used
+again for what takes at least this part of it."""
 
 
 def rows_a_task(profile: Profile, batch_size: int) -> int:
@@ -44,6 +50,7 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     if not load.workers:
         return play_torch(load)
     depth = usual_depth(profile, load.batch_size, load.workers) if depth is None else depth
+    room = _room(load, memory_bytes)
     slots = slots_within(load, depth, memory_bytes)
     cores, gauge, stream = Cores(load.cores, crowding=cost.crowding), Gauge(), Stream(load)
     rows = rows_a_task(profile, load.batch_size)
@@ -52,44 +59,25 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     left: dict[int, int] = {}
     """Pieces of open batches that are not done."""
     ready: set[int] = set()
-    free_bytes: list[float] = []
-    """Slots that lie unused."""
-    in_slot: dict[int, float] = {}
-    apart = Kept(lambda size_bytes: gauge.add(batches=size_bytes))
-    """Samples, and batches made of them, in pieces that fit anywhere."""
+    in_slot: dict[int, list[_Segment]] = {}
+    arena = _Arena(lambda size_bytes: gauge.add(batches=size_bytes))
+    made_bytes: deque[float] = deque([0.0], maxlen=_RECENT)
+    """What the latest batches took that a function of the user's made."""
     opened = lent = 0
 
     def room_for(piece: Piece) -> float:
         return cost.copies * piece.size_bytes
 
-    def let_go(size_bytes: float) -> None:
-        if profile.has_collate:
-            apart.free(size_bytes)
-        else:
-            free_bytes.append(size_bytes)
-
-    def find_slot(need_bytes: float) -> float:
-        fitting = [each for each in free_bytes if each >= need_bytes]
-        if fitting:
-            free_bytes.remove(min(fitting))
-            return min(fitting)
-        if free_bytes:
-            # A slot that is too small is given back for one that is not.
-            smallest = min(free_bytes)
-            free_bytes.remove(smallest)
-            gauge.add(batches=-smallest)
-        gauge.add(batches=need_bytes)
-        return need_bytes
-
     def open_next() -> bool:
         nonlocal opened
         is_full = len(left) + len(ready) >= depth or len(in_slot) >= slots
-        # The one that is due next is opened whatever there is, if nothing but what is lent is in the way.
-        if is_full and (len(in_slot) > lent or (in_slot and min(in_slot) < opened - 1)):
+        # The one that is due next is opened whatever there is, if nothing but what is lent is in the way; while two
+        # are lent, only into room there is.
+        if is_full and (len(in_slot) > lent or len(in_slot) >= max(2, room)):
             return False
         pieces = stream.batch(rows)
         # Samples that go through a function of the user's take memory as they come.
-        in_slot[opened] = 0.0 if profile.has_collate else find_slot(sum(map(room_for, pieces)))
+        in_slot[opened] = [] if profile.has_collate else [arena.take(sum(map(room_for, pieces)))]
         todo.extend((opened, piece) for piece in pieces)
         left[opened] = len(pieces)
         opened += 1
@@ -101,9 +89,15 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     def take(number: int) -> None:
         nonlocal lent
         ready.discard(number)
+        lent += 1
         if number:
-            let_go(in_slot.pop(number - 1))
-        lent = 1
+            cores.begin(give_back(number - 1))
+
+    def give_back(number: int) -> Activity:
+        nonlocal lent
+        yield Wait(_HAND_OVER_S)
+        arena.give_back(in_slot.pop(number))
+        lent -= 1
 
     def work() -> Activity:
         gauge.add(private=cost.worker_bytes)
@@ -114,8 +108,7 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
             gauge.add(private=piece.largest_bytes)
             gauge.add(private=-piece.largest_bytes)
             if profile.has_collate:
-                apart.take(room_for(piece))
-                in_slot[number] += room_for(piece)
+                in_slot[number].append(arena.take(room_for(piece)))
             left[number] -= 1
             if not left[number]:
                 yield from collate(number)
@@ -123,12 +116,14 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
 
     def collate(number: int) -> Activity:
         """A function of the user's reads samples where they lie, and the batch is written beside them."""
-        samples_bytes = in_slot[number]
+        samples = in_slot[number]
         if profile.has_collate:
-            apart.take(samples_bytes)
+            batch_bytes = sum(each.used_bytes for each in samples)
+            in_slot[number] = [arena.take(batch_bytes, room_bytes=max(batch_bytes, *made_bytes))]
+            made_bytes.append(batch_bytes)
         yield Compute(cost.batch_s)
         if profile.has_collate:
-            apart.free(samples_bytes)
+            arena.give_back(samples)
 
     def finish(number: int) -> Activity:
         yield Compute(cost.beside_s)
@@ -148,11 +143,73 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
 
 def slots_within(load: Load, depth: int, memory_bytes: int | None) -> int:
     """Batches that may be in the arena at a time: those ahead and the one the training loop holds, if they fit."""
-    wanted = depth + 1
+    return int(max(1, min(depth + 1, _room(load, memory_bytes))))
+
+
+def bytes_for(load: Load, slots: int) -> int:
+    """The budget that has room for so many batches and no more."""
+    workers_bytes, batch_bytes = _parts(load)
+    return math.ceil(workers_bytes + (slots + load.profile.has_collate) * batch_bytes)
+
+
+def _room(load: Load, memory_bytes: int | None) -> float:
+    """How many batches a budget has room for."""
     if memory_bytes is None:
-        return wanted
-    profile, cost = load.profile, load.profile.ours
-    left_bytes = memory_bytes - load.workers * (cost.worker_bytes + profile.largest_bytes)
-    batch_bytes = max(1.0, cost.copies * profile.sample_bytes * load.batch_size)
+        return math.inf
+    workers_bytes, batch_bytes = _parts(load)
     # A function of the user's has one batch's samples beside the batches.
-    return max(1, min(wanted, int(left_bytes // batch_bytes) - profile.has_collate))
+    return (memory_bytes - workers_bytes) // batch_bytes - load.profile.has_collate
+
+
+def _parts(load: Load) -> tuple[float, float]:
+    """What all workers take, and a batch."""
+    profile, cost = load.profile, load.profile.ours
+    batch_bytes = max(1.0, cost.copies * profile.sample_bytes * load.batch_size)
+    return load.workers * (cost.worker_bytes + profile.largest_bytes), batch_bytes
+
+
+class _Segment:
+    def __init__(self, room_bytes: float) -> None:
+        self.room_bytes = room_bytes
+        self.used_bytes = 0.0
+        self.touched_bytes = 0.0
+        """Pages it has: as much as was ever used of it."""
+
+
+class _Arena:
+    """Segments as the loader's arena has them: used again for what fits well, and of those that lie free no more are
+    kept than were ever in use."""
+
+    def __init__(self, add: Callable[[float], None]) -> None:
+        self._add = add
+        self._free: list[_Segment] = []
+        self._in_use = self._most_in_use = 0.0
+
+    def take(self, used_bytes: float, *, room_bytes: float = 0.0) -> _Segment:
+        """A segment with room for ``room_bytes``, of which so many are used."""
+        room_bytes = max(room_bytes, used_bytes)
+        fitting = [each for each in self._free if room_bytes <= each.room_bytes <= _REUSE_UP_TO * room_bytes]
+        segment = min(fitting, key=lambda each: each.room_bytes, default=None)
+        if segment is None:
+            segment = _Segment(room_bytes)
+        else:
+            self._free.remove(segment)
+        segment.used_bytes = used_bytes
+        if used_bytes > segment.touched_bytes:
+            self._add(used_bytes - segment.touched_bytes)
+            segment.touched_bytes = used_bytes
+        self._in_use += segment.room_bytes
+        self._most_in_use = max(self._most_in_use, self._in_use)
+        self._close_beyond()
+        return segment
+
+    def give_back(self, segments: list[_Segment]) -> None:
+        self._in_use -= sum(each.room_bytes for each in segments)
+        self._free += segments
+        self._close_beyond()
+
+    def _close_beyond(self) -> None:
+        while self._free and sum(each.room_bytes for each in self._free) > self._most_in_use - self._in_use:
+            largest = max(self._free, key=lambda each: each.room_bytes)
+            self._free.remove(largest)
+            self._add(-largest.touched_bytes)

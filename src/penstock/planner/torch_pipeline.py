@@ -12,16 +12,17 @@ worker may have ``prefetch_factor`` batches asked of it; how many of them are th
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
 from penstock.planner.pipeline import PIECES, Gauge, Kept, Load, Outcome, Stream, Trainer, fetch
 
-HEAP_BYTES = 128 << 10, 32 << 20
-"""malloc maps what is larger than the second on its own, and gives it back at once; the rest stays in the heap, where
-pieces larger than the first leave holes that later ones do not fit."""
-_AT_REST = 0.6
-"""Of the holes: where a worker has one batch at a time, it has often sent that before the next begins."""
+HEAP_BYTES = 32 << 20
+"""malloc maps what is larger than this on its own, and gives it back at once; the rest stays in the heap."""
+_UNEVEN = 0.5
+"""By how much the time for a batch differs from worker to worker and from batch to batch: those that are early wait for
+the one whose turn it is."""
 
 
 def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = None) -> Outcome:
@@ -30,14 +31,14 @@ def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = No
     cores = Cores(load.cores, crowding=cost.crowding)
     if not load.workers:
         return _alone(load)
-    gauge, stream = Gauge(), Stream(load)
+    gauge, stream, chance = Gauge(), Stream(load), random.Random(0)
     # Workers that began together end together.
     trainer = Trainer(load, cost, cores, ahead=load.workers * prefetch_factor, at_a_time=load.workers)
     asked: list[deque[int]] = [deque() for _ in range(load.workers)]
     sizes: dict[int, float] = {}
     ready: set[int] = set()
     rows_a_piece = -(-load.batch_size // PIECES)
-    stays = load.profile.largest_bytes <= HEAP_BYTES[1]
+    stays = load.profile.largest_bytes <= HEAP_BYTES
 
     def take(number: int) -> None:
         ahead = number + load.workers * prefetch_factor
@@ -59,7 +60,7 @@ def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = No
         def finish(number: int, held_bytes: int) -> Activity:
             sizes[number] = held_bytes * cost.copies
             gauge.add(batches=sizes[number])
-            yield Compute(cost.batch_s)
+            yield Compute(cost.batch_s * chance.uniform(1 - _UNEVEN, 1 + _UNEVEN))
             heap.free(held_bytes)
             ready.add(number)
 
@@ -90,8 +91,6 @@ def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = No
     each = cost.creep_batches
     if batches is not None:
         each = min(each, batches / load.workers + prefetch_factor)
-    if prefetch_factor == 1:
-        each *= _AT_REST
     gauge.add_for_good(private=load.workers * each * cost.creep_bytes)
     return trainer.outcome(gauge)
 

@@ -65,6 +65,26 @@ def test_ours_holds_as_many_batches_as_it_is_deep_whatever_the_workers(workers: 
     assert outcome.most_workers_bytes <= workers * 11 * MB
 
 
+def test_one_deep_ours_has_three_batches_while_one_is_handed_over() -> None:
+    batches_bytes = [play_ours(load(wait_s=0.02, workers=2), depth).most_batches_bytes for depth in (1, 2)]
+    assert batches_bytes == [3 * 8 * MB, 3 * 8 * MB]
+    room_for_two = 2 * 11 * MB + 2 * 8 * MB
+    assert play_ours(load(wait_s=0.02, workers=2), 1, room_for_two).most_batches_bytes == 2 * 8 * MB
+
+
+def test_a_function_of_the_users_has_one_batch_twice() -> None:
+    slow = load(wait_s=0.02, step_s=0.5)
+    made = replace(slow, profile=replace(slow.profile, has_collate=True))
+    assert play_ours(made, 2).most_batches_bytes == (1 + 1 + 2) * 8 * MB
+
+
+def test_uneven_samples_take_more_than_their_sum() -> None:
+    slow = load(wait_s=0.02, step_s=0.5)
+    samples = tuple(Sample(size_bytes=size * MB // 10, wait_s=0.02, cpu_s=0.0) for size in range(2, 19))
+    made = replace(slow, profile=replace(slow.profile, has_collate=True, samples=samples))
+    assert 1.1 * 32 * MB < play_ours(made, 2).most_batches_bytes < 2 * 32 * MB
+
+
 def test_a_budget_takes_slots_away() -> None:
     tight = 4 * 11 * MB + 2 * 8 * MB
     assert slots_within(load(wait_s=0.02), 4, tight) == 2
