@@ -19,6 +19,7 @@ from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
 _STEADY = 0.8
 """How well a growth must follow a line to be taken for one that goes on."""
 _LEAST_POINTS = 6
+"""Of which there must be so many."""
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
 _CREPT, _CREPT_APART = 1.0, 0.45
@@ -27,8 +28,7 @@ one's do not quite fit: one of them has to lie elsewhere. So it is for samples o
 which do not creep at all and are told by a short run. Of samples kept apart, which come and go one by one, it is less;
 how much was told from one dataset of bench_planner's."""
 _DOES_CREEP = 0.5
-_LEAST_TRAINER_BYTES = 11 << 19
-"""What starting workers takes in a process that has not done so before; one that profiles has."""
+"""Samples a batch from which on a heap is one that creeps."""
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
@@ -78,7 +78,7 @@ def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> L
     )
     ran = replace(load, batch_size=run.rows, profile=replace(load.profile, torchs=cost))
     thought = play_torch(ran, prefetch_factor, batches=0)
-    own_bytes = run.own_bytes - thought.most_workers_bytes
+    own_bytes = run.own_bytes - thought.most_workers_bytes - ours.trainer_bytes
     # They crept before the clock began, too: every worker built some batches ahead.
     built = run.batches + load.workers * prefetch_factor
     creep_bytes = _creep_bytes(run, load)
@@ -132,7 +132,7 @@ def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
         cost,
         worker_bytes=max(_LEAST_WORKER_BYTES, int(worker_bytes)),
         batch_s=cost.batch_s * scale,
-        trainer_bytes=max(_LEAST_TRAINER_BYTES, int(trainer_bytes)),
+        trainer_bytes=int(trainer_bytes),
         start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
         copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
         crowding=_crowding(few, many),
@@ -142,7 +142,7 @@ def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
 def _creep_bytes(run: Run, load: Load) -> float:
     """What a heap gains with every batch."""
     sample_bytes = load.profile.sample_bytes
-    if sample_bytes > HEAP_BYTES:
+    if load.profile.largest_bytes > HEAP_BYTES:
         return 0.0
     if not load.profile.is_collated:
         return _CREPT_APART * sample_bytes

@@ -4,8 +4,9 @@ In:  a ``Load``, a depth and a budget.
 Out: an ``Outcome``.
 Runs in: anywhere; pure.
 
-Batches lie in slots that are used again and not given back between batches; a worker holds the sample it is at. Slots
-are as many as the depth and what the training loop holds, or as the budget leaves room for.
+Batches lie in segments that are used again for others of about their size; a worker holds the sample it is at. There
+are as many batches as the depth and what the training loop holds, or as the budget leaves room for. Samples for a
+function of the user's lie apart until it makes a batch of them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ from penstock.planner.torch_pipeline import play_torch
 
 _TASK_S, _QUEUE_S, _PATIENT_S, _MOST_QUEUED = 0.005, 0.006, 0.020, 24
 """The loader's own: shorter work is not cut, tasks shorter than so long are queued on their worker."""
-_HAND_OVER_S = 1e-4
-"""For a moment the training loop has a batch and still holds the one before it."""
-_RECENT, _REUSE_UP_TO = 8, 2.0
+_RECENT, _REUSE_UP_TO = 8, 2
 """Of the loader and its arena: a batch gets as much room as the largest of so many before it, and a segment is used
-again for what takes at least this part of it."""
+again if it is at most so many times too large."""
 
 
 def rows_a_task(profile: Profile, batch_size: int) -> int:
@@ -50,7 +49,8 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     if not load.workers:
         return play_torch(load)
     depth = usual_depth(profile, load.batch_size, load.workers) if depth is None else depth
-    room = _room(load, memory_bytes)
+    room = _batches_within(load, memory_bytes)
+    is_made, is_apart = profile.has_collate, _is_apart(profile)
     slots = slots_within(load, depth, memory_bytes)
     cores, gauge, stream = Cores(load.cores, crowding=cost.crowding), Gauge(), Stream(load)
     rows = rows_a_task(profile, load.batch_size)
@@ -61,23 +61,25 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     ready: set[int] = set()
     in_slot: dict[int, list[_Segment]] = {}
     arena = _Arena(lambda size_bytes: gauge.add(batches=size_bytes))
-    made_bytes: deque[float] = deque([0.0], maxlen=_RECENT)
+    made_bytes: deque[int] = deque([0], maxlen=_RECENT)
     """What the latest batches took that a function of the user's made."""
     opened = lent = 0
 
-    def room_for(piece: Piece) -> float:
-        return cost.copies * piece.size_bytes
+    def room_for(piece: Piece) -> int:
+        return math.ceil(cost.copies * piece.size_bytes)
 
     def open_next() -> bool:
         nonlocal opened
-        is_full = len(left) + len(ready) >= depth or len(in_slot) >= slots
+        # Parts and the batch made of them exist side by side for a moment.
+        needed = len(in_slot) + 1 + (len(left) + 1 if is_apart else 0)
+        is_full = len(left) + len(ready) >= depth or len(in_slot) >= slots or needed > room
         # The one that is due next is opened whatever there is, if nothing but what is lent is in the way; while two
         # are lent, only into room there is.
         if is_full and (len(in_slot) > lent or len(in_slot) >= max(2, room)):
             return False
         pieces = stream.batch(rows)
         # Samples that go through a function of the user's take memory as they come.
-        in_slot[opened] = [] if profile.has_collate else [arena.take(sum(map(room_for, pieces)))]
+        in_slot[opened] = [] if is_made else [arena.take(sum(map(room_for, pieces)))]
         todo.extend((opened, piece) for piece in pieces)
         left[opened] = len(pieces)
         opened += 1
@@ -94,8 +96,9 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
             cores.begin(give_back(number - 1))
 
     def give_back(number: int) -> Activity:
+        """For a moment the training loop has a batch and still holds the one before it."""
         nonlocal lent
-        yield Wait(_HAND_OVER_S)
+        yield Wait(0.0)
         arena.give_back(in_slot.pop(number))
         lent -= 1
 
@@ -105,25 +108,32 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
             yield Until(has_task)
             number, piece = todo.popleft()
             yield from fetch(piece, cost)
-            gauge.add(private=piece.largest_bytes)
-            gauge.add(private=-piece.largest_bytes)
-            if profile.has_collate:
+            held_bytes = piece.size_bytes if is_made else piece.largest_bytes
+            gauge.add(private=held_bytes)
+            if is_apart:
                 in_slot[number].append(arena.take(room_for(piece)))
+            if is_apart or not is_made:
+                gauge.add(private=-held_bytes)
             left[number] -= 1
             if not left[number]:
-                yield from collate(number)
+                yield from make(number, held_bytes)
                 cores.begin(finish(number))
 
-    def collate(number: int) -> Activity:
-        """A function of the user's reads samples where they lie, and the batch is written beside them."""
-        samples = in_slot[number]
-        if profile.has_collate:
-            batch_bytes = sum(each.used_bytes for each in samples)
-            in_slot[number] = [arena.take(batch_bytes, room_bytes=max(batch_bytes, *made_bytes))]
-            made_bytes.append(batch_bytes)
+    def make(number: int, samples_bytes: int) -> Activity:
+        """A function of the user's reads samples where they lie, apart or with this worker; what it makes of them is
+        its own first, and written to the arena then."""
+        if not is_made:
+            yield Compute(cost.batch_s)
+            return
+        parts = in_slot[number]
+        batch_bytes = sum(each.used_bytes for each in parts) if is_apart else math.ceil(cost.copies * samples_bytes)
+        own_bytes = batch_bytes if profile.is_collated else 0
+        gauge.add(private=own_bytes)
+        in_slot[number] = [arena.take(batch_bytes, room_bytes=max(batch_bytes, *made_bytes))]
+        made_bytes.append(batch_bytes)
         yield Compute(cost.batch_s)
-        if profile.has_collate:
-            arena.give_back(samples)
+        arena.give_back(parts)
+        gauge.add(private=-own_bytes - (0 if is_apart else samples_bytes))
 
     def finish(number: int) -> Activity:
         yield Compute(cost.beside_s)
@@ -143,36 +153,43 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
 
 def slots_within(load: Load, depth: int, memory_bytes: int | None) -> int:
     """Batches that may be in the arena at a time: those ahead and the one the training loop holds, if they fit."""
-    return int(max(1, min(depth + 1, _room(load, memory_bytes))))
+    room = _batches_within(load, memory_bytes) - _is_apart(load.profile)
+    return int(max(1, min(depth + 1, room)))
 
 
 def bytes_for(load: Load, slots: int) -> int:
     """The budget that has room for so many batches and no more."""
-    workers_bytes, batch_bytes = _parts(load)
-    return math.ceil(workers_bytes + (slots + load.profile.has_collate) * batch_bytes)
+    return _workers_bytes(load) + (slots + _is_apart(load.profile)) * _batch_bytes(load)
 
 
-def _room(load: Load, memory_bytes: int | None) -> float:
+def _batches_within(load: Load, memory_bytes: int | None) -> float:
     """How many batches a budget has room for."""
-    if memory_bytes is None:
-        return math.inf
-    workers_bytes, batch_bytes = _parts(load)
-    # A function of the user's has one batch's samples beside the batches.
-    return (memory_bytes - workers_bytes) // batch_bytes - load.profile.has_collate
+    return math.inf if memory_bytes is None else (memory_bytes - _workers_bytes(load)) // _batch_bytes(load)
 
 
-def _parts(load: Load) -> tuple[float, float]:
-    """What all workers take, and a batch."""
-    profile, cost = load.profile, load.profile.ours
-    batch_bytes = max(1.0, cost.copies * profile.sample_bytes * load.batch_size)
-    return load.workers * (cost.worker_bytes + profile.largest_bytes), batch_bytes
+def _is_apart(profile: Profile) -> bool:
+    """Whether samples of one batch come from several workers and are made into a batch by one of them."""
+    return profile.has_collate and profile.is_splittable
+
+
+def _workers_bytes(load: Load) -> int:
+    profile = load.profile
+    held_bytes = profile.largest_bytes
+    if profile.has_collate and not profile.is_splittable:
+        # Whole batches of samples, and what is made of them.
+        held_bytes = math.ceil((1 + profile.is_collated) * profile.sample_bytes * load.batch_size)
+    return load.workers * (profile.ours.worker_bytes + held_bytes)
+
+
+def _batch_bytes(load: Load) -> int:
+    return max(1, math.ceil(load.profile.ours.copies * load.profile.sample_bytes * load.batch_size))
 
 
 class _Segment:
-    def __init__(self, room_bytes: float) -> None:
+    def __init__(self, room_bytes: int) -> None:
         self.room_bytes = room_bytes
-        self.used_bytes = 0.0
-        self.touched_bytes = 0.0
+        self.used_bytes = 0
+        self.touched_bytes = 0
         """Pages it has: as much as was ever used of it."""
 
 
@@ -180,12 +197,12 @@ class _Arena:
     """Segments as the loader's arena has them: used again for what fits well, and of those that lie free no more are
     kept than were ever in use."""
 
-    def __init__(self, add: Callable[[float], None]) -> None:
+    def __init__(self, add: Callable[[int], None]) -> None:
         self._add = add
         self._free: list[_Segment] = []
-        self._in_use = self._most_in_use = 0.0
+        self._in_use_bytes = self._most_in_use_bytes = 0
 
-    def take(self, used_bytes: float, *, room_bytes: float = 0.0) -> _Segment:
+    def take(self, used_bytes: int, *, room_bytes: int = 0) -> _Segment:
         """A segment with room for ``room_bytes``, of which so many are used."""
         room_bytes = max(room_bytes, used_bytes)
         fitting = [each for each in self._free if room_bytes <= each.room_bytes <= _REUSE_UP_TO * room_bytes]
@@ -194,22 +211,22 @@ class _Arena:
             segment = _Segment(room_bytes)
         else:
             self._free.remove(segment)
+        self._in_use_bytes += segment.room_bytes
+        self._most_in_use_bytes = max(self._most_in_use_bytes, self._in_use_bytes)
+        self._close_beyond()
         segment.used_bytes = used_bytes
         if used_bytes > segment.touched_bytes:
             self._add(used_bytes - segment.touched_bytes)
             segment.touched_bytes = used_bytes
-        self._in_use += segment.room_bytes
-        self._most_in_use = max(self._most_in_use, self._in_use)
-        self._close_beyond()
         return segment
 
     def give_back(self, segments: list[_Segment]) -> None:
-        self._in_use -= sum(each.room_bytes for each in segments)
+        self._in_use_bytes -= sum(each.room_bytes for each in segments)
         self._free += segments
         self._close_beyond()
 
     def _close_beyond(self) -> None:
-        while self._free and sum(each.room_bytes for each in self._free) > self._most_in_use - self._in_use:
+        while sum(each.room_bytes for each in self._free) > self._most_in_use_bytes - self._in_use_bytes:
             largest = max(self._free, key=lambda each: each.room_bytes)
             self._free.remove(largest)
             self._add(-largest.touched_bytes)

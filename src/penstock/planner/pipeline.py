@@ -20,6 +20,9 @@ from penstock.planner.profile import LoaderCost, Profile, Sample
 
 PIECES = 8
 """Pieces a batch is cut into at most."""
+_STARTING_BYTES, _INDEX_BYTES = 3 << 19, 45
+"""What a training process takes at the least, for starting workers and for every index of a shuffled order, which torch
+makes whole. One that has loaded before, as one that profiles has, finds room for some of it."""
 _LEAST_BATCHES, _MOST_BATCHES = 30, 240
 _MOST_DRAWN = 256
 """Rows of a batch that are drawn; the rest are like them."""
@@ -82,26 +85,6 @@ class Gauge:
         """What is there at the fullest besides, whenever that is."""
         self.most_private += private
         self.peak_private += private
-
-
-class Kept:
-    """Memory that is used again: what has been freed stays, if it ``stays``."""
-
-    def __init__(self, add: Callable[[float], None], *, stays: bool = True) -> None:
-        self._add, self._stays = add, stays
-        self._used = self._has = 0.0
-
-    def take(self, size_bytes: float) -> None:
-        self._used += size_bytes
-        if self._used > self._has:
-            self._add(self._used - self._has)
-            self._has = self._used
-
-    def free(self, size_bytes: float) -> None:
-        self._used -= size_bytes
-        if not self._stays:
-            self._add(self._used - self._has)
-            self._has = self._used
 
 
 class Piece(NamedTuple):
@@ -193,10 +176,11 @@ class Trainer:
         count = max(1, (len(self._taken_s) - 1) * 2 // 3 // turn * turn)
         first = len(self._taken_s) - 1 - count
         spent_s = self._taken_s[-1] - self._taken_s[first]
+        least_bytes = _STARTING_BYTES * bool(self._load.workers) + _INDEX_BYTES * (self._load.profile.length or 0)
         return Outcome(
             samples_per_s=count * self._load.batch_size / spent_s if spent_s > 0 else float("inf"),
             first_batch_s=self._taken_s[0],
-            growth_bytes=int(gauge.most_batches + gauge.most_private) + self._cost.trainer_bytes,
+            growth_bytes=int(gauge.most_batches + gauge.most_private) + max(least_bytes, self._cost.trainer_bytes),
             batches_bytes=int(gauge.most_batches),
             workers_bytes=int(gauge.most_private),
             most_batches_bytes=int(gauge.peak_batches),

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
-from penstock.planner.pipeline import PIECES, Gauge, Kept, Load, Outcome, Stream, Trainer, fetch
+from penstock.planner.pipeline import PIECES, Gauge, Load, Outcome, Stream, Trainer, fetch
 
 HEAP_BYTES = 32 << 20
 """malloc maps what is larger than this on its own, and gives it back at once; the rest stays in the heap."""
 _UNEVEN = 0.5
-"""By how much the time for a batch differs from worker to worker and from batch to batch: those that are early wait for
-the one whose turn it is."""
+"""By how much the time to collate and send a batch differs from one to the next: workers that are early wait for the
+one whose turn it is."""
 
 
 def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = None) -> Outcome:
@@ -47,7 +48,7 @@ def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = No
             gauge.add(batches=-sizes.pop(number - 1))
 
     def work(worker: int) -> Activity:
-        heap = Kept(lambda size_bytes: gauge.add(private=size_bytes), stays=stays)
+        heap = _Heap(lambda size_bytes: gauge.add(private=size_bytes), stays=stays)
         gauge.add(private=cost.worker_bytes)
         to_send: deque[tuple[int, int]] = deque()
 
@@ -127,3 +128,23 @@ def _alone(load: Load) -> Outcome:
     cores.begin(steps())
     cores.run(lambda: trainer.is_done)
     return trainer.outcome(gauge)
+
+
+class _Heap:
+    """What has been freed stays and is used again, if it ``stays``."""
+
+    def __init__(self, add: Callable[[float], None], *, stays: bool = True) -> None:
+        self._add, self._stays = add, stays
+        self._used = self._has = 0.0
+
+    def take(self, size_bytes: float) -> None:
+        self._used += size_bytes
+        if self._used > self._has:
+            self._add(self._used - self._has)
+            self._has = self._used
+
+    def free(self, size_bytes: float) -> None:
+        self._used -= size_bytes
+        if not self._stays:
+            self._add(self._used - self._has)
+            self._has = self._used

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.loader.pace import Pace
 from penstock.loader.tuning import Tuning
-from penstock.planner.own_pipeline import play_ours, rows_a_task, slots_within, usual_depth
+from penstock.planner.own_pipeline import bytes_for, play_ours, rows_a_task, slots_within, usual_depth
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import LoaderCost, Profile, Sample
 from penstock.planner.torch_pipeline import play_torch
@@ -103,6 +103,24 @@ def test_heaps_that_creep_do_so_until_old_batches_are_forgotten() -> None:
     )
     # The first ones are built ahead, before any is taken.
     assert some - still == 40 * MB and long - still == 4 * (128 - 2) * MB
+
+
+def test_the_shuffled_order_of_a_long_dataset_is_the_training_processs() -> None:
+    short, long = (load(wait_s=0.01), load(wait_s=0.01))
+    long = replace(long, profile=replace(long.profile, length=10_000_000))
+    assert play_ours(long).growth_bytes - play_ours(short).growth_bytes == pytest.approx(450 * MB, rel=0.01)
+
+
+@pytest.mark.parametrize("copies", [1.0, 1.09, 1.3])
+@pytest.mark.parametrize("has_collate", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, 7])
+def test_a_budget_for_so_many_batches_has_room_for_them(copies: float, has_collate: bool, slots: int) -> None:
+    here = load(wait_s=0.01)
+    here = replace(
+        here, profile=replace(here.profile, has_collate=has_collate, ours=replace(here.profile.ours, copies=copies))
+    )
+    assert slots_within(here, 10, bytes_for(here, slots)) == slots
+    assert slots_within(here, 10, bytes_for(here, slots) - 1) == max(1, slots - 1)
 
 
 def test_a_cache_is_worth_the_samples_it_has() -> None:
