@@ -19,7 +19,7 @@ from penstock.loader.profiling import profile
 from penstock.loader.tuning_run import LiveLoader
 from penstock.meter import headroom_bytes, limits
 from penstock.planner.figures import figure
-from penstock.planner.own_pipeline import bytes_for, play_ours, usual_depth
+from penstock.planner.own_pipeline import play_held, usual_depth
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import Profile
 from penstock.planner.search import Done, Expected, Setting, Space, Trial, mean_rates, next_move, stop, worker_limit
@@ -207,8 +207,7 @@ def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: i
             profile=known, cores=cores, batch_size=settings.batch_size, workers=setting.workers,
             step_s=settings.step_time,
         )  # fmt: skip
-        # Held to it by ``memory=``.
-        outcome = play_ours(load, setting.depth, bytes_for(load, setting.depth + 1))
+        outcome = play_held(load, setting.depth)
         # Without what the training process takes for itself, which is no part of the budget.
         memory_bytes = outcome.batches_bytes + outcome.workers_bytes
         return Expected(samples_per_s=outcome.samples_per_s / _times(known, setting), memory_bytes=memory_bytes)

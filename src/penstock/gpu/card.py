@@ -94,6 +94,6 @@ def _multiprocessors_here(capability: tuple[int, int]) -> int | None:
         import pynvml
 
         cores = pynvml.nvmlDeviceGetNumGpuCores(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except Exception:  # a driver too old to count cores, too
+    except Exception:  # no NVML, no card, or a driver too old to count cores
         return None
     return int(cores) // (64 if capability in ((7, 0), (7, 5), (8, 0)) else 128)

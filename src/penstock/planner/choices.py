@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from penstock.planner.own_pipeline import bytes_for, play_ours, slots_within, usual_depth
+from penstock.planner.own_pipeline import play_held, play_ours, slots_within, usual_depth
 from penstock.planner.pipeline import Load, Outcome
 from penstock.planner.profile import Profile
 
@@ -57,7 +57,7 @@ def try_all(load: Load, *, room_bytes: int, most_workers: int | None = None) -> 
                 load=here,
                 depth=depth,
                 is_own=depth == own,
-                outcome=play_ours(here, depth, room_bytes) if depth == own else _held(here, depth),
+                outcome=play_ours(here, depth, room_bytes) if depth == own else play_held(here, depth),
             )
             for depth in sorted(depths)
         ]
@@ -68,11 +68,6 @@ def try_all(load: Load, *, room_bytes: int, most_workers: int | None = None) -> 
         if since == _PATIENCE:
             break
     return found
-
-
-def _held(load: Load, depth: int) -> Outcome:
-    """Held by ``memory=`` to less ahead than the loader would take."""
-    return play_ours(load, depth, bytes_for(load, depth + 1))
 
 
 def _depth_within(load: Load, depth: int, room_bytes: int) -> int:
@@ -129,7 +124,7 @@ def largest_fitting(load: Load, fits: Callable[[Tried], bool]) -> int | None:
 
     def does_fit(batch_size: int) -> bool:
         here = replace(load, batch_size=batch_size, workers=1, step_s=load.step_s * batch_size / load.batch_size)
-        return fits(Tried(load=here, depth=1, is_own=False, outcome=_held(here, 1)))
+        return fits(Tried(load=here, depth=1, is_own=False, outcome=play_held(here, 1)))
 
     fitting, too_many = 0, load.batch_size
     while too_many - fitting > 1:

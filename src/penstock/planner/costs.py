@@ -19,16 +19,12 @@ from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
 _STEADY = 0.8
 """How well a growth must follow a line to be taken for one that goes on."""
 _LEAST_POINTS = 6
-"""Of which there must be so many."""
+"""Fewer tell nothing."""
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
-_CREPT, _CREPT_APART = 1.0, 0.45
-"""What a heap gains with every batch, in samples. The first batch's samples leave a hole when they go, and the next
-one's do not quite fit: one of them has to lie elsewhere. So it is for samples of 0.2 to 12 MB, with few exceptions,
-which do not creep at all and are told by a short run. Of samples kept apart, which come and go one by one, it is less;
-how much was told from one dataset of bench_planner's."""
-_DOES_CREEP = 0.5
-"""Samples a batch from which on a heap is one that creeps."""
+_DOES_CREEP, _CREPT_APART = 0.5, 0.45
+"""In samples: what a heap gains with every batch, at the least, if it is one that creeps; and where samples are kept
+apart, come and go one by one (told from one dataset of bench_planner's)."""
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
@@ -140,7 +136,12 @@ def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
 
 
 def _creep_bytes(run: Run, load: Load) -> float:
-    """What a heap gains with every batch."""
+    """What a heap gains with every batch.
+
+    As a rule one sample: a batch's samples leave a hole when they go, the next one's do not quite fit into it, and one
+    has to lie elsewhere. So it was for samples of 0.2 to 12 MB but for a few sizes, which hardly creep, and a short run
+    tells those.
+    """
     sample_bytes = load.profile.sample_bytes
     if load.profile.largest_bytes > HEAP_BYTES:
         return 0.0
@@ -148,7 +149,7 @@ def _creep_bytes(run: Run, load: Load) -> float:
         return _CREPT_APART * sample_bytes
     later = run.heaps[len(run.heaps) // 3 :]
     does_creep = len(later) < _LEAST_POINTS or slope(later) > _DOES_CREEP * sample_bytes
-    return _CREPT * sample_bytes if does_creep else 0.0
+    return sample_bytes if does_creep else 0.0
 
 
 def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:

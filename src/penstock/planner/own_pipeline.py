@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 
+from penstock.planner.arena import Arena, Segment
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
 from penstock.planner.pipeline import PIECES, Gauge, Load, Outcome, Piece, Stream, Trainer, fetch
 from penstock.planner.profile import Profile
@@ -22,9 +22,8 @@ from penstock.planner.torch_pipeline import play_torch
 
 _TASK_S, _QUEUE_S, _PATIENT_S, _MOST_QUEUED = 0.005, 0.006, 0.020, 24
 """The loader's own: shorter work is not cut, tasks shorter than so long are queued on their worker."""
-_RECENT, _REUSE_UP_TO = 8, 2
-"""Of the loader and its arena: a batch gets as much room as the largest of so many before it, and a segment is used
-again if it is at most so many times too large."""
+RECENT = 8
+"""The loader's own, too: what is made of samples gets as much room as the largest of so many batches before it."""
 
 
 def rows_a_task(profile: Profile, batch_size: int) -> int:
@@ -59,9 +58,9 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     left: dict[int, int] = {}
     """Pieces of open batches that are not done."""
     ready: set[int] = set()
-    in_slot: dict[int, list[_Segment]] = {}
-    arena = _Arena(lambda size_bytes: gauge.add(batches=size_bytes))
-    made_bytes: deque[int] = deque([0], maxlen=_RECENT)
+    in_slot: dict[int, list[Segment]] = {}
+    arena = Arena(lambda size_bytes: gauge.add(batches=size_bytes))
+    made_bytes: deque[int] = deque([0], maxlen=RECENT)
     """What the latest batches took that a function of the user's made."""
     opened = lent = 0
 
@@ -151,6 +150,11 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     return trainer.outcome(gauge)
 
 
+def play_held(load: Load, depth: int) -> Outcome:
+    """Held by ``memory=`` to so many batches ahead, where the loader might take more."""
+    return play_ours(load, depth, bytes_for(load, depth + 1))
+
+
 def slots_within(load: Load, depth: int, memory_bytes: int | None) -> int:
     """Batches that may be in the arena at a time: those ahead and the one the training loop holds, if they fit."""
     room = _batches_within(load, memory_bytes) - _is_apart(load.profile)
@@ -183,50 +187,3 @@ def _workers_bytes(load: Load) -> int:
 
 def _batch_bytes(load: Load) -> int:
     return max(1, math.ceil(load.profile.ours.copies * load.profile.sample_bytes * load.batch_size))
-
-
-class _Segment:
-    def __init__(self, room_bytes: int) -> None:
-        self.room_bytes = room_bytes
-        self.used_bytes = 0
-        self.touched_bytes = 0
-        """Pages it has: as much as was ever used of it."""
-
-
-class _Arena:
-    """Segments as the loader's arena has them: used again for what fits well, and of those that lie free no more are
-    kept than were ever in use."""
-
-    def __init__(self, add: Callable[[int], None]) -> None:
-        self._add = add
-        self._free: list[_Segment] = []
-        self._in_use_bytes = self._most_in_use_bytes = 0
-
-    def take(self, used_bytes: int, *, room_bytes: int = 0) -> _Segment:
-        """A segment with room for ``room_bytes``, of which so many are used."""
-        room_bytes = max(room_bytes, used_bytes)
-        fitting = [each for each in self._free if room_bytes <= each.room_bytes <= _REUSE_UP_TO * room_bytes]
-        segment = min(fitting, key=lambda each: each.room_bytes, default=None)
-        if segment is None:
-            segment = _Segment(room_bytes)
-        else:
-            self._free.remove(segment)
-        self._in_use_bytes += segment.room_bytes
-        self._most_in_use_bytes = max(self._most_in_use_bytes, self._in_use_bytes)
-        self._close_beyond()
-        segment.used_bytes = used_bytes
-        if used_bytes > segment.touched_bytes:
-            self._add(used_bytes - segment.touched_bytes)
-            segment.touched_bytes = used_bytes
-        return segment
-
-    def give_back(self, segments: list[_Segment]) -> None:
-        self._in_use_bytes -= sum(each.room_bytes for each in segments)
-        self._free += segments
-        self._close_beyond()
-
-    def _close_beyond(self) -> None:
-        while sum(each.room_bytes for each in self._free) > self._most_in_use_bytes - self._in_use_bytes:
-            largest = max(self._free, key=lambda each: each.room_bytes)
-            self._free.remove(largest)
-            self._add(-largest.touched_bytes)

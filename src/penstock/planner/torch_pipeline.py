@@ -133,7 +133,7 @@ def _alone(load: Load) -> Outcome:
 class _Heap:
     """What has been freed stays and is used again, if it ``stays``."""
 
-    def __init__(self, add: Callable[[float], None], *, stays: bool = True) -> None:
+    def __init__(self, add: Callable[[float], None], *, stays: bool) -> None:
         self._add, self._stays = add, stays
         self._used = self._has = 0.0
 

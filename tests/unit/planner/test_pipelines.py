@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock.arena import pool
+from penstock.loader import shapes
 from penstock.loader.pace import Pace
 from penstock.loader.tuning import Tuning
+from penstock.planner import arena, own_pipeline
 from penstock.planner.own_pipeline import bytes_for, play_ours, rows_a_task, slots_within, usual_depth
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import LoaderCost, Profile, Sample
@@ -63,6 +66,23 @@ def test_ours_holds_as_many_batches_as_it_is_deep_whatever_the_workers(workers: 
     outcome = play_ours(load(wait_s=0.02, workers=workers, step_s=0.5), depth)
     assert outcome.most_batches_bytes == (depth + 1) * 8 * MB
     assert outcome.most_workers_bytes <= workers * 11 * MB
+
+
+def test_segments_and_their_room_are_as_in_the_loader() -> None:
+    assert own_pipeline.RECENT == shapes._RECENT and arena.REUSE_UP_TO == pool._REUSE_UP_TO
+
+
+def test_a_segment_is_used_again_for_what_fits_well_and_closed_where_more_lies_free_than_was_in_use() -> None:
+    pages: list[int] = []
+    here = arena.Arena(pages.append)
+    large = here.take(8 * MB)
+    here.give_back([large])
+    assert here.take(5 * MB) is large and sum(pages) == 8 * MB
+    here.give_back([large])
+    small = here.take(3 * MB)
+    assert small is not large and sum(pages) == 3 * MB, "a free one of 8 beside 3 is more than was ever in use"
+    here.give_back([small])
+    assert here.take(2 * MB, room_bytes=3 * MB) is small and sum(pages) == 3 * MB
 
 
 def test_one_deep_ours_has_three_batches_while_one_is_handed_over() -> None:
