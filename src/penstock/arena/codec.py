@@ -24,6 +24,7 @@ ALIGN_BYTES = 64
 """Every buffer starts on a cache line, so that any dtype may be viewed in place."""
 
 
+_PROTOCOL = pickle.HIGHEST_PROTOCOL
 SMALL_PICKLE_BYTES = 64 << 10
 """A pickle up to this size travels beside its buffers; a larger one (long texts, raw bytes) is a buffer itself."""
 
@@ -57,9 +58,9 @@ def encode(value: object, *, exactly: bool = False) -> Encoded:
     ``exactly``: also refuse arrays that would arrive with other strides and fool a collate function by it.
     """
     buffers: list[memoryview] = []
-    sink = io.BytesIO()
-    _Encoder(sink, buffers, exactly).dump(value)
-    return Encoded(sink.getvalue(), buffers)
+    # A callback that gives nothing back keeps its buffer out of the pickle.
+    pickled = _pickled(value, _dispatch_table(exactly), lambda buffer: buffers.append(buffer.raw()))
+    return Encoded(pickled, buffers)
 
 
 def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
@@ -74,52 +75,47 @@ def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np
 
 def encode_inline(value: object) -> bytes:
     """One pickle with everything inside, for objects too small to be worth a segment."""
-    sink = io.BytesIO()
-    _Encoder(sink, None).dump(value)
-    return sink.getvalue()
+    return _pickled(value, _dispatch_table(False), None)
 
 
 def decode_inline(pickled: bytes) -> Any:
     return pickle.loads(pickled)
 
 
-class _Encoder(pickle.Pickler):
-    """Pickles like multiprocessing does, except that plain CPU tensors become raw buffers."""
+def _pickled(
+    value: object, reducers: dict[type, Callable[[Any], Any]], keep: Callable[[pickle.PickleBuffer], None] | None
+) -> bytes:
+    sink = io.BytesIO()
+    # Not a subclass with reducer_override, which would be called for every object of every message.
+    pickler = pickle.Pickler(sink, protocol=_PROTOCOL, buffer_callback=keep)
+    pickler.dispatch_table = reducers
+    pickler.dump(value)
+    return sink.getvalue()
 
-    def __init__(self, sink: io.BytesIO, buffers: list[memoryview] | None, exactly: bool = False) -> None:
-        self._exactly = exactly
 
-        def keep(buffer: pickle.PickleBuffer) -> None:
-            assert buffers is not None
-            buffers.append(buffer.raw())
+def _reduce_array(array: np.ndarray, *, exactly: bool) -> Any:
+    # numpy takes the bytes of an array with gaps into the pickle; without gaps they stay outside.
+    if exactly and min(array.strides, default=0) < 0:
+        raise TypeError("an array that runs backwards would arrive running forwards")
+    gaps = not (array.flags.c_contiguous or array.flags.f_contiguous) and not array.dtype.hasobject
+    return (np.ascontiguousarray(array) if gaps else array).__reduce_ex__(_PROTOCOL)
 
-        callback = None if buffers is None else keep
-        super().__init__(sink, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=callback)
-        self.dispatch_table = _dispatch_table()
 
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.ndarray:
-            # numpy takes the bytes of an array with gaps into the pickle; without gaps they stay outside.
-            if self._exactly and min(obj.strides, default=0) < 0:
-                raise TypeError("an array that runs backwards would arrive running forwards")
-            gaps = not (obj.flags.c_contiguous or obj.flags.f_contiguous) and not obj.dtype.hasobject
-            return np.ascontiguousarray(obj).__reduce_ex__(5) if gaps else NotImplemented
-        if type(obj) is not torch.Tensor:
-            return NotImplemented
-        if obj.requires_grad and obj.is_leaf and is_plain(obj.detach()):
-            return _requiring_grad, (obj.detach(),)
-        if not is_plain(obj):
-            return NotImplemented
-        if obj.numel() == 0:
-            return _empty_tensor, (obj.dtype, tuple(obj.shape))
-        if obj.is_contiguous():
-            return _tensor_over, (_raw_bytes(obj), obj.dtype, tuple(obj.shape))
-        # Transposed and channels-last tensors keep their strides, as they do on torch's own way.
-        order = sorted(range(obj.dim()), key=obj.stride, reverse=True)
-        if not obj.permute(order).is_contiguous():
-            return _tensor_over, (_raw_bytes(obj.contiguous()), obj.dtype, tuple(obj.shape))
-        dense = obj.permute(order)
-        return _permuted_tensor_over, (_raw_bytes(dense), obj.dtype, tuple(dense.shape), order)
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    if tensor.requires_grad and tensor.is_leaf and is_plain(tensor.detach()):
+        return _requiring_grad, (tensor.detach(),)
+    if not is_plain(tensor):
+        return tensor.__reduce_ex__(_PROTOCOL)
+    if tensor.numel() == 0:
+        return _empty_tensor, (tensor.dtype, tuple(tensor.shape))
+    if tensor.is_contiguous():
+        return _tensor_over, (_raw_bytes(tensor), tensor.dtype, tuple(tensor.shape))
+    # Transposed and channels-last tensors keep their strides, as they do on torch's own way.
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        return _tensor_over, (_raw_bytes(tensor.contiguous()), tensor.dtype, tuple(tensor.shape))
+    dense = tensor.permute(order)
+    return _permuted_tensor_over, (_raw_bytes(dense), tensor.dtype, tuple(dense.shape), order)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -167,11 +163,11 @@ def _permuted_tensor_over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...
 
 
 @functools.cache
-def _dispatch_table() -> dict[type, Callable[[Any], Any]]:
-    """multiprocessing's reducers without torch's for CPU tensors: those would open one file per tensor."""
+def _dispatch_table(exactly: bool) -> dict[type, Callable[[Any], Any]]:
+    """multiprocessing's reducers, but plain CPU tensors become raw buffers: torch's would open one file per tensor."""
     extra: dict[type, Callable[[Any], Any]] = dict(copyreg.dispatch_table)
     for kind, reducer in ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
         if isinstance(kind, type) and issubclass(kind, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
             continue
         extra[kind] = reducer
-    return extra
+    return {**extra, np.ndarray: functools.partial(_reduce_array, exactly=exactly), torch.Tensor: _reduce_tensor}

@@ -36,7 +36,8 @@ from penstock.cache.values import Packed, least_bytes, unpack
 from penstock.errors import CacheError, ConfigError
 from penstock.units import format_bytes, parse_size
 from penstock.workers import turn
-from penstock.workers.seeds import KeptGenerators, mix, seed_stretch
+from penstock.workers.kept_generators import KeptGenerators
+from penstock.workers.seeds import mix, seed_stretch
 
 LEAST_BYTES = 1_000_000
 DEFAULT_SHARE = 0.25

@@ -35,6 +35,7 @@ from penstock.cache.region import (
     H_PASSED,
     H_POLICY,
     H_READY,
+    H_TAGS,
     H_USED_SLOTS,
     H_VALUE_BYTES,
     L_KEYS,
@@ -97,6 +98,8 @@ class Tier:
         self._space = Space(region, self._table)
         self._readers = Readers(region)
         self._room_bytes, self._room_until_s = 0, 0.0
+        self._at_rest_at = -1
+        """How many tags had been given when nobody was seen writing."""
         self.is_short = False
         """Whether the machine could not give what the limit allows."""
         region.repair = self._repair
@@ -210,13 +213,23 @@ class Tier:
         Whoever misses in a full cache that gives nothing up would pack for nothing, and hold everybody else up.
         """
         header = self.region.header
-        if int(header[H_POLICY]) != STATIC or self.region.rows[:, R_WRITING].any():
+        if int(header[H_POLICY]) != STATIC or self._is_being_written():
             return False
         taken_bytes = self.region.index_bytes + int(header[H_VALUE_BYTES])
         if taken_bytes + extent_for(least_bytes + 1) <= int(header[H_LIMIT]) or self._table.find(digest) is not None:
             return False
         self._readers.row()[R_PASSED] += 1
         return True
+
+    def _is_being_written(self) -> bool:
+        """Whether somebody is writing a value, or died while doing so."""
+        # Every new entry takes another tag. Rows of all threads lie on as many cache lines.
+        tags = int(self.region.header[H_TAGS])
+        if tags != self._at_rest_at:
+            if self.region.rows[:, R_WRITING].any():
+                return True
+            self._at_rest_at = tags
+        return False
 
     def remove(self, digest: bytes) -> None:
         with self.region.changing():

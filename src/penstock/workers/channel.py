@@ -39,6 +39,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._inbox = bytearray()
+        self._read = bytearray()
+        """What the worker's side reads into, once it does."""
         self._outbox: deque[tuple[memoryview, list[int]]] = deque()
         self._fds: deque[int] = deque()
 
@@ -110,23 +112,27 @@ class Channel:
         """Send messages in one go. Raises what pickle raises, before anything is sent, if one cannot travel."""
         self._sock.sendall(b"".join([_framed(message, False) for message in messages]))
 
-    def receive(self, *, wait: bool) -> tuple[Any, int | None] | None:
-        """The next message and the descriptor that came with it; None if there is none and nobody waits."""
-        while (frame := self._next_frame()) is None:
+    def receive(self, *, wait: bool) -> list[tuple[Any, int | None]]:
+        """Messages that have arrived, each with the descriptor that came with it; one at least, if ``wait``."""
+        self._read = self._read or bytearray(_READ_BYTES)
+        received = []
+        while not received:
             try:
                 # socket.recv_fds would do, if it did not ignore its flags.
-                data, ancillary, _, _ = self._sock.recvmsg(
-                    _READ_BYTES, _FDS_SPACE, _CLOEXEC if wait else _CLOEXEC | _DONTWAIT
+                count, ancillary, _, _ = self._sock.recvmsg_into(
+                    [self._read], _FDS_SPACE, _CLOEXEC if wait else _CLOEXEC | _DONTWAIT
                 )
             except BlockingIOError:
-                return None
+                break
             for _, _, rights in ancillary:
                 self._fds.extend(array.array("i", rights[: len(rights) // 4 * 4]))
-            if not data:
+            if not count:
                 raise ChannelClosed
-            self._inbox += data
-        body, with_fd = frame
-        return decode_inline(body), self._fds.popleft() if with_fd else None
+            self._inbox += memoryview(self._read)[:count]
+            while (frame := self._next_frame()) is not None:
+                body, with_fd = frame
+                received.append((decode_inline(body), self._fds.popleft() if with_fd else None))
+        return received
 
     def close(self) -> None:
         self._drop_outbox()

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.workers import turn
-from penstock.workers.seeds import KeptGenerators, seed_collate, seed_stretch, stretch_rows
+from penstock.workers.kept_generators import KeptGenerators
+from penstock.workers.seeds import seed_collate, seed_stretch, stretch_rows
 from penstock.workers.setup import Setup, can_split
 
 

@@ -24,7 +24,7 @@ class Line(Protocol):
     """A worker's end of its channel."""
 
     def send(self, *messages: object) -> None: ...
-    def receive(self, *, wait: bool) -> tuple[Any, int | None] | None: ...
+    def receive(self, *, wait: bool) -> list[tuple[Any, int | None]]: ...
 
 
 class Mailbox:
@@ -40,17 +40,15 @@ class Mailbox:
 
     def next(self) -> Any:
         """The next message in order; but a Stop that has arrived goes before work that waits."""
-        while (message := self._receive(wait=not self._backlog)) is not None:
-            self._backlog.append(message)
+        self._backlog += self._receive(wait=not self._backlog)
+        while not self._backlog:
+            self._backlog += self._receive(wait=True)
         return self._backlog.popleft()
 
-    def _receive(self, *, wait: bool = True) -> Any:
-        """The next message that is not about mapping memory; None if there is none and nobody waits."""
-        while True:
-            received = self._line.receive(wait=wait)
-            if received is None:
-                return None
-            message, fd = received
+    def _receive(self, *, wait: bool) -> list[Any]:
+        """What has arrived that is not about mapping memory."""
+        others = []
+        for message, fd in self._line.receive(wait=wait):
             if isinstance(message, Stop):
                 raise Stopped
             if isinstance(message, Attach):
@@ -58,18 +56,22 @@ class Mailbox:
             elif isinstance(message, Detach):
                 self._views.detach(message.number)
             else:
-                return message
+                others.append(message)
+        return others
 
     def ask(self, need: Need) -> Room:
         """Wait for room, keeping tasks that arrive meanwhile for later."""
         self._line.send(need)
-        while True:
-            message = self._receive()
-            if isinstance(message, Room) and message.task == need.task:
-                if message.segment == DROP:
-                    raise Dropped
-                return message
-            self._backlog.append(message)
+        room: Room | None = None
+        while room is None:
+            for message in self._receive(wait=True):
+                if isinstance(message, Room) and message.task == need.task:
+                    room = message
+                else:
+                    self._backlog.append(message)
+        if room.segment == DROP:
+            raise Dropped
+        return room
 
     def say(self, done: Done) -> None:
         """Report a finished task, at once: nobody knows how long the next one takes.

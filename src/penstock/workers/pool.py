@@ -7,6 +7,7 @@ Runs in: trainer.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
 import socket
@@ -224,11 +225,9 @@ class _ThreadLine:
         except (BlockingIOError, OSError):
             pass  # already full of wake-ups, or the trainer has closed the pipeline
 
-    def receive(self, *, wait: bool) -> tuple[Any, None] | None:
-        try:
-            return self.to_worker.get(wait), None
-        except queue.Empty:
-            return None
+    def receive(self, *, wait: bool) -> list[tuple[Any, int | None]]:
+        messages = [self.to_worker.get()] if wait else []
+        return [(message, None) for message in messages + _drained(self.to_worker)]
 
     def close(self) -> None:
         self.wake_read.close()
@@ -288,12 +287,7 @@ class ThreadHandle:
             self._line.wake_read.recv(1 << 16)
         except OSError:
             pass
-        messages = []
-        while True:
-            try:
-                messages.append(self._line.to_trainer.get_nowait())
-            except queue.Empty:
-                break
+        messages = _drained(self._line.to_trainer)
         if not messages and self._left:
             raise ChannelClosed
         return messages
@@ -342,3 +336,11 @@ class ThreadPool:
 
 def leave_deadline_s() -> float:
     return time.monotonic() + _LEAVE_S
+
+
+def _drained(line: queue.SimpleQueue[Any]) -> list[Any]:
+    messages = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            messages.append(line.get_nowait())
+    return messages

@@ -11,7 +11,10 @@ nothing of the arena is mapped yet and the kernel's own sum, which is cheap, is 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +34,11 @@ class PrivateMemory:
     def __init__(self, proc_self: Path = Path("/proc/self"), clock: Callable[[], float] = time.monotonic) -> None:
         self._smaps = proc_self / "smaps"
         self._rollup = proc_self / "smaps_rollup"
-        self._statm = proc_self / "statm"
+        self._statm_fd = -1
+        with contextlib.suppress(OSError):
+            # Kept open: opening takes longer than reading.
+            self._statm_fd = os.open(proc_self / "statm", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._statm_fd)
         self._clock = clock
         self._exact_bytes = 0
         self._anonymous_then = 0
@@ -69,7 +76,7 @@ class PrivateMemory:
 
     def _anonymous_bytes(self) -> int:
         try:
-            fields = self._statm.read_bytes().split()
+            fields = os.pread(self._statm_fd, 200, 0).split()
         except OSError:
             return 0
         return (int(fields[1]) - int(fields[2])) * PAGE_BYTES

@@ -68,13 +68,3 @@ def set_generators(state: tuple[Any, Any, Any]) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
-
-
-class KeptGenerators:
-    """Leaves the caller's generators as they were: for samples fetched in the training process itself."""
-
-    def __enter__(self) -> None:
-        self._kept = get_generators()
-
-    def __exit__(self, *_: object) -> None:
-        set_generators(self._kept)

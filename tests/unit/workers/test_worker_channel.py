@@ -39,8 +39,8 @@ def test_messages_arrive_whole_and_in_order() -> None:
         trainer.post(("hello", number))
     trainer.flush()
     assert not trainer.has_unsent
-    assert [worker.receive(wait=True) for _ in range(100)] == [(("hello", n), None) for n in range(100)]
-    assert worker.receive(wait=False) is None
+    assert worker.receive(wait=True) == [(("hello", n), None) for n in range(100)]
+    assert worker.receive(wait=False) == []
     for number in range(100):
         worker.send(("back", number))
     assert trainer.read_available() == [("back", n) for n in range(100)]
@@ -59,7 +59,7 @@ def test_the_trainer_never_blocks_on_a_worker_that_does_not_read() -> None:
 
     def read() -> None:
         while len(got) < 2:
-            got.append(worker.receive(wait=True))
+            got.extend(worker.receive(wait=True))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -92,9 +92,9 @@ def test_a_message_cut_anywhere_is_put_together_again() -> None:
     frame = bytes(sender._outbox[0][0])
     for cut in range(1, len(frame)):
         ours.sendall(frame[:cut])
-        assert receiver.receive(wait=False) is None
+        assert receiver.receive(wait=False) == []
         ours.sendall(frame[cut:])
-        assert receiver.receive(wait=False) == ({"a": [1, 2, 3]}, None)
+        assert receiver.receive(wait=False) == [({"a": [1, 2, 3]}, None)]
     sender._outbox.clear()
     sender.close()
     receiver.close()
@@ -113,15 +113,13 @@ def test_descriptors_arrive_with_their_own_messages() -> None:
     got = []
     while len(got) < 200:
         trainer.flush()
-        received = worker.receive(wait=True)
-        assert received is not None
-        message, fd = received
-        got.append(message)
-        assert (fd is not None) == (message % 3 == 0)
-        if fd is not None:
-            assert os.pread(fd, 10, 0) == b"%d" % message
-            assert not os.get_inheritable(fd)
-            os.close(fd)
+        for message, fd in worker.receive(wait=True):
+            got.append(message)
+            assert (fd is not None) == (message % 3 == 0)
+            if fd is not None:
+                assert os.pread(fd, 10, 0) == b"%d" % message
+                assert not os.get_inheritable(fd)
+                os.close(fd)
     assert got == list(range(200))
     assert descriptors() == before
     trainer.close()
@@ -137,7 +135,12 @@ def test_a_descriptor_next_to_a_large_message_is_sent_once() -> None:
     trainer.flush()
     assert trainer.has_unsent
     received: list[Any] = []
-    reader = threading.Thread(target=lambda: received.extend(worker.receive(wait=True) for _ in range(2)))
+
+    def read() -> None:
+        while len(received) < 2:
+            received.extend(worker.receive(wait=True))
+
+    reader = threading.Thread(target=read)
     reader.start()
     while trainer.has_unsent:
         trainer.flush()
@@ -187,7 +190,7 @@ def test_a_worker_sees_the_trainer_go() -> None:
     trainer.post("x")
     trainer.flush()
     trainer.close()
-    assert worker.receive(wait=True) == ("x", None)
+    assert worker.receive(wait=True) == [("x", None)]
     with pytest.raises(ChannelClosed):
         worker.receive(wait=True)
     worker.close()
