@@ -3,7 +3,8 @@
 In:  datasets that compute or wait, large and small, even and not; loaders of 1 to 8 workers, 1 to 4 deep; training
      loops that are fast and slow.
 Out: predicted and measured memory and throughput of torch's loader and ours, their errors, the bars, JSON.
-Runs in: the harness, which watches memory from outside; profiles and loaders run in children.
+Runs in: the harness, which watches memory from outside; profiles and loaders run in children, each on memory that was
+     touched just before (``planned.backing``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from penstock.planner.pipeline import Load, Outcome
 from penstock.planner.profile import Profile, read_profile
 from penstock.planner.torch_pipeline import play_torch
 from penstock.units import MIB
+from planned.backing import back
 from planned.datasets import CASES
 from planned.watch import run_watched
 from runner import Result, Spread, Turns, Verdict, add_arguments, finish, table, warn_if_not_quiet
@@ -29,6 +31,9 @@ _DEADLINE_S = 300.0
 _SECONDS = 6.0
 """About how long a run lasts."""
 _LEAST_BATCHES, _MOST_BATCHES = 24, 400
+_PROFILE_BYTES = 1 << 30
+_BACKED = 1.25
+"""How much memory is touched before a run, as a multiple of what it is thought to take."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ CELLS = [
 def profiles(cases: list[str]) -> dict[str, Profile]:
     found = {}
     for case in cases:
+        back(_PROFILE_BYTES)
         with Child("planned.measure", {"what": "profile", "case": case}, deadline_s=_DEADLINE_S) as child:
             child.event()
             child.go()
@@ -95,7 +101,8 @@ def naive_bytes(cell: Cell) -> int:
     return cell.workers * cell.depth * case.batch_size * case.sample_bytes
 
 
-def run(cell: Cell, batches: int) -> Result:
+def run(cell: Cell, outcome: Outcome, batches: int) -> Result:
+    back(int(_BACKED * outcome.growth_bytes))
     request = {
         "what": "load", "case": cell.case, "loader": cell.loader, "workers": cell.workers, "depth": cell.depth,
         "step_s": cell.step_s, "batches": batches,
@@ -164,7 +171,7 @@ def main() -> int:
     if given.quick:
         cells = cells[:2]
     thought = {cell: predict(cell, known[cell.case]) for cell in cells}
-    turns = Turns(lambda cell: run(cell, thought[cell][1]))
+    turns = Turns(lambda cell: run(cell, *thought[cell]))
     turns.play(cells, 1 if given.quick else given.rounds)
     predicted = {cell: outcome for cell, (outcome, _) in thought.items()}
     report(turns, predicted)

@@ -6,9 +6,9 @@ Runs in: trainer, and workers it starts and ends.
 
 First samples are read one by one, in a process of its own. Then torch's loader and ours run for a moment with two
 workers and a training loop that does nothing: what they take beyond the samples' own is what loading costs here. Ours
-goes on with more workers than two: what grows with them is theirs, what does not is the training process's, and how
-much slower they go than they should is how they crowd each other. The same runs are played through in thought, and what
-they took more than there is a worker's own memory.
+goes on with more workers than two, and then with two again: what grows with them is theirs, what does not is the
+training process's, and how much more processor time a sample takes of many is how they crowd each other. The same runs
+are played through in thought, and what they took more than there is a worker's own memory.
 """
 
 from __future__ import annotations
@@ -99,13 +99,15 @@ def profile(
             theirs = runs.go(run_s)
         on_progress("penstock's DataLoader", 0.64)
         with DataLoader(dataset, our_rows, **given) as loader, ShortRuns(loader) as runs:
-            few = runs.go(run_s / 2)
+            few = runs.go(run_s / 3)
             loader.resize(workers=_MANY)
-            many = runs.go(run_s / 2)
+            many = runs.go(run_s / 3)
             now = loader.stats()
+            loader.resize(workers=_FEW)
+            again = runs.go(run_s / 3)
     known = replace(known, is_splittable=known.is_splittable and now.shared_batches)
     load = Load(profile=known, cores=cores, batch_size=batch_size, workers=_FEW)
-    known = replace(known, ours=our_cost(few, many, load, now.workers))
+    known = replace(known, ours=our_cost(few, many, again, load, now.workers))
     torchs = their_cost(theirs, replace(load, profile=known), _PREFETCH, tensors=seen.tensors)
     known = replace(known, torchs=torchs)
     on_progress("done", 1.0)

@@ -7,6 +7,7 @@ Runs in: trainer.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from types import TracebackType
@@ -55,7 +56,7 @@ class ShortRuns:
         first_s = time.perf_counter() - began_s
         while time.perf_counter() - began_s < _WARM_SHARE * seconds:
             next(self._stream)
-        then_s, workers_s, cpu_s = time.perf_counter(), self._workers_cpu_s(), time.process_time() - watch.cpu_s
+        then_s, before_s, cpu_s = time.perf_counter(), self._workers_cpu_s(), time.process_time() - watch.cpu_s
         before = self._stages()
         heaps: list[tuple[int, int]] = []
         while not heaps or time.perf_counter() - began_s < seconds:
@@ -67,7 +68,7 @@ class ShortRuns:
             batches=len(heaps),
             seconds=time.perf_counter() - then_s,
             first_batch_s=first_s,
-            workers_cpu_s=max(0.0, self._workers_cpu_s() - workers_s),
+            workers_cpu_s=sum(cpu_s - before_s.get(pid, 0.0) for pid, cpu_s in self._workers_cpu_s().items()),
             trainer_cpu_s=max(0.0, time.process_time() - watch.cpu_s - cpu_s),
             deliver_s=after.deliver_s - before.deliver_s if before and after else None,
             collate_s=after.collate_s - before.collate_s if before and after else 0.0,
@@ -79,12 +80,11 @@ class ShortRuns:
     def _stages(self) -> StageTimes | None:
         return self._loader.stats().stages if isinstance(self._loader, DataLoader) else None
 
-    def _workers_cpu_s(self) -> float:
-        total_s = 0.0
+    def _workers_cpu_s(self) -> dict[int, float]:
+        """Of each that is there."""
+        found = {}
         for child in self._me.children():
-            try:
+            with contextlib.suppress(psutil.Error):
                 times = child.cpu_times()
-                total_s += times.user + times.system
-            except psutil.Error:
-                pass
-        return total_s
+                found[child.pid] = times.user + times.system
+        return found

@@ -96,12 +96,12 @@ def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> L
     )
 
 
-def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
-    """Ours, of a run with as many workers as ``load`` says and one with ``many_workers``, if those are more: streams
-    keep the workers they began with."""
+def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> LoaderCost:
+    """Ours, of a run with as many workers as ``load`` says, one with ``many_workers``, if those are more (streams keep
+    the workers they began with), and one with few ``again``."""
     scale, is_whole = load.batch_size / few.rows, not load.profile.is_splittable
-    # The first batches of a loader make pages that later ones use again: the cheaper run says what it will be.
-    cheap = min((few, many), key=lambda run: run.workers_cpu_s / run.samples)
+    # The first batches of a loader make pages that later ones use again: the cheapest run says what it will be.
+    cheap = min((few, many, again), key=lambda run: run.workers_cpu_s / run.samples)
     # What collating a batch takes is not its samples'.
     collate_s = 0.0 if is_whole else min(cheap.collate_s / cheap.samples, _extra_s(cheap, load))
     extra_s = _extra_s(cheap, load) - collate_s
@@ -131,7 +131,7 @@ def our_cost(few: Run, many: Run, load: Load, many_workers: int) -> LoaderCost:
         trainer_bytes=int(trainer_bytes),
         start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
         copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
-        crowding=_crowding(few, many),
+        crowding=_crowding(again, many),
     )
 
 

@@ -72,7 +72,7 @@ def their_run(*, creep_bytes: int = MB, batches: int = 40) -> Run:
 
 
 def test_costs_of_ours_come_back_out_of_its_runs() -> None:
-    cost = our_cost(our_run(2), our_run(6), load(), 6)
+    cost = our_cost(our_run(2), our_run(6), our_run(2), load(), 6)
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes, rel=0.1)
     assert cost.trainer_bytes == pytest.approx(OURS.trainer_bytes, rel=0.3)
     assert (cost.sample_s, cost.trainer_s, cost.beside_s) == pytest.approx((0.001, 0.0005, 0.002))
@@ -80,20 +80,22 @@ def test_costs_of_ours_come_back_out_of_its_runs() -> None:
 
 
 def test_workers_that_crowd_each_other_are_seen_by_their_processor_time() -> None:
-    assert our_cost(our_run(2), our_run(6, slower=1.2), load(), 6).crowding == pytest.approx(0.2)
-    # The first run made pages that the second uses again: that is no crowd, and the cheaper one counts.
-    warm = our_cost(our_run(2, slower=1.5), our_run(6), load(), 6)
+    assert our_cost(our_run(2), our_run(6, slower=1.2), our_run(2), load(), 6).crowding == pytest.approx(0.2)
+    # The first run made pages that the others use again: that is no crowd, nor does it hide one.
+    warm = our_cost(our_run(2, slower=1.5), our_run(6), our_run(2), load(), 6)
     assert warm.crowding == 0.0 and warm.sample_s == pytest.approx(0.001)
+    hidden = our_cost(our_run(2, slower=1.5), our_run(6, slower=1.2), our_run(2), load(), 6)
+    assert hidden.crowding == pytest.approx(0.2) and hidden.sample_s == pytest.approx(0.001)
 
 
 def test_a_stream_that_keeps_its_workers_has_one_figure_for_them() -> None:
-    cost = our_cost(our_run(2), our_run(2), load(), 2)
+    cost = our_cost(our_run(2), our_run(2), our_run(2), load(), 2)
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes + OURS.trainer_bytes / 2, rel=0.1)
     assert cost.trainer_bytes == 0
 
 
 def test_samples_for_a_function_of_the_users_are_written_twice() -> None:
-    plain, made = (our_cost(our_run(2), our_run(6), load(has_collate=has), 6) for has in (False, True))
+    plain, made = (our_cost(our_run(2), our_run(6), our_run(2), load(has_collate=has), 6) for has in (False, True))
     assert made.sample_s == pytest.approx(plain.sample_s / 2)
     assert made.batch_s == pytest.approx(8 * plain.sample_s / 2)
 
