@@ -7,6 +7,7 @@ Runs in: anywhere; pure.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,8 @@ from penstock.planner.pipeline import Load, Outcome
 from penstock.planner.profile import LoaderCost
 from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
 
-_STEADY = 0.8
-"""How well a growth must follow a line to be taken for one that goes on."""
-_LEAST_POINTS = 6
-"""Fewer tell nothing."""
+_LEAST_POINTS, _MOST_POINTS = 6, 64
+"""Fewer tell nothing, more nothing new."""
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
 _DOES_CREEP, _CREPT_APART = 0.5, 0.45
@@ -147,8 +146,7 @@ def _creep_bytes(run: Run, load: Load) -> float:
         return 0.0
     if not load.profile.is_collated:
         return _CREPT_APART * sample_bytes
-    later = run.heaps[len(run.heaps) // 3 :]
-    does_creep = len(later) < _LEAST_POINTS or slope(later) > _DOES_CREEP * sample_bytes
+    does_creep = len(run.heaps) < _LEAST_POINTS or rise(run.heaps) > _DOES_CREEP * sample_bytes
     return sample_bytes if does_creep else 0.0
 
 
@@ -161,14 +159,12 @@ def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
     return (few[0] * few[1] + many[0] * many[1]) / (few[0] ** 2 + many[0] ** 2), 0.0
 
 
-def slope(points: Sequence[tuple[int, int]]) -> float:
-    """How steeply they rise, by least squares; 0 if they do not rise steadily, or are too few to tell."""
-    if len(points) < _LEAST_POINTS or len({height for _, height in points}) < 3:
-        return 0.0
-    along, up = zip(*points, strict=True)
-    if statistics.correlation(along, up) <= _STEADY:
-        return 0.0
-    return max(0.0, statistics.linear_regression(along, up).slope)
+def rise(points: Sequence[tuple[int, int]]) -> float:
+    """How steeply they rise from one to another, in the median of all pairs: some that lie far off change nothing."""
+    some = points[:: -(-len(points) // _MOST_POINTS)]
+    return statistics.median(
+        (up - low) / (right - left) for (left, low), (right, up) in itertools.combinations(some, 2)
+    )
 
 
 def _extra_s(run: Run, load: Load) -> float:
