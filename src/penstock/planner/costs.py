@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.planner.own_pipeline import play_ours
-from penstock.planner.pipeline import Load, Outcome
+from penstock.planner.pipeline import Load, Outcome, trainer_bytes
 from penstock.planner.profile import LoaderCost
 from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
 
@@ -24,6 +24,10 @@ _MOST_COPIES = 4.0
 _DOES_CREEP, _CREPT_APART = 0.5, 0.45
 """In samples: what a heap gains with every batch, at the least, if it is one that creeps; and where samples are kept
 apart, come and go one by one (told from one dataset of bench_planner's)."""
+_MAY_CREEP = 0.25
+"""Of what they should have gained in a run, what heaps that creep do gain at the least."""
+NUMPY_RANDOM_BYTES = 3 << 20
+"""What each of torch's workers takes to load numpy.random, in a process that has not loaded it, as penstock has."""
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
@@ -60,7 +64,7 @@ def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> L
     """torch's loader, of a run with as many workers as ``load`` says, for batches of its size.
 
     ``tensors``: how many there are in a batch. How workers crowd each other, and what the training process takes, is
-    taken from what is known of ours.
+    taken from what is known of ours. The run must be the first of a loader in its process.
     """
     ours, scale = load.profile.ours, load.batch_size / run.rows
     cost = LoaderCost(
@@ -73,18 +77,22 @@ def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> L
     )
     ran = replace(load, batch_size=run.rows, profile=replace(load.profile, torchs=cost))
     thought = play_torch(ran, prefetch_factor, batches=0)
-    own_bytes = run.own_bytes - thought.most_workers_bytes - ours.trainer_bytes
+    own_bytes = run.own_bytes - thought.most_workers_bytes - trainer_bytes(load, ours)
     # They crept before the clock began, too: every worker built some batches ahead.
     built = run.batches + load.workers * prefetch_factor
     creep_bytes = _creep_bytes(run, load)
     worker_bytes = (own_bytes - creep_bytes * built) / load.workers
     if worker_bytes < ours.worker_bytes:
-        # No worker of theirs is leaner than one of ours: they crept less than it seemed.
+        # No worker of theirs is leaner than one of ours: they crept less than usual, or not at all.
         worker_bytes = ours.worker_bytes
-        creep_bytes = min(creep_bytes, max(0.0, (own_bytes - load.workers * worker_bytes) / built))
+        crept_bytes = max(0.0, (own_bytes - load.workers * worker_bytes) / built)
+        if not load.profile.is_collated:
+            creep_bytes = min(creep_bytes, crept_bytes)
+        elif crept_bytes < _MAY_CREEP * creep_bytes:
+            creep_bytes = 0.0
     return replace(
         cost,
-        worker_bytes=int(worker_bytes),
+        worker_bytes=int(worker_bytes) + NUMPY_RANDOM_BYTES,
         batch_s=cost.batch_s * scale,
         trainer_s=cost.trainer_s * scale,
         trainer_bytes=ours.trainer_bytes,

@@ -176,17 +176,22 @@ class Trainer:
         count = max(1, (len(self._taken_s) - 1) * 2 // 3 // turn * turn)
         first = len(self._taken_s) - 1 - count
         spent_s = self._taken_s[-1] - self._taken_s[first]
-        least_bytes = _STARTING_BYTES * bool(self._load.workers) + _INDEX_BYTES * (self._load.profile.length or 0)
         return Outcome(
             samples_per_s=count * self._load.batch_size / spent_s if spent_s > 0 else float("inf"),
             first_batch_s=self._taken_s[0],
-            growth_bytes=int(gauge.most_batches + gauge.most_private) + max(least_bytes, self._cost.trainer_bytes),
+            growth_bytes=int(gauge.most_batches + gauge.most_private) + trainer_bytes(self._load, self._cost),
             batches_bytes=int(gauge.most_batches),
             workers_bytes=int(gauge.most_private),
             most_batches_bytes=int(gauge.peak_batches),
             most_workers_bytes=int(gauge.peak_private),
             wait_fraction=sum(self._waited_s[first + 1 :]) / spent_s if spent_s > 0 else 0.0,
         )
+
+
+def trainer_bytes(load: Load, cost: LoaderCost) -> int:
+    """What the loader takes in a training process that has not loaded before."""
+    least_bytes = _STARTING_BYTES * bool(load.workers) + _INDEX_BYTES * (load.profile.length or 0)
+    return max(least_bytes, cost.trainer_bytes)
 
 
 def fetch(piece: Piece, cost: LoaderCost) -> Activity:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.planner.costs import Run, our_cost, rise, their_cost
+from penstock.planner.costs import NUMPY_RANDOM_BYTES, Run, our_cost, rise, their_cost
 from penstock.planner.own_pipeline import play_ours
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import LoaderCost, Profile, Sample
@@ -102,7 +102,8 @@ def test_samples_for_a_function_of_the_users_are_written_twice() -> None:
 
 def test_costs_of_torchs_come_back_out_of_its_run() -> None:
     cost = their_cost(their_run(), load(), 2, tensors=1)
-    assert cost.worker_bytes == pytest.approx(TORCHS.worker_bytes, rel=0.1)
+    # Of a process that has not loaded what penstock has.
+    assert cost.worker_bytes == pytest.approx(TORCHS.worker_bytes + NUMPY_RANDOM_BYTES, rel=0.1)
     assert cost.trainer_bytes == OURS.trainer_bytes
     assert (cost.batch_s, cost.trainer_s) == pytest.approx((0.008, 0.003))
     assert cost.creep_batches == 128 and their_cost(their_run(), load(), 2, tensors=8).creep_batches == 16
@@ -121,7 +122,23 @@ def test_heaps_that_creep_do_so_by_a_sample_a_batch_and_others_not_at_all() -> N
 def test_no_worker_of_torchs_is_leaner_than_ours() -> None:
     lean = replace(their_run(), own_bytes=2 * (8 + 2) * MB)
     cost = their_cost(lean, load(), 2, tensors=1)
-    assert cost.worker_bytes == OURS.worker_bytes and cost.creep_bytes < 0.2 * MB
+    assert cost.worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES and cost.creep_bytes == 0
+
+
+def test_heaps_that_crept_less_than_usual_in_a_short_run_creep_as_usual_in_a_long_one() -> None:
+    usual = their_run()
+    # So much less that a worker would be leaner than one of ours, and yet more than nothing.
+    less = replace(usual, own_bytes=usual.own_bytes - 2 * (12 - 8) * MB - 44 * MB // 2)
+    cost = their_cost(less, load(), 2, tensors=1)
+    assert cost.worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES and cost.creep_bytes == MB
+    least = replace(less, own_bytes=less.own_bytes - 10 * MB)
+    apart = their_cost(least, load(is_collated=False), 2, tensors=1)
+    assert 0 < apart.creep_bytes < 0.45 * MB, "samples that are kept apart: as much as they did"
+
+
+def test_the_order_of_a_long_dataset_is_the_training_processs_and_not_its_workers() -> None:
+    short, long = (their_cost(their_run(), load(length=length), 2, tensors=1) for length in (1000, 200_000))
+    assert short.worker_bytes - long.worker_bytes == pytest.approx((3 * 2**19 + 45 * 200_000 - 5 * MB) / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(
