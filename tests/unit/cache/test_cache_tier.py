@@ -22,6 +22,7 @@ from penstock.cache.region import (
     H_ITEMS,
     H_LIMIT,
     H_POLICY,
+    H_TAGS,
     H_VALUE_BYTES,
     MOST_PLANS,
     R_READING,
@@ -271,7 +272,9 @@ def test_of_a_full_static_cache_is_said_without_the_lock_what_it_would_refuse(re
     assert not ram.refuses(digest(0), least_bytes(value_of(0))), "what is there is replaced"
     assert not ram.refuses(digest(number), 1), "a smaller one still fits"
     assert counts(region)["passed"] == 2
+    # Somebody dies while writing: the row says so first, then the entry takes a tag.
     region.rows[7, R_WRITING] = 1
+    region.header[H_TAGS] += np.uint64(1)
     assert not ram.refuses(digest(number), least_bytes(value_of(number))), "room may come free after the dead"
 
 
