@@ -130,12 +130,12 @@ def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> 
     thought, thought_many = play_ours(ran), play_ours(ran_many)
     own_bytes = few.own_bytes - thought.most_workers_bytes
     own_many_bytes = many.own_bytes - thought_many.most_workers_bytes
-    worker_bytes, trainer_bytes = _line((load.workers, own_bytes), (many_workers, own_many_bytes))
+    worker_bytes, fixed_bytes = _line((load.workers, own_bytes), (many_workers, own_many_bytes))
     return replace(
         cost,
         worker_bytes=max(_LEAST_WORKER_BYTES, int(worker_bytes)),
         batch_s=cost.batch_s * scale,
-        trainer_bytes=int(trainer_bytes),
+        trainer_bytes=int(fixed_bytes),
         start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
         copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
         crowding=_crowding(again, many),

@@ -17,6 +17,8 @@ import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
 _STATE_WORDS = 624
+_SEEDING_FACTOR = 1812433253
+"""Of the Mersenne twister's own way to make a state of a number."""
 _Words = ctypes.c_uint32 * (_STATE_WORDS + 1)
 """A Mersenne twister as numpy keeps it: its state, and how many words of that are used up."""
 _stand_ins: list[Any] = []
@@ -61,6 +63,7 @@ def _is_as_seeded(generator: Any) -> bool:
     if type(generator) is not np.random.MT19937:
         return False
     words = _Words.from_address(generator.ctypes.state_address)
+    # A seeded state is all used up, and each of its words follows from the one before; the first few will do.
     return words[_STATE_WORDS] == _STATE_WORDS and all(
-        words[at] == (1812433253 * (words[at - 1] ^ words[at - 1] >> 30) + at) & 0xFFFFFFFF for at in (1, 2, 3)
+        words[at] == (_SEEDING_FACTOR * (words[at - 1] ^ words[at - 1] >> 30) + at) & 0xFFFFFFFF for at in (1, 2, 3)
     )
