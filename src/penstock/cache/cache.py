@@ -197,12 +197,13 @@ class Cache:
         """Keep a value; False if there is no room for it, or it cannot be kept."""
         return self._keep(self._known(key), value)
 
-    def get_or_load(self, key: Any, load: Callable[[], Any], *, group: str = "") -> Any:
+    def get_or_load(self, key: Any, load: Callable[[], Any], *, group: str = "", keeps_generators: bool = True) -> Any:
         """The value, loaded and kept if it is not there.
 
         ``load`` runs under a seed derived from the key, and the global generators are put back afterwards: a hit and a
-        miss leave the same randomness to what comes after. Keys of one ``group`` are not those of another; when a disk
-        is full, groups that no process has asked for since it opened the cache make room for those that were.
+        miss leave the same randomness to what comes after. Not so without ``keeps_generators``, for callers that seed
+        them before they draw again. Keys of one ``group`` are not those of another; when a disk is full, groups that
+        no process has asked for since it opened the cache make room for those that were.
         """
         known = self._known(key, group)
         found = self._memory.get(known.digest)
@@ -219,9 +220,9 @@ class Cache:
             with self._memory.loading.held(known.number, _LOADING_WITHIN_S):
                 # Whoever held the lock was loading the same value.
                 again = self._find(known, counts=False)
-                return self._load(known, load) if again is None else again[0]
+                return self._load(known, load, keeps_generators) if again is None else again[0]
         except TooLong:
-            return self._load(known, load)
+            return self._load(known, load, keeps_generators)
 
     def is_on_disk(self, key: Any, *, group: str = "") -> bool:
         return self._on_disk is not None and self._on_disk.has(self._known(key, group).digest)
@@ -334,8 +335,8 @@ class Cache:
         self._keep_in_memory(known, value, replaces=False)
         return (value,)
 
-    def _load(self, known: _Known, load: Callable[[], Any]) -> Any:
-        with KeptGenerators():
+    def _load(self, known: _Known, load: Callable[[], Any], keeps_generators: bool) -> Any:
+        with KeptGenerators() if keeps_generators else contextlib.nullcontext():
             seed_stretch(mix(known.number), 0)
             value = load()
         self._keep(known, value)

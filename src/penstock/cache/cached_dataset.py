@@ -42,6 +42,10 @@ class CachedDataset(Dataset):
     def __getitem__(self, index: Any) -> Any:
         return self.cache.get_or_load(index, lambda: self._load(index), group=self.fingerprint)
 
+    def get_self_seeded(self, index: Any) -> Any:
+        """A sample, for a caller that seeds the global generators before it draws from them again."""
+        return self.cache.get_or_load(index, lambda: self._load(index), group=self.fingerprint, keeps_generators=False)
+
     def __len__(self) -> int:
         return len(self.dataset)
 

@@ -33,6 +33,8 @@ _OWN_BYTES = 4 << 20
 """What the pipeline itself takes in the trainer, counted against the budget."""
 _BOUND_IN_HAND = 2
 """Tasks a worker with batches of its own may have: one in work and one waiting."""
+_MANY_IN_HAND = 4
+"""A worker with so many tasks in hand does not run out while a few reports gather."""
 
 
 class Dispatcher:
@@ -133,6 +135,11 @@ class Dispatcher:
         if self.roster.has_changed:
             self._limit_arena()
         self.admission.keep_within()
+
+    @property
+    def has_queued_many(self) -> bool:
+        """Whether workers have work for a while, even if the next tasks take less time than most."""
+        return self._most_in_hand >= _MANY_IN_HAND
 
     def take_for_trainer(self) -> Batch | None:
         """The next batch, for the training thread to fetch itself, when there are no workers to do it."""

@@ -50,7 +50,7 @@ _LOOK_AROUND_S = 1.0
 _LOOK_AT_DEVICE_S = 0.001
 """How often to ask whether the device is done with memory: it tells nobody."""
 _GATHER_S = 0.0004
-"""Reports that come faster than this are left to gather: every look costs as much as a small batch."""
+"""Reports of short tasks that come faster than this are left to gather: every look costs as much as a small batch."""
 _MOST_SLOTS = 256
 _GAUGE_WITHIN_S = 0.1
 
@@ -325,7 +325,7 @@ class Engine:
             # After this thread counts as sleeping: who sends something to the device from now on wakes it.
             if wait_s and self.poll():
                 wait_s = min(wait_s, _LOOK_AT_DEVICE_S)
-            if wait_s and time.monotonic() - self._looked_s < _GATHER_S:
+            if wait_s and self.dispatcher.has_queued_many and time.monotonic() - self._looked_s < _GATHER_S:
                 time.sleep(_GATHER_S)
             events = self._selector.select(wait_s)
             self._looked_s = time.monotonic()

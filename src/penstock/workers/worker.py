@@ -12,6 +12,8 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -235,10 +237,14 @@ class Worker:
             return
         dataset, indices = self._setup.dataset, task.indices
         by_list = getattr(dataset, "__getitems__", None)
+        # Of this very class: one derived from it may do more to its samples.
+        self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
+        get = partial(self_seeded or getitem, dataset)
         step = stretch_rows(task.batch_rows)
         for start in range(0, len(indices), step):
             self._at_row(task.first_row + start)
-            self._seed(task, (task.first_row + start) // step)
+            if self_seeded is None:
+                self._seed(task, (task.first_row + start) // step)
             stretch = indices[start : start + step]
             if by_list:
                 yield by_list(stretch)
@@ -247,7 +253,7 @@ class Worker:
             while at < len(stretch):
                 self._at_row(task.first_row + start + at)
                 count = 1 if task.careful else rows.group_rows if rows else len(stretch)
-                yield [dataset[index] for index in stretch[at : at + count]]
+                yield [get(index) for index in stretch[at : at + count]]
                 at += count
 
     def _at_row(self, row: int) -> None:

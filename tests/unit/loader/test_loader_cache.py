@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -27,6 +28,7 @@ from torch.utils.data import (
 )
 
 import penstock
+from penstock.cache.cached_dataset import CachedDataset
 from penstock.cache.locks import TooLong
 from penstock.data.samplers import BlockShuffleSampler
 from penstock.errors import ConfigError
@@ -476,3 +478,72 @@ def test_a_cache_that_is_emptied_or_shrunk_goes_on_by_the_plan_or_without(cache:
 def test_a_loader_needs_no_file_locks_where_there_is_no_cache() -> None:
     code = "import sys; sys.modules['fcntl'] = None; import penstock; penstock.DataLoader([1, 2, 3]); print('fine')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "fine\n"
+
+
+class Noise(Dataset):
+    """Samples that begin with random numbers of all three generators."""
+
+    def __init__(self, *, too_large: bool = False) -> None:
+        self.rest = torch.zeros(300_000 if too_large else 0)
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.cat([torch.rand(2), torch.tensor([random.random(), np.random.rand()]), self.rest]).float()
+
+
+def with_noise(samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    """A batch and what a collate function draws after its samples."""
+    return torch.stack([sample[:4] for sample in samples]), torch.rand(3), random.random(), float(np.random.rand())
+
+
+class Doubled(CachedDataset):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return 2 * super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:Noise draws random numbers")
+def test_random_samples_and_what_is_drawn_after_them_are_the_same_hit_or_missed() -> None:
+    def batches(workers: int, *, too_large: bool) -> list[Any]:
+        with penstock.Cache("1MB", "static") as cache:
+            dataset = cache.wrap(Noise(too_large=too_large), fingerprint="noise")
+            loader = penstock.DataLoader(
+                dataset, batch_size=8, num_workers=workers, collate_fn=with_noise, shuffle=True,
+                generator=torch.Generator().manual_seed(5),
+            )  # fmt: skip
+            came = [batch for _ in range(2) for batch in loader]
+            assert (cache.stats().hits > 0) is not too_large
+            return came
+
+    expected = batches(0, too_large=False)
+    assert not torch.equal(expected[0][1], expected[1][1])
+    for workers, too_large in ((0, True), (2, False), (2, True)):
+        for batch, other in zip(batches(workers, too_large=too_large), expected, strict=True):
+            assert torch.equal(batch[0], other[0]) and torch.equal(batch[1], other[1]) and batch[2:] == other[2:]
+
+
+@pytest.mark.filterwarnings("ignore:Noise draws random numbers")
+def test_generators_that_run_on_in_a_worker_do_so_past_loads_for_the_cache() -> None:
+    def drawn(*, too_large: bool) -> list[torch.Tensor]:
+        with penstock.Cache("1MB", "static") as cache:
+            dataset = cache.wrap(Noise(too_large=too_large), fingerprint="noise")
+            loader = penstock.DataLoader(
+                dataset, batch_size=8, num_workers=2, collate_fn=with_noise, seeding="worker",
+                generator=torch.Generator().manual_seed(5), persistent_workers=True,
+            )  # fmt: skip
+            came = [batch[1] for _ in range(2) for batch in loader]
+            assert (cache.stats().hits > 0) is not too_large
+            return came
+
+    for one, other in zip(drawn(too_large=False), drawn(too_large=True), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:Noise draws random numbers")
+def test_a_class_derived_from_what_wrap_gives_is_asked_itself(cache: penstock.Cache) -> None:
+    plain = cache.wrap(Noise())
+    derived = Doubled(plain.dataset, cache, plain.fingerprint)
+    for workers in (0, 2):
+        loader = penstock.DataLoader(derived, batch_size=8, num_workers=workers)
+        assert torch.equal(torch.cat(list(loader)), torch.stack([2 * plain[index] for index in range(48)]))
