@@ -29,7 +29,8 @@ _REUSE_UP_TO = 2.0
 """A free segment over this many times the need is closed instead of reused: its bytes are wanted elsewhere."""
 _REUSE_ANY_BELOW_BYTES = 1 << 20
 """Below this size a loose fit wastes less than a new segment costs."""
-
+_RECENT = 64
+"""Needs that are remembered, to tell which free segments are of use."""
 
 _MOST_LENT = 16
 _COPY_BELOW_BYTES = 1 << 20
@@ -111,6 +112,7 @@ class Arena:
         self._is_closed = False
         self._in_use: dict[int, Segment] = {}
         self._free: list[Segment] = []
+        self._needs: deque[int] = deque(maxlen=_RECENT)
         self._leases: dict[int, Lease] = {}
         self._returned: deque[Lease] = deque()
         self._next_number = 0
@@ -147,6 +149,7 @@ class Arena:
         The budget is the caller's business (``fits``); free segments are closed as far as the limit requires.
         """
         capacity = capacity_for(need_bytes)
+        self._needs.append(capacity)
         segment = self._reusable(capacity)
         if segment is None:
             self._close_free_beyond(self.limit_bytes - self.in_use_bytes - capacity)
@@ -341,7 +344,14 @@ class Arena:
 
     def _close_free_beyond(self, keep_bytes: int) -> None:
         while self._free and self.free_bytes > keep_bytes:
-            self._close(max(self._free, key=lambda s: s.capacity_bytes))
+            self._close(self._least_useful())
+
+    def _least_useful(self) -> Segment:
+        """Of the free ones, one that is too large for what was needed of late, or else the smallest: large ones take
+        longest to make again."""
+        largest = max(self._free, key=lambda s: s.capacity_bytes)
+        is_too_large = largest.capacity_bytes > _REUSE_UP_TO * max(self._needs)
+        return largest if is_too_large else min(self._free, key=lambda s: s.capacity_bytes)
 
     def _close(self, segment: Segment) -> None:
         self._free.remove(segment)

@@ -18,10 +18,12 @@ import psutil
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.endless import endless
 from penstock.loader.stats import StageTimes
+from penstock.loader.workers_now import workers_now
 from penstock.meter import GrowthWatch
 from penstock.planner.costs import Run
 
-_WARM_SHARE = 0.2
+_WARM_SHARE, _MOST_WARM_SHARE = 0.2, 0.6
+"""Of a stretch's time, what goes by before the clock runs; more, while workers are still coming up."""
 
 
 class ShortRuns:
@@ -48,18 +50,21 @@ class ShortRuns:
         del self._stream, self._loader
 
     def go(self, seconds: float) -> Run:
-        """Take batches for about so long. The clock runs from when workers have come up."""
+        """Take batches for about so long. The clock runs from when workers have come up: starting takes as much of the
+        processor as many samples do."""
         watch = self._watch
         watch.forget_peaks()
         began_s = time.perf_counter()
         next(self._stream)
         first_s = time.perf_counter() - began_s
-        while time.perf_counter() - began_s < _WARM_SHARE * seconds:
+        while (warm_s := time.perf_counter() - began_s) < _WARM_SHARE * seconds or (
+            warm_s < _MOST_WARM_SHARE * seconds and not self._are_all_at_work()
+        ):
             next(self._stream)
         then_s, before_s, cpu_s = time.perf_counter(), self._workers_cpu_s(), time.process_time() - watch.cpu_s
         before = self._stages()
         heaps: list[tuple[int, int]] = []
-        while not heaps or time.perf_counter() - began_s < seconds:
+        while not heaps or time.perf_counter() - then_s < (1 - _WARM_SHARE) * seconds:
             next(self._stream)
             heaps.append((len(heaps), watch.own_bytes))
         after = self._stages()
@@ -76,6 +81,12 @@ class ShortRuns:
             own_bytes=watch.peak_own_bytes or 0,
             heaps=tuple(heaps),
         )
+
+    def _are_all_at_work(self) -> bool:
+        if not isinstance(self._loader, DataLoader):
+            return True
+        at_work = sum(worker.samples > 0 and not worker.leaving for worker in workers_now(self._loader))
+        return at_work >= self._loader.stats().workers
 
     def _stages(self) -> StageTimes | None:
         return self._loader.stats().stages if isinstance(self._loader, DataLoader) else None

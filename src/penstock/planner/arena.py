@@ -7,10 +7,13 @@ Runs in: anywhere; pure.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 REUSE_UP_TO = 2.0
 """The arena's own: how many times what is needed a segment may have to be used again."""
+RECENT_NEEDS = 64
+"""The arena's own, too: by how many needs it tells which free segments are of use."""
 
 
 class Segment:
@@ -30,11 +33,13 @@ class Arena:
     def __init__(self, add: Callable[[int], None]) -> None:
         self._add = add
         self._free: list[Segment] = []
+        self._needs: deque[int] = deque(maxlen=RECENT_NEEDS)
         self._in_use_bytes = self._most_in_use_bytes = 0
 
     def take(self, used_bytes: int, *, room_bytes: int = 0) -> Segment:
         """A segment with room for ``room_bytes``, of which so many are used."""
         room_bytes = max(room_bytes, used_bytes)
+        self._needs.append(room_bytes)
         fitting = [each for each in self._free if room_bytes <= each.room_bytes <= REUSE_UP_TO * room_bytes]
         segment = min(fitting, key=lambda each: each.room_bytes, default=None)
         if segment is None:
@@ -58,5 +63,9 @@ class Arena:
     def _close_beyond(self) -> None:
         while sum(each.room_bytes for each in self._free) > self._most_in_use_bytes - self._in_use_bytes:
             largest = max(self._free, key=lambda each: each.room_bytes)
-            self._free.remove(largest)
-            self._add(-largest.touched_bytes)
+            if largest.room_bytes > REUSE_UP_TO * max(self._needs):
+                goes = largest
+            else:
+                goes = min(self._free, key=lambda each: each.room_bytes)
+            self._free.remove(goes)
+            self._add(-goes.touched_bytes)

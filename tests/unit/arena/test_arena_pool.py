@@ -336,3 +336,30 @@ def test_uneven_segments_are_kept_up_to_what_was_ever_in_use_and_no_further() ->
             world.arena.give_back(segment)
         assert world.arena.in_use_bytes + world.arena.free_bytes <= (2 * number + 3) << 20
     world.arena.close()
+
+
+def test_room_is_made_of_small_free_segments_before_large_ones() -> None:
+    world = World(limit_bytes=64 * MIB)
+    large, *small = (world.take(size * MIB) for size in (32, 4, 4))
+    for segment in (large, *small):
+        world.arena.give_back(segment)
+    world.take(5 * MIB)
+    assert sorted(world.closed) == [segment.number for segment in small]
+    assert world.take(30 * MIB) is large
+    world.arena.close()
+
+
+def test_a_segment_too_large_for_recent_needs_goes_before_small_ones() -> None:
+    world = World(limit_bytes=100 * MIB)
+    giant, other = world.take(60 * MIB), world.take(20 * MIB)
+    world.arena.give_back(other)
+    world.arena.give_back(giant)
+    for _ in range(100):
+        small = [world.take(4 * MIB) for _ in range(2)]
+        for segment in small:
+            world.arena.give_back(segment)
+    assert giant.number not in world.closed
+    world.take(16 * MIB)
+    assert giant.number in world.closed
+    assert {world.take(4 * MIB).number for _ in small} == {segment.number for segment in small}
+    world.arena.close()
