@@ -29,7 +29,7 @@ _REUSE_UP_TO = 2.0
 """A free segment over this many times the need is closed instead of reused: its bytes are wanted elsewhere."""
 _REUSE_ANY_BELOW_BYTES = 1 << 20
 """Below this size a loose fit wastes less than a new segment costs."""
-_RECENT = 64
+_RECENT_NEEDS = 64
 """Needs that are remembered, to tell which free segments are of use."""
 
 _MOST_LENT = 16
@@ -112,7 +112,7 @@ class Arena:
         self._is_closed = False
         self._in_use: dict[int, Segment] = {}
         self._free: list[Segment] = []
-        self._needs: deque[int] = deque(maxlen=_RECENT)
+        self._needs: deque[int] = deque(maxlen=_RECENT_NEEDS)
         self._leases: dict[int, Lease] = {}
         self._returned: deque[Lease] = deque()
         self._next_number = 0

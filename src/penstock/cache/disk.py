@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.cache import disk_files
 from penstock.cache.checksum import CHECKSUM_BYTES, checksum
-from penstock.cache.region import ENTRY_BYTES, Packed, Region, write_pieces
+from penstock.cache.region import ENTRY_BYTES, Packed, Place, Region, write_pieces
 
 _RECORD = struct.Struct(f"<8s16sQ{CHECKSUM_BYTES}s")
 _RECORD_MAGIC = b"penstock"
@@ -48,12 +48,12 @@ class Disk(Region):
             rest, offset = rest[count:], offset + count
         return value if check == checksum(value) else None
 
-    def write(self, digest: bytes, offset: int, packed: Packed) -> None:
+    def write(self, digest: bytes, place: Place, packed: Packed) -> None:
         record = np.zeros(self.record_bytes + packed.total_bytes, np.uint8)
         value = record[self.record_bytes :]
         packed.write(value)
         _RECORD.pack_into(record.data, 0, _RECORD_MAGIC, digest, len(value), checksum(value))
-        write_pieces(self.data_fd, [record.data], offset)
+        write_pieces(self.data_fd, [record.data], place.offset)
 
     def reserve_table(self, where: int) -> None:
         os.posix_fallocate(self.meta_fd, where & ~63, ENTRY_BYTES << (where & 63))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.cache.region import META_BYTES, PAGE_BYTES, Region, write_header, write_pieces
+from penstock.cache.region import META_BYTES, PAGE_BYTES, Place, Region, write_header, write_pieces
 
 _WORTH_THREADS_BYTES = 256 << 10
 _WORTH_A_CALL_BYTES = 16 * PAGE_BYTES
@@ -43,29 +43,31 @@ class Memory(Region):
     def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
         return copied(self.values[offset : offset + used_bytes])
 
-    def write(self, digest: bytes, offset: int, packed: Any) -> None:
-        if packed.total_bytes >= _WORTH_A_CALL_BYTES:
-            # Pages that are written whole as they are made need not be zeroed first, nor made writable here one by
-            # one. Touched afterwards, they count as this process's memory, where whoever watches it looks.
-            write_pieces(self.data_fd, packed.pieces(), offset)
-            self.values[offset : offset + packed.total_bytes : _MAPPED_AT_A_TOUCH_BYTES].max()
-        else:
-            packed.write(self.values[offset : offset + packed.total_bytes])
+    def write(self, digest: bytes, place: Place, packed: Any) -> None:
+        target = self.values[place.offset : place.offset + packed.total_bytes]
+        makes_pages = packed.total_bytes >= _WORTH_A_CALL_BYTES and not place.has_pages
+        if makes_pages:
+            # Pages that are written whole as they are made need not be zeroed first, nor made writable one by one.
+            write_pieces(self.data_fd, packed.pieces(), place.offset)
+        # Touched, pages that exist are mapped many at a time, and count as this process's memory, where whoever watches
+        # it looks.
+        if makes_pages or place.has_pages:
+            target[::_MAPPED_AT_A_TOUCH_BYTES].max()
+        if not makes_pages:
+            packed.write(target)
 
 
 def copied(source: np.ndarray) -> np.ndarray:
     """The same bytes in memory of their own."""
     if len(source) < _WORTH_THREADS_BYTES:
         return source.copy()
-    # numpy's own would ask for huge pages, which a virtual machine may have to fetch from its host first: ten times
-    # the time of small ones.
-    target = torch.empty(len(source), dtype=torch.uint8)
-    copy = target.numpy()
-    if _is_forked:
-        np.copyto(copy, source)
-    else:
+    # Into torch's memory: numpy's own would ask for huge pages, which a virtual machine may have to fetch from its host
+    # first, at ten times the time of small ones.
+    if not _is_forked:
         # By as many threads as torch would take; in a forked child they may not exist any more.
-        target.copy_(torch.from_numpy(source))
+        return torch.from_numpy(source).clone().numpy()
+    copy = torch.empty(len(source), dtype=torch.uint8).numpy()
+    np.copyto(copy, source)
     return copy
 
 

@@ -16,7 +16,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,6 +69,14 @@ class Packed(Protocol):
     def write(self, target: np.ndarray) -> None: ...
 
 
+class Place(NamedTuple):
+    """Where a value is to lie."""
+
+    offset: int
+    has_pages: bool
+    """Whether another value lay there, whose memory is still there."""
+
+
 class Region:
     """One process's view of what a tier shares; see ``Memory`` and ``Disk``."""
 
@@ -105,7 +113,7 @@ class Region:
         """A private copy of a value; None if what lies there is not that key's."""
         raise NotImplementedError
 
-    def write(self, digest: bytes, offset: int, packed: Packed) -> None:
+    def write(self, digest: bytes, place: Place, packed: Packed) -> None:
         """Put a value into its extent. Raises OSError."""
         raise NotImplementedError
 

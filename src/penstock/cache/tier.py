@@ -47,6 +47,7 @@ from penstock.cache.region import (
     R_READING,
     R_WRITING,
     Packed,
+    Place,
     Region,
 )
 from penstock.cache.space import Space
@@ -179,23 +180,23 @@ class Tier:
                 self._clear_after(number)
             if not replaces and self.has(digest):
                 return False
-            offset = self._place(digest, extent_for(used_bytes), must=pinned)
-            if offset is None:
+            place = self._place(digest, extent_for(used_bytes), must=pinned)
+            if place is None:
                 row[R_PASSED] += 1
                 return False
             # Before there is an entry: one that is coming is looked for only in rows that say so.
             row[R_WRITING] = 1
             at = self._table.add(
-                digest, offset=offset, used_bytes=used_bytes, stamp=time.time_ns(),
+                digest, offset=place.offset, used_bytes=used_bytes, stamp=time.time_ns(),
                 mark=group if self._turn is None else self._turn(), owner=number,
             )  # fmt: skip
             if packed.total_bytes <= _COPY_UNDER_LOCK_BYTES:
-                self.region.write(digest, offset, packed)
+                self.region.write(digest, place, packed)
                 self._table.arrive(at, pinned=pinned)
                 row[R_WRITING] = 0
                 return True
             tag = self._table.read(at).tag
-        self.region.write(digest, offset, packed)
+        self.region.write(digest, place, packed)
         with self.region.changing():
             # The table may have been made anew meanwhile, and the entry be elsewhere.
             found = self._table.find(digest)
@@ -289,7 +290,7 @@ class Tier:
 
     # -- inside, under the writer's lock ------------------------------------------------------
 
-    def _place(self, digest: bytes, extent_bytes: int, *, must: bool) -> int | None:
+    def _place(self, digest: bytes, extent_bytes: int, *, must: bool) -> Place | None:
         """Where a value is to lie; None if it is not to be kept, or somebody else is writing it. One that ``must`` be
         kept is, whatever the policy would rather have, if there is room at all."""
         found = self._table.find(digest)
@@ -300,9 +301,9 @@ class Tier:
             return None
         is_fit = entry.extent_bytes == extent_bytes and not self._readers.is_read(entry.offset)
         self._remove(*found, keep_pages=is_fit)
-        return entry.offset if is_fit else self._room_for(None if must else digest, extent_bytes)
+        return Place(entry.offset, True) if is_fit else self._room_for(None if must else digest, extent_bytes)
 
-    def _room_for(self, digest: bytes | None, extent_bytes: int) -> int | None:
+    def _room_for(self, digest: bytes | None, extent_bytes: int) -> Place | None:
         """A place for a value, after others have made room if need be."""
         header = self.region.header
         fixed_bytes = self.region.index_bytes + self._table.grown_bytes()
@@ -316,9 +317,13 @@ class Tier:
         if not self._machine_has(extent_bytes):
             # The machine is full before the cache is: from here on it lives on what it has.
             return self._replace(digest, extent_bytes, extent_bytes)
-        return self._space.place(extent_bytes)
+        return self._empty_place(extent_bytes)
 
-    def _replace(self, digest: bytes | None, extent_bytes: int, over_bytes: int) -> int | None:
+    def _empty_place(self, extent_bytes: int) -> Place | None:
+        offset = self._space.place(extent_bytes)
+        return None if offset is None else Place(offset, False)
+
+    def _replace(self, digest: bytes | None, extent_bytes: int, over_bytes: int) -> Place | None:
         """Evict what is wanted least, if it is wanted less than the newcomer; gives a place for that one."""
         reusable: int | None = None
         policy = self.policies[int(self.region.header[H_POLICY])]
@@ -334,7 +339,7 @@ class Tier:
             if is_fit:
                 reusable = entry.offset
             if over_bytes <= 0:
-                return self._space.place(extent_bytes) if reusable is None else reusable
+                return self._empty_place(extent_bytes) if reusable is None else Place(reusable, True)
         if reusable is not None:
             self.region.drop_values(reusable, reusable + extent_bytes)
         return None

@@ -34,7 +34,7 @@ _OWN_BYTES = 4 << 20
 _BOUND_IN_HAND = 2
 """Tasks a worker with batches of its own may have: one in work and one waiting."""
 _MANY_IN_HAND = 4
-"""A worker with so many tasks in hand does not run out while a few reports gather."""
+"""With fewer tasks ahead, a worker whose next ones are quicker than most soon waits for more."""
 
 
 class Dispatcher:
@@ -137,8 +137,8 @@ class Dispatcher:
         self.admission.keep_within()
 
     @property
-    def has_queued_many(self) -> bool:
-        """Whether workers have work for a while, even if the next tasks take less time than most."""
+    def queues_many(self) -> bool:
+        """Whether tasks are so short that workers are given many ahead: none runs out while reports gather."""
         return self._most_in_hand >= _MANY_IN_HAND
 
     def take_for_trainer(self) -> Batch | None:

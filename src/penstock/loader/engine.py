@@ -325,7 +325,7 @@ class Engine:
             # After this thread counts as sleeping: who sends something to the device from now on wakes it.
             if wait_s and self.poll():
                 wait_s = min(wait_s, _LOOK_AT_DEVICE_S)
-            if wait_s and self.dispatcher.has_queued_many and time.monotonic() - self._looked_s < _GATHER_S:
+            if wait_s and self.dispatcher.queues_many and time.monotonic() - self._looked_s < _GATHER_S:
                 time.sleep(_GATHER_S)
             events = self._selector.select(wait_s)
             self._looked_s = time.monotonic()

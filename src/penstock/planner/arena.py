@@ -63,9 +63,7 @@ class Arena:
     def _close_beyond(self) -> None:
         while sum(each.room_bytes for each in self._free) > self._most_in_use_bytes - self._in_use_bytes:
             largest = max(self._free, key=lambda each: each.room_bytes)
-            if largest.room_bytes > REUSE_UP_TO * max(self._needs):
-                goes = largest
-            else:
-                goes = min(self._free, key=lambda each: each.room_bytes)
+            is_too_large = largest.room_bytes > REUSE_UP_TO * max(self._needs)
+            goes = largest if is_too_large else min(self._free, key=lambda each: each.room_bytes)
             self._free.remove(goes)
             self._add(-goes.touched_bytes)

@@ -237,7 +237,8 @@ class Worker:
             return
         dataset, indices = self._setup.dataset, task.indices
         by_list = getattr(dataset, "__getitems__", None)
-        # Of this very class: one derived from it may do more to its samples.
+        # A cached dataset seeds every load by its key, and seeding here would be for nothing. Only where the class
+        # itself says so: one derived from it may draw more.
         self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
         get = partial(self_seeded or getitem, dataset)
         step = stretch_rows(task.batch_rows)
