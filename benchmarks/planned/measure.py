@@ -43,22 +43,23 @@ def load(harness: Harness) -> None:
     loader = loader_of(request)
     torch.zeros(8).sum()
     harness.ready()
-    first_s = then_s = 0.0
+    first_s = then_s = now_s = 0.0
     count, warm = 0, request["batches"] // 3
     began_s = time.perf_counter()
     # As training loops do, each batch is held until the next one is there.
     for _batch in loader:
+        # Not after the loop: leaving it ends the workers, who may be at a batch.
+        now_s = time.perf_counter()
         if not count:
-            first_s = time.perf_counter() - began_s
+            first_s = now_s - began_s
         if count == warm:
-            then_s = time.perf_counter()
+            then_s = now_s
         count += 1
         if count > request["batches"]:
             break
         time.sleep(request["step_s"])
-    spent_s = time.perf_counter() - then_s
     rows = CASES[request["case"]].batch_size
-    harness.result(samples_per_s=(count - 1 - warm) * rows / spent_s, first_batch_s=first_s)
+    harness.result(samples_per_s=(count - 1 - warm) * rows / (now_s - then_s), first_batch_s=first_s)
 
 
 def load_for(harness: Harness) -> None:
@@ -67,7 +68,7 @@ def load_for(harness: Harness) -> None:
     loader = loader_of(request)
     torch.zeros(8).sum()
     harness.ready()
-    began_s, then_s, count = time.perf_counter(), 0.0, 0
+    began_s, then_s, now_s, count = time.perf_counter(), 0.0, 0.0, 0
     for _batch in loader:
         now_s = time.perf_counter()
         if then_s:
@@ -76,8 +77,7 @@ def load_for(harness: Harness) -> None:
             then_s = now_s
         if now_s - began_s > request["seconds"] and count:
             break
-    spent_s = time.perf_counter() - then_s
-    harness.result(samples_per_s=count * CASES[request["case"]].batch_size / spent_s)
+    harness.result(samples_per_s=count * CASES[request["case"]].batch_size / (now_s - then_s))
 
 
 def plan(harness: Harness) -> None:

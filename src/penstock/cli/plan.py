@@ -62,7 +62,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--train", default=None, metavar="TARGET",
               help="Your training step, a function that takes a batch: it is timed.")  # fmt: skip
 @click.option("--collate", default=None, metavar="TARGET", help="A collate function of your own.")
-@click.option("--seconds", type=FiniteRange(min=0.5), default=7.0, show_default=True, help="How long to measure.")
+@click.option("--seconds", type=FiniteRange(min=0.5), default=9.0, show_default=True, help="How long to measure.")
 @click.option("--profile", "profile_file", type=_FILE, default=None, metavar="FILE",
               help="Figures that --save-profile kept, instead of a TARGET: nothing runs.")  # fmt: skip
 @click.option("--save-profile", type=_FILE, default=None, metavar="FILE", help="Keep what was measured, for --profile.")

@@ -26,7 +26,7 @@ from penstock.planner.search import Done, Expected, Setting, Space, Trial, mean_
 from penstock.planner.wording import REPEATED
 from penstock.units import format_bytes, parse_size
 
-_PROFILE_SHARE, _MOST_PROFILE_S = 0.15, 7.0
+_PROFILE_SHARE, _MOST_PROFILE_S = 0.15, 9.0
 _TRIALS = 16
 """Measurements a search may come to; the time is divided among them."""
 _LONGEST_TRIAL_S = 4.0

@@ -34,7 +34,7 @@ def plan(
     memory: str | int | float = "auto",
     step_s: float | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
-    seconds: float = 7.0,
+    seconds: float = 9.0,
     *,
     name: str | None = None,
     on_progress: Callable[[str, float], None] = lambda what, done: None,

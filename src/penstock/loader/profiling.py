@@ -5,8 +5,8 @@ Out: ``Profile``.
 Runs in: trainer, and workers it starts and ends.
 
 First samples are read one by one, in a process of its own. Then torch's loader and ours run for a moment with two
-workers and a training loop that does nothing: what they take beyond the samples' own is what loading costs here. Ours
-goes on with more workers than two, and then with two again: what grows with them is theirs, what does not is the
+workers and a training loop that does nothing: what they take beyond the samples' own is what loading costs here. Both
+run with more workers than two besides, and ours with two again: what grows with them is theirs, what does not is the
 training process's, and how much more processor time a sample takes of many is how they crowd each other. The same runs
 are played through in thought, and what they took more than there is a worker's own memory.
 """
@@ -26,15 +26,18 @@ from penstock.loader.dataloader import DataLoader
 from penstock.loader.sampling import is_picklable, look
 from penstock.loader.short_runs import ShortRuns
 from penstock.meter import limits
-from penstock.planner.costs import our_cost, their_cost
+from penstock.planner.costs import Run, our_cost, their_cost
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import Profile
 from penstock.workers.setup import can_split
 
 _FEW, _MANY = 2, 6
-"""Workers of the runs: few for both loaders, then many for ours, which can be told so while it runs."""
+"""Workers of the runs. Ours can be told so while it runs, torch's begins anew."""
 _PREFETCH = 2
-_LOOK_SHARE, _RUN_SHARE = 0.28, 0.36
+_LOOK_SHARE, _THEIR_SHARE, _THEIR_MANY_SHARE, _OUR_SHARE = 0.22, 0.29, 0.10, 0.39
+"""Of the time there is: samples, torch's loader with few workers and with many, ours with few, many and few again."""
+_FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE, _AGAIN_SHARE = 0.15, 0.40, 0.28, 0.17
+"""Of our loader's time. Many make pages at first that they use again later, which takes a while."""
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
 _LEAST_BATCHES, _LATE = 4, 1.5
 """Batches of samples that runs wait for at the least, and how many times what is left of the time that may take."""
@@ -47,7 +50,7 @@ def profile(
     *,
     collate_fn: Callable[[Any], Any] | None = None,
     name: str = "the dataset",
-    seconds: float = 7.0,
+    seconds: float = 9.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> Profile:
     """Spend about so many seconds on it; ``on_progress`` hears what is done and how much. Raises DataError.
@@ -62,7 +65,7 @@ def profile(
         collate,
         seconds=share_s,
         least_s=seconds,
-        on_progress=lambda done: on_progress("reading samples", 0.28 * done),
+        on_progress=lambda done: on_progress("reading samples", _LOOK_SHARE * done),
     )
     cores = limits().cpu_usable
     is_iterable = isinstance(dataset, IterableDataset)
@@ -77,7 +80,7 @@ def profile(
         holds_gil=seen.holds_gil,
         is_repeated=seen.is_repeated,
     )
-    run_s = _RUN_SHARE * seconds
+    run_s = _THEIR_SHARE * seconds
     # Of torch's, many small batches: what its workers' heaps gain with each is seen over many only.
     their_rows = _rows_for(known, batch_size, run_s, _MANY_BATCHES)
     our_rows = _rows_for(known, batch_size, run_s, _SOME_BATCHES)
@@ -92,26 +95,36 @@ def profile(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-        on_progress("torch's DataLoader", 0.28)
-        torchs = TorchDataLoader(dataset, their_rows, prefetch_factor=_PREFETCH, **given)
-        with ShortRuns(torchs) as runs:
-            del torchs
-            theirs = runs.go(run_s)
-        on_progress("penstock's DataLoader", 0.64)
+        on_progress("torch's DataLoader", _LOOK_SHARE)
+        theirs, their_many = (
+            _run_torchs(dataset, their_rows, {**given, "num_workers": workers}, share * seconds)
+            for workers, share in ((_FEW, _THEIR_SHARE), (_MANY, _THEIR_MANY_SHARE))
+        )
+        on_progress("penstock's DataLoader", 1 - _OUR_SHARE)
+        our_s = _OUR_SHARE * seconds
         with DataLoader(dataset, our_rows, **given) as loader, ShortRuns(loader) as runs:
-            few = runs.go(run_s / 3)
+            few = runs.go(_FEW_SHARE * our_s)
             loader.resize(workers=_MANY)
-            many = runs.go(run_s / 3)
+            runs.go(_SETTLE_SHARE * our_s)
+            many = runs.go(_MANY_SHARE * our_s)
             now = loader.stats()
             loader.resize(workers=_FEW)
-            again = runs.go(run_s / 3)
+            again = runs.go(_AGAIN_SHARE * our_s)
     known = replace(known, is_splittable=known.is_splittable and now.shared_batches)
     load = Load(profile=known, cores=cores, batch_size=batch_size, workers=_FEW)
     known = replace(known, ours=our_cost(few, many, again, load, now.workers))
-    torchs = their_cost(theirs, replace(load, profile=known), _PREFETCH, tensors=seen.tensors)
+    torchs = their_cost(theirs, their_many, replace(load, profile=known), _PREFETCH, tensors=seen.tensors)
     known = replace(known, torchs=torchs)
     on_progress("done", 1.0)
     return known
+
+
+def _run_torchs(dataset: Any, rows: int, given: dict[str, Any], seconds: float) -> Run:
+    loader = TorchDataLoader(dataset, rows, prefetch_factor=_PREFETCH, **given)
+    with ShortRuns(loader) as runs:
+        # Workers that persist go with the last one who has it.
+        del loader
+        return runs.go(seconds)
 
 
 def _rows_for(known: Profile, batch_size: int, run_s: float, batches: int) -> int:

@@ -21,16 +21,18 @@ _LEAST_POINTS, _MOST_POINTS = 6, 64
 """Fewer tell nothing, more nothing new."""
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
-_DOES_CREEP, _CREPT_APART = 0.5, 0.45
-"""In samples: what a heap gains with every batch, at the least, if it is one that creeps; and where samples are kept
+_CREEPS, _DOES_CREEP, _CREPT_APART = 0.87, 0.5, 0.45
+"""In samples: what heaps gain with every batch on the whole (a mean of 14 short runs with samples of 4 and 8 MiB, 9 of
+which gained one, 3 half of one); what one gains at the least, if it is one that creeps; and where samples are kept
 apart, come and go one by one (told from one dataset of bench_planner's)."""
-_MAY_CREEP = 0.25
-"""Of what they should have gained in a run, what heaps that creep do gain at the least."""
+_LARGE_BYTES = 2 << 20
 NUMPY_RANDOM_BYTES = 3 << 20
 """What each of torch's workers takes to load numpy.random, in a process that has not loaded it, as penstock has."""
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
+_MOST_LAG = 0.5
+"""Of a sample's own time: what took longer was not the crowd."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +62,11 @@ class Run:
         return self.batches * self.rows
 
 
-def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> LoaderCost:
-    """torch's loader, of a run with as many workers as ``load`` says, for batches of its size.
+def their_cost(run: Run, many: Run, load: Load, prefetch_factor: int, *, tensors: int) -> LoaderCost:
+    """torch's loader, of a run with as many workers as ``load`` says, for batches of its size, and one with ``many``.
 
-    ``tensors``: how many there are in a batch. How workers crowd each other, and what the training process takes, is
-    taken from what is known of ours. The run must be the first of a loader in its process.
+    ``tensors``: how many there are in a batch. What the training process takes is taken from what is known of ours. The
+    first run must be the first of a loader in its process.
     """
     ours, scale = load.profile.ours, load.batch_size / run.rows
     cost = LoaderCost(
@@ -73,23 +75,18 @@ def their_cost(run: Run, load: Load, prefetch_factor: int, *, tensors: int) -> L
         batch_s=_extra_s(run, load) * run.rows,
         trainer_s=run.trainer_cpu_s / run.batches,
         start_s=0.0,
-        crowding=ours.crowding,
+        crowding=_crowding(run, many),
     )
     ran = replace(load, batch_size=run.rows, profile=replace(load.profile, torchs=cost))
     thought = play_torch(ran, prefetch_factor, batches=0)
     own_bytes = run.own_bytes - thought.most_workers_bytes - trainer_bytes(load, ours)
     # They crept before the clock began, too: every worker built some batches ahead.
     built = run.batches + load.workers * prefetch_factor
-    creep_bytes = _creep_bytes(run, load)
-    worker_bytes = (own_bytes - creep_bytes * built) / load.workers
-    if worker_bytes < ours.worker_bytes:
-        # No worker of theirs is leaner than one of ours: they crept less than usual, or not at all.
-        worker_bytes = ours.worker_bytes
-        crept_bytes = max(0.0, (own_bytes - load.workers * worker_bytes) / built)
-        if not load.profile.is_collated:
-            creep_bytes = min(creep_bytes, crept_bytes)
-        elif crept_bytes < _MAY_CREEP * creep_bytes:
-            creep_bytes = 0.0
+    crept_bytes, creep_bytes = _creep_bytes(run, load)
+    # No worker of theirs is leaner than one of ours.
+    worker_bytes = max(ours.worker_bytes, (own_bytes - crept_bytes * built) / load.workers)
+    if not load.profile.is_collated:
+        creep_bytes = min(creep_bytes, max(0.0, (own_bytes - load.workers * worker_bytes) / built))
     return replace(
         cost,
         worker_bytes=int(worker_bytes) + NUMPY_RANDOM_BYTES,
@@ -124,6 +121,7 @@ def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> 
         trainer_s=deliver_s / cheap.batches,
         beside_s=(cheap.trainer_cpu_s - deliver_s) / cheap.batches,
         start_s=0.0,
+        crowding=_crowding(cheap, many),
     )
     ran = replace(load, batch_size=few.rows, profile=replace(load.profile, ours=cost))
     ran_many = replace(ran, workers=many_workers)
@@ -138,24 +136,29 @@ def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> 
         trainer_bytes=int(fixed_bytes),
         start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
         copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
-        crowding=_crowding(again, many),
+        lag_s=0.0 if is_whole else _lag_s(many, ran_many, thought_many),
     )
 
 
-def _creep_bytes(run: Run, load: Load) -> float:
-    """What a heap gains with every batch.
+def _creep_bytes(run: Run, load: Load) -> tuple[float, float]:
+    """What a heap gained with every batch of a run, and what one gains as a rule.
 
     As a rule one sample: a batch's samples leave a hole when they go, the next one's do not quite fit into it, and one
-    has to lie elsewhere. So it was for samples of 0.2 to 12 MB but for a few sizes, which hardly creep, and a short run
-    tells those.
+    has to lie elsewhere. So it was for samples of 0.2 to 12 MB but for a few sizes, which hardly creep. Of small
+    samples, a short run tells those. Of large ones, whether heaps creep also depends on how the training process's own
+    heap happens to be when workers are forked, and the next process need not be as this one.
     """
     sample_bytes = load.profile.sample_bytes
     if load.profile.largest_bytes > HEAP_BYTES:
-        return 0.0
+        return 0.0, 0.0
     if not load.profile.is_collated:
-        return _CREPT_APART * sample_bytes
-    does_creep = len(run.heaps) < _LEAST_POINTS or rise(run.heaps) > _DOES_CREEP * sample_bytes
-    return sample_bytes if does_creep else 0.0
+        return _CREPT_APART * sample_bytes, _CREPT_APART * sample_bytes
+    if len(run.heaps) < _LEAST_POINTS:
+        return _CREEPS * sample_bytes, _CREEPS * sample_bytes
+    crept_bytes = min(sample_bytes, max(0.0, rise(run.heaps)))
+    if sample_bytes >= _LARGE_BYTES:
+        return crept_bytes, _CREEPS * sample_bytes
+    return crept_bytes, _CREEPS * sample_bytes if crept_bytes > _DOES_CREEP * sample_bytes else 0.0
 
 
 def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
@@ -187,7 +190,17 @@ def _copies(run: Run, thought: Outcome) -> float:
     return min(_MOST_COPIES, max(1.0, run.shared_bytes / thought.most_batches_bytes))
 
 
-def _crowding(few: Run, many: Run) -> float:
+def _crowding(alone: Run, many: Run) -> float:
     """How much longer work takes in a crowd. By processor time: rates would tell of other programs, too."""
-    alone_s = few.workers_cpu_s / few.samples
+    alone_s = alone.workers_cpu_s / alone.samples
     return min(_MOST_CROWDING, max(0.0, many.workers_cpu_s / many.samples / alone_s - 1)) if alone_s else 0.0
+
+
+def _lag_s(run: Run, load: Load, thought: Outcome) -> float:
+    """How much longer a sample takes than cores that are shared evenly explain, for every worker that is more than they
+    are: an operating system lets some wait at one core while another has nothing to do."""
+    if not load.workers_beyond_cores:
+        return 0.0
+    longer_s = load.workers * (run.seconds / run.samples - 1 / thought.samples_per_s)
+    most_s = _MOST_LAG * (load.profile.wait_s + load.profile.cpu_s)
+    return min(most_s, max(0.0, longer_s)) / load.workers_beyond_cores

@@ -113,6 +113,7 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
                 in_slot[number].append(arena.take(room_for(piece)))
             if is_apart or not is_made:
                 gauge.add(private=-held_bytes)
+            yield Wait(piece.rows * load.workers_beyond_cores * cost.lag_s)
             left[number] -= 1
             if not left[number]:
                 yield from make(number, held_bytes)

@@ -42,6 +42,10 @@ class Load:
     hit_rate: float = 0.0
     """Share of samples that come out of a cache at once."""
 
+    @property
+    def workers_beyond_cores(self) -> float:
+        return max(0.0, self.workers - self.cores)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:

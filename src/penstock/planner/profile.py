@@ -54,6 +54,8 @@ class LoaderCost:
     """After how many batches of its own that is."""
     crowding: float = 0.0
     """How much longer work takes while more of it is at hand than there are cores."""
+    lag_s: float = 0.0
+    """How much longer a sample takes for every worker beyond the cores, besides what sharing them explains."""
     copies: float = 1.0
     """Bytes of a batch in flight, as a multiple of its samples'."""
     trainer_bytes: int = 0

@@ -71,6 +71,11 @@ def their_run(*, creep_bytes: int = MB, batches: int = 40) -> Run:
     )
 
 
+def torchs_of(run: Run, given: Load | None = None, *, tensors: int = 1, many: Run | None = None) -> LoaderCost:
+    """What is made of a run of torch's, where many workers take as much of the processor as few."""
+    return their_cost(run, many or run, given or load(), 2, tensors=tensors)
+
+
 def test_costs_of_ours_come_back_out_of_its_runs() -> None:
     cost = our_cost(our_run(2), our_run(6), our_run(2), load(), 6)
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes, rel=0.1)
@@ -101,43 +106,80 @@ def test_samples_for_a_function_of_the_users_are_written_twice() -> None:
 
 
 def test_costs_of_torchs_come_back_out_of_its_run() -> None:
-    cost = their_cost(their_run(), load(), 2, tensors=1)
+    cost = torchs_of(their_run())
     # Of a process that has not loaded what penstock has.
     assert cost.worker_bytes == pytest.approx(TORCHS.worker_bytes + NUMPY_RANDOM_BYTES, rel=0.1)
     assert cost.trainer_bytes == OURS.trainer_bytes
     assert (cost.batch_s, cost.trainer_s) == pytest.approx((0.008, 0.003))
-    assert cost.creep_batches == 128 and their_cost(their_run(), load(), 2, tensors=8).creep_batches == 16
+    assert cost.creep_batches == 128 and torchs_of(their_run(), tensors=8).creep_batches == 16
 
 
-def test_heaps_that_creep_do_so_by_a_sample_a_batch_and_others_not_at_all() -> None:
-    assert their_cost(their_run(creep_bytes=int(0.9 * MB)), load(), 2, tensors=1).creep_bytes == MB
-    assert their_cost(their_run(creep_bytes=int(0.2 * MB)), load(), 2, tensors=1).creep_bytes == 0
-    assert their_cost(replace(their_run(), heaps=()), load(), 2, tensors=1).creep_bytes == MB, (
-        "too short to tell: the usual"
-    )
+CREEPS = 0.87
+
+
+def test_heaps_that_creep_do_so_by_most_of_a_sample_a_batch_and_others_not_at_all() -> None:
+    assert torchs_of(their_run(creep_bytes=int(0.9 * MB))).creep_bytes == CREEPS * MB
+    assert torchs_of(their_run(creep_bytes=int(0.2 * MB))).creep_bytes == 0
+    assert torchs_of(replace(their_run(), heaps=())).creep_bytes == CREEPS * MB, "too short to tell: the usual"
     huge = load(samples=(Sample(size_bytes=40 << 20, wait_s=0.02, cpu_s=0.004),))
-    assert their_cost(their_run(creep_bytes=40 << 20), huge, 2, tensors=1).creep_bytes == 0, "mapped, each on its own"
+    assert torchs_of(their_run(creep_bytes=40 << 20), huge).creep_bytes == 0, "mapped, each on its own"
+
+
+def test_heaps_of_large_samples_creep_as_most_do_whatever_one_short_run_says() -> None:
+    large = load(samples=(Sample(size_bytes=4 * MB, wait_s=0.02, cpu_s=0.004),))
+    still = torchs_of(their_run(creep_bytes=0), large)
+    assert still.creep_bytes == int(CREEPS * 4 * MB)
+
+
+@pytest.mark.parametrize("crept", [0.0, 0.2, 0.5, 0.9])
+def test_what_heaps_gained_in_a_run_is_no_workers_own(crept: float) -> None:
+    cost = torchs_of(their_run(creep_bytes=int(crept * MB)))
+    assert cost.worker_bytes == pytest.approx(TORCHS.worker_bytes + NUMPY_RANDOM_BYTES, rel=0.1)
+
+
+def test_workers_of_torchs_crowd_each_other_in_their_own_way() -> None:
+    run = their_run()
+    crowded = torchs_of(run, many=replace(run, workers_cpu_s=1.3 * run.workers_cpu_s))
+    assert crowded.crowding == pytest.approx(0.3) and crowded.batch_s == torchs_of(run).batch_s
+    assert torchs_of(run, many=replace(run, workers_cpu_s=0.8 * run.workers_cpu_s)).crowding == 0.0
+
+
+def test_what_many_take_longer_than_shared_cores_explain_is_put_down_to_those_beyond_the_cores() -> None:
+    many = our_run(6)
+    # 6 workers at 24 ms of waiting and computing each, and a tenth more time for all of it.
+    slow = replace(many, seconds=1.1 * many.seconds)
+    cost = our_cost(our_run(2), slow, our_run(2), load(), 6)
+    assert cost.lag_s * 4 * many.samples == pytest.approx(6 * 0.1 * many.seconds, rel=0.05)
+    played = play_ours(replace(load(6), profile=replace(PROFILE, ours=replace(OURS, lag_s=cost.lag_s))))
+    assert played.samples_per_s == pytest.approx(slow.samples / slow.seconds, rel=0.05)
+    assert our_cost(our_run(2), many, our_run(2), load(), 6).lag_s == pytest.approx(0.0, abs=1e-4)
+    stopped = our_cost(our_run(2), replace(many, seconds=100.0), our_run(2), load(), 6)
+    assert stopped.lag_s * 4 == pytest.approx(0.5 * 0.024), "what took so long was not the crowd"
+
+
+def test_workers_that_have_a_core_each_do_not_lag() -> None:
+    enough = replace(load(), cores=8)
+    slow = replace(our_run(6), seconds=1.5 * our_run(6).seconds)
+    assert our_cost(our_run(2), slow, our_run(2), enough, 6).lag_s == 0.0
+    lagging = replace(load(6), profile=replace(PROFILE, ours=replace(OURS, lag_s=0.01)))
+    assert play_ours(replace(lagging, cores=8)).samples_per_s == play_ours(replace(load(6), cores=8)).samples_per_s
+
+
+def test_whole_batches_of_single_workers_come_too_unevenly_to_tell_a_lag() -> None:
+    slow = replace(our_run(6), seconds=10.0)
+    assert our_cost(our_run(2), slow, our_run(2), load(is_splittable=False), 6).lag_s == 0.0
 
 
 def test_no_worker_of_torchs_is_leaner_than_ours() -> None:
     lean = replace(their_run(), own_bytes=2 * (8 + 2) * MB)
-    cost = their_cost(lean, load(), 2, tensors=1)
-    assert cost.worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES and cost.creep_bytes == 0
-
-
-def test_heaps_that_crept_less_than_usual_in_a_short_run_creep_as_usual_in_a_long_one() -> None:
-    usual = their_run()
-    # So much less that a worker would be leaner than one of ours, and yet more than nothing.
-    less = replace(usual, own_bytes=usual.own_bytes - 2 * (12 - 8) * MB - 44 * MB // 2)
-    cost = their_cost(less, load(), 2, tensors=1)
-    assert cost.worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES and cost.creep_bytes == MB
-    least = replace(less, own_bytes=less.own_bytes - 10 * MB)
-    apart = their_cost(least, load(is_collated=False), 2, tensors=1)
-    assert 0 < apart.creep_bytes < 0.45 * MB, "samples that are kept apart: as much as they did"
+    assert torchs_of(lean).worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES
+    apart = torchs_of(lean, load(is_collated=False))
+    assert apart.worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES
+    assert 0 <= apart.creep_bytes < 0.45 * MB, "samples that are kept apart: as much as they did"
 
 
 def test_the_order_of_a_long_dataset_is_the_training_processs_and_not_its_workers() -> None:
-    short, long = (their_cost(their_run(), load(length=length), 2, tensors=1) for length in (1000, 200_000))
+    short, long = (torchs_of(their_run(), load(length=length)) for length in (1000, 200_000))
     assert short.worker_bytes - long.worker_bytes == pytest.approx((3 * 2**19 + 45 * 200_000 - 5 * MB) / 2, rel=0.01)
 
 
