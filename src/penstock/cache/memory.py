@@ -45,16 +45,21 @@ class Memory(Region):
 
     def write(self, digest: bytes, place: Place, packed: Any) -> None:
         target = self.values[place.offset : place.offset + packed.total_bytes]
-        makes_pages = packed.total_bytes >= _WORTH_A_CALL_BYTES and not place.has_pages
-        if makes_pages:
+        if place.has_pages:
+            _map(target)
+            packed.write(target)
+        elif packed.total_bytes >= _WORTH_A_CALL_BYTES:
             # Pages that are written whole as they are made need not be zeroed first, nor made writable one by one.
             write_pieces(self.data_fd, packed.pieces(), place.offset)
-        # Touched, pages that exist are mapped many at a time, and count as this process's memory, where whoever watches
-        # it looks.
-        if makes_pages or place.has_pages:
-            target[::_MAPPED_AT_A_TOUCH_BYTES].max()
-        if not makes_pages:
+            _map(target)
+        else:
             packed.write(target)
+
+
+def _map(target: np.ndarray) -> None:
+    """Touch what is in memory already: it is mapped many pages at a time, and counts as this process's memory, where
+    whoever watches it looks."""
+    target[::_MAPPED_AT_A_TOUCH_BYTES].max()
 
 
 def copied(source: np.ndarray) -> np.ndarray:

@@ -301,7 +301,10 @@ class Tier:
             return None
         is_fit = entry.extent_bytes == extent_bytes and not self._readers.is_read(entry.offset)
         self._remove(*found, keep_pages=is_fit)
-        return Place(entry.offset, True) if is_fit else self._room_for(None if must else digest, extent_bytes)
+        if not is_fit:
+            return self._room_for(None if must else digest, extent_bytes)
+        # Who died while writing may not have come to it.
+        return Place(entry.offset, entry.tag & 3 == HERE)
 
     def _room_for(self, digest: bytes | None, extent_bytes: int) -> Place | None:
         """A place for a value, after others have made room if need be."""

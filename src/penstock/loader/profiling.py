@@ -13,6 +13,7 @@ are played through in thought, and what they took more than there is a worker's 
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from torch.utils.data import IterableDataset, default_collate
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.sampling import is_picklable, look
 from penstock.loader.short_runs import ShortRuns
-from penstock.meter import limits
+from penstock.meter import headroom_bytes, limits
 from penstock.planner.costs import Run, our_cost, their_cost
 from penstock.planner.pipeline import Load
 from penstock.planner.profile import Profile
@@ -89,20 +90,20 @@ def profile(
         # Beside what such samples take, what a loader does hardly counts.
         on_progress("done", 1.0)
         return replace(known, has_runs=False)
-    given = {"num_workers": _FEW, "collate_fn": collate_fn, "persistent_workers": True}
+    given = {"collate_fn": collate_fn, "persistent_workers": True}
     if not is_iterable:
         given |= {"shuffle": True, "drop_last": len(dataset) >= batch_size}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         on_progress("torch's DataLoader", _LOOK_SHARE)
-        theirs, their_many = (
-            _run_torchs(dataset, their_rows, {**given, "num_workers": workers}, share * seconds)
-            for workers, share in ((_FEW, _THEIR_SHARE), (_MANY, _THEIR_MANY_SHARE))
-        )
+        theirs = _run_torchs(dataset, their_rows, _FEW, given, run_s)
+        their_many = None
+        if _fits_torchs(_MANY, their_rows * known.sample_bytes):
+            their_many = _run_torchs(dataset, their_rows, _MANY, given, _THEIR_MANY_SHARE * seconds)
         on_progress("penstock's DataLoader", 1 - _OUR_SHARE)
         our_s = _OUR_SHARE * seconds
-        with DataLoader(dataset, our_rows, **given) as loader, ShortRuns(loader) as runs:
+        with DataLoader(dataset, our_rows, num_workers=_FEW, **given) as loader, ShortRuns(loader) as runs:
             few = runs.go(_FEW_SHARE * our_s)
             loader.resize(workers=_MANY)
             runs.go(_SETTLE_SHARE * our_s)
@@ -119,8 +120,16 @@ def profile(
     return known
 
 
-def _run_torchs(dataset: Any, rows: int, given: dict[str, Any], seconds: float) -> Run:
-    loader = TorchDataLoader(dataset, rows, prefetch_factor=_PREFETCH, **given)
+def _fits_torchs(workers: int, batch_bytes: float) -> bool:
+    """Whether there is room for what torch's loader takes with so many workers, and as much again."""
+    here = limits()
+    shm_bytes = math.inf if here.shm_size_bytes is None else here.shm_size_bytes - (here.shm_used_bytes or 0)
+    sent_bytes = workers * _PREFETCH * batch_bytes
+    return 2 * sent_bytes < shm_bytes and 2 * (sent_bytes + workers * batch_bytes) < headroom_bytes()
+
+
+def _run_torchs(dataset: Any, rows: int, workers: int, given: dict[str, Any], seconds: float) -> Run:
+    loader = TorchDataLoader(dataset, rows, num_workers=workers, prefetch_factor=_PREFETCH, **given)
     with ShortRuns(loader) as runs:
         # Workers that persist go with the last one who has it.
         del loader

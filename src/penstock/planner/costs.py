@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.planner.own_pipeline import play_ours
-from penstock.planner.pipeline import Load, Outcome, trainer_bytes
+from penstock.planner.pipeline import MOST_LAG, Load, Outcome, trainer_bytes
 from penstock.planner.profile import LoaderCost
 from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
 
@@ -22,17 +22,18 @@ _LEAST_POINTS, _MOST_POINTS = 6, 64
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
 _CREEPS, _DOES_CREEP, _CREPT_APART = 0.87, 0.5, 0.45
-"""In samples: what heaps gain with every batch on the whole (a mean of 14 short runs with samples of 4 and 8 MiB, 9 of
-which gained one, 3 half of one); what one gains at the least, if it is one that creeps; and where samples are kept
-apart, come and go one by one (told from one dataset of bench_planner's)."""
+"""In samples: what heaps of large samples gain with every batch on the whole (the mean of 14 short runs with samples of
+4 and 8 MiB: 9 of them 0.94 to 1.06, 2 0.8 to 0.9, 3 about a half); what a heap gains at the least, if it is one that
+creeps; and where samples are kept apart, come and go one by one (told from one dataset of bench_planner's)."""
 _LARGE_BYTES = 2 << 20
+"""Of such samples, one short run does not tell whether heaps creep in the next training."""
 NUMPY_RANDOM_BYTES = 3 << 20
 """What each of torch's workers takes to load numpy.random, in a process that has not loaded it, as penstock has."""
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
-_MOST_LAG = 0.5
-"""Of a sample's own time: what took longer was not the crowd."""
+_TELLING_BEYOND = 2
+"""Fewer workers beyond the cores are no crowd."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,12 @@ class Run:
         return self.batches * self.rows
 
 
-def their_cost(run: Run, many: Run, load: Load, prefetch_factor: int, *, tensors: int) -> LoaderCost:
+def their_cost(run: Run, many: Run | None, load: Load, prefetch_factor: int, *, tensors: int) -> LoaderCost:
     """torch's loader, of a run with as many workers as ``load`` says, for batches of its size, and one with ``many``.
 
-    ``tensors``: how many there are in a batch. What the training process takes is taken from what is known of ours. The
-    first run must be the first of a loader in its process.
+    ``tensors``: how many there are in a batch. What the training process takes is taken from what is known of ours, and
+    so is how workers crowd each other, if there was no run with many. The first run must be the first of a loader in
+    its process.
     """
     ours, scale = load.profile.ours, load.batch_size / run.rows
     cost = LoaderCost(
@@ -75,7 +77,7 @@ def their_cost(run: Run, many: Run, load: Load, prefetch_factor: int, *, tensors
         batch_s=_extra_s(run, load) * run.rows,
         trainer_s=run.trainer_cpu_s / run.batches,
         start_s=0.0,
-        crowding=_crowding(run, many),
+        crowding=ours.crowding if many is None else _crowding(run, many),
     )
     ran = replace(load, batch_size=run.rows, profile=replace(load.profile, torchs=cost))
     thought = play_torch(ran, prefetch_factor, batches=0)
@@ -121,7 +123,7 @@ def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> 
         trainer_s=deliver_s / cheap.batches,
         beside_s=(cheap.trainer_cpu_s - deliver_s) / cheap.batches,
         start_s=0.0,
-        crowding=_crowding(cheap, many),
+        crowding=_crowding(cheap, many) if many_workers > load.workers else 0.0,
     )
     ran = replace(load, batch_size=few.rows, profile=replace(load.profile, ours=cost))
     ran_many = replace(ran, workers=many_workers)
@@ -136,29 +138,29 @@ def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> 
         trainer_bytes=int(fixed_bytes),
         start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
         copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
-        lag_s=0.0 if is_whole else _lag_s(many, ran_many, thought_many),
+        lag=0.0 if is_whole else _lag(many, ran_many, thought_many),
     )
 
 
 def _creep_bytes(run: Run, load: Load) -> tuple[float, float]:
     """What a heap gained with every batch of a run, and what one gains as a rule.
 
-    As a rule one sample: a batch's samples leave a hole when they go, the next one's do not quite fit into it, and one
-    has to lie elsewhere. So it was for samples of 0.2 to 12 MB but for a few sizes, which hardly creep. Of small
-    samples, a short run tells those. Of large ones, whether heaps creep also depends on how the training process's own
-    heap happens to be when workers are forked, and the next process need not be as this one.
+    Mostly one sample: a batch's samples leave a hole when they go, the next one's do not quite fit into it, and one has
+    to lie elsewhere. So it was for samples of 0.2 to 12 MB but for a few sizes, which hardly creep. Of small samples, a
+    short run tells those. Of large ones, whether heaps creep also depends on how the training process's own heap
+    happens to be when workers are forked, and the next process need not be as this one.
     """
     sample_bytes = load.profile.sample_bytes
     if load.profile.largest_bytes > HEAP_BYTES:
         return 0.0, 0.0
     if not load.profile.is_collated:
         return _CREPT_APART * sample_bytes, _CREPT_APART * sample_bytes
+    usual_bytes = sample_bytes * (_CREEPS if sample_bytes >= _LARGE_BYTES else 1)
     if len(run.heaps) < _LEAST_POINTS:
-        return _CREEPS * sample_bytes, _CREEPS * sample_bytes
+        return usual_bytes, usual_bytes
     crept_bytes = min(sample_bytes, max(0.0, rise(run.heaps)))
-    if sample_bytes >= _LARGE_BYTES:
-        return crept_bytes, _CREEPS * sample_bytes
-    return crept_bytes, _CREEPS * sample_bytes if crept_bytes > _DOES_CREEP * sample_bytes else 0.0
+    does_creep = sample_bytes >= _LARGE_BYTES or crept_bytes > _DOES_CREEP * sample_bytes
+    return crept_bytes, usual_bytes if does_creep else 0.0
 
 
 def _line(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
@@ -196,11 +198,15 @@ def _crowding(alone: Run, many: Run) -> float:
     return min(_MOST_CROWDING, max(0.0, many.workers_cpu_s / many.samples / alone_s - 1)) if alone_s else 0.0
 
 
-def _lag_s(run: Run, load: Load, thought: Outcome) -> float:
+def _lag(run: Run, load: Load, thought: Outcome) -> float:
     """How much longer a sample takes than cores that are shared evenly explain, for every worker that is more than they
-    are: an operating system lets some wait at one core while another has nothing to do."""
-    if not load.workers_beyond_cores:
+    are, as a share of its own time: an operating system lets some wait at one core while another has nothing to do.
+
+    Not told by workers that keep all cores busy: how long a sample takes makes no difference there.
+    """
+    profile, beyond = load.profile, load.workers_beyond_cores
+    own_s, cpu_s = profile.wait_s + profile.cpu_s, profile.cpu_s + profile.ours.sample_s
+    if beyond < _TELLING_BEYOND or load.workers * cpu_s > load.cores * (own_s + profile.ours.sample_s):
         return 0.0
     longer_s = load.workers * (run.seconds / run.samples - 1 / thought.samples_per_s)
-    most_s = _MOST_LAG * (load.profile.wait_s + load.profile.cpu_s)
-    return min(most_s, max(0.0, longer_s)) / load.workers_beyond_cores
+    return min(MOST_LAG, max(0.0, longer_s / own_s)) / beyond

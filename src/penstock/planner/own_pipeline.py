@@ -16,7 +16,7 @@ from collections import deque
 
 from penstock.planner.arena import Arena, Segment
 from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
-from penstock.planner.pipeline import PIECES, Gauge, Load, Outcome, Piece, Stream, Trainer, fetch
+from penstock.planner.pipeline import MOST_LAG, PIECES, Gauge, Load, Outcome, Piece, Stream, Trainer, fetch
 from penstock.planner.profile import Profile
 from penstock.planner.torch_pipeline import play_torch
 
@@ -53,6 +53,7 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
     slots = slots_within(load, depth, memory_bytes)
     cores, gauge, stream = Cores(load.cores, crowding=cost.crowding), Gauge(), Stream(load)
     rows = rows_a_task(profile, load.batch_size)
+    lag = min(MOST_LAG, load.workers_beyond_cores * cost.lag)
     trainer = Trainer(load, cost, cores, ahead=max(slots, load.workers * rows // load.batch_size))
     todo: deque[tuple[int, Piece]] = deque()
     left: dict[int, int] = {}
@@ -113,7 +114,8 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
                 in_slot[number].append(arena.take(room_for(piece)))
             if is_apart or not is_made:
                 gauge.add(private=-held_bytes)
-            yield Wait(piece.rows * load.workers_beyond_cores * cost.lag_s)
+            if lag:
+                yield Wait(lag * (piece.wait_s + piece.cpu_s))
             left[number] -= 1
             if not left[number]:
                 yield from make(number, held_bytes)

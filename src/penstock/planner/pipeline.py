@@ -24,6 +24,8 @@ _STARTING_BYTES, _INDEX_BYTES = 3 << 19, 45
 """What a training process takes at the least, for starting workers and for every index of a shuffled order, which torch
 makes whole. One that has loaded before, as one that profiles has, finds room for some of it."""
 _LEAST_BATCHES, _MOST_BATCHES = 30, 240
+MOST_LAG = 0.5
+"""Of a sample's own time: what takes longer still is not the crowd."""
 _MOST_DRAWN = 256
 """Rows of a batch that are drawn; the rest are like them."""
 
@@ -44,7 +46,7 @@ class Load:
 
     @property
     def workers_beyond_cores(self) -> float:
-        return max(0.0, self.workers - self.cores)
+        return max(0.0, self.workers - max(1.0, self.cores))
 
 
 @dataclass(frozen=True, kw_only=True)

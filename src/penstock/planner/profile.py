@@ -54,8 +54,9 @@ class LoaderCost:
     """After how many batches of its own that is."""
     crowding: float = 0.0
     """How much longer work takes while more of it is at hand than there are cores."""
-    lag_s: float = 0.0
-    """How much longer a sample takes for every worker beyond the cores, besides what sharing them explains."""
+    lag: float = 0.0
+    """How much longer a sample takes for every worker beyond the cores, besides what sharing them explains: a share of
+    its own time."""
     copies: float = 1.0
     """Bytes of a batch in flight, as a multiple of its samples'."""
     trainer_bytes: int = 0
@@ -133,7 +134,7 @@ def is_amount(value: object) -> bool:
 
 
 def read_profile(source: Path | Mapping[str, Any]) -> Profile:
-    """A profile from a file that ``plan --profile-out`` wrote, or from a short statement of the figures:
+    """A profile from a file that ``plan --save-profile`` wrote, or from a short statement of the figures:
     ``sample_bytes``, ``wait_s``, ``cpu_s``, and ``name``, ``length``, ``is_splittable`` if they matter."""
     where = str(source) if isinstance(source, Path) else "the profile"
     try:

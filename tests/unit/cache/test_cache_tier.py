@@ -12,6 +12,7 @@ import pytest
 import torch
 from cache_kit import MIB, lows, plan_of, same
 
+from penstock.cache import memory
 from penstock.cache.figures import counts
 from penstock.cache.keys import digest
 from penstock.cache.plan import NEVER
@@ -27,6 +28,7 @@ from penstock.cache.region import (
     MOST_PLANS,
     R_READING,
     R_WRITING,
+    Place,
     Region,
 )
 from penstock.cache.tier import Tier
@@ -98,6 +100,31 @@ def test_static_keeps_the_first_and_lru_the_latest(region: Region) -> None:
         assert put(ram, number)
     here = [number for number in range(80) if got(ram, number) is not None]
     assert here == list(range(80 - len(here), 80))
+
+
+def test_a_value_goes_into_memory_that_another_one_left_by_copying_and_into_new_memory_by_a_call(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    write = memory.write_pieces
+
+    def counted(fd: int, pieces: list[Any], offset: int) -> None:
+        calls.append(offset)
+        write(fd, pieces, offset)
+
+    monkeypatch.setattr(memory, "write_pieces", counted)
+    ram = tier(region)
+    number = 0
+    while not counts(region)["evictions"]:
+        assert put(ram, number)
+        number += 1
+    assert len(calls) == number - 1, "the last one lies where the first one did"
+    assert put(ram, number - 1) and len(calls) == number - 1, "a value put again"
+    resident = resident_bytes(region)
+    for each in range(number, 3 * number):
+        assert put(ram, each)
+        assert torch.equal(got(ram, each), value_of(each))
+    assert len(calls) == number - 1 and resident_bytes(region) == resident
 
 
 def test_what_was_read_last_stays(region: Region) -> None:
@@ -245,8 +272,8 @@ def test_a_limit_lowered_while_a_value_is_written_holds_once_it_is_there(
 ) -> None:
     ram, write = tier(region), region.write
 
-    def write_slowly(key: bytes, offset: int, packed: Any) -> None:
-        write(key, offset, packed)
+    def write_slowly(key: bytes, place: Place, packed: Any) -> None:
+        write(key, place, packed)
         ram.resize(512 << 10)
 
     monkeypatch.setattr(region, "write", write_slowly)

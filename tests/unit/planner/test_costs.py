@@ -97,6 +97,7 @@ def test_a_stream_that_keeps_its_workers_has_one_figure_for_them() -> None:
     cost = our_cost(our_run(2), our_run(2), our_run(2), load(), 2)
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes + OURS.trainer_bytes / 2, rel=0.1)
     assert cost.trainer_bytes == 0
+    assert our_cost(our_run(2), our_run(2, slower=1.3), our_run(2), load(), 2).crowding == 0.0, "no more, no crowd"
 
 
 def test_samples_for_a_function_of_the_users_are_written_twice() -> None:
@@ -114,21 +115,20 @@ def test_costs_of_torchs_come_back_out_of_its_run() -> None:
     assert cost.creep_batches == 128 and torchs_of(their_run(), tensors=8).creep_batches == 16
 
 
-CREEPS = 0.87
-
-
-def test_heaps_that_creep_do_so_by_most_of_a_sample_a_batch_and_others_not_at_all() -> None:
-    assert torchs_of(their_run(creep_bytes=int(0.9 * MB))).creep_bytes == CREEPS * MB
+def test_heaps_that_creep_do_so_by_a_sample_a_batch_and_others_not_at_all() -> None:
+    assert torchs_of(their_run(creep_bytes=int(0.9 * MB))).creep_bytes == MB
     assert torchs_of(their_run(creep_bytes=int(0.2 * MB))).creep_bytes == 0
-    assert torchs_of(replace(their_run(), heaps=())).creep_bytes == CREEPS * MB, "too short to tell: the usual"
+    assert torchs_of(replace(their_run(), heaps=())).creep_bytes == MB, "too short to tell: the usual"
     huge = load(samples=(Sample(size_bytes=40 << 20, wait_s=0.02, cpu_s=0.004),))
     assert torchs_of(their_run(creep_bytes=40 << 20), huge).creep_bytes == 0, "mapped, each on its own"
 
 
-def test_heaps_of_large_samples_creep_as_most_do_whatever_one_short_run_says() -> None:
-    large = load(samples=(Sample(size_bytes=4 * MB, wait_s=0.02, cpu_s=0.004),))
-    still = torchs_of(their_run(creep_bytes=0), large)
-    assert still.creep_bytes == int(CREEPS * 4 * MB)
+@pytest.mark.parametrize("crept", [0.0, 0.4, 1.0])
+def test_heaps_of_large_samples_creep_as_most_do_whatever_one_short_run_says(crept: float) -> None:
+    small, large = (load(samples=(Sample(size_bytes=size, wait_s=0.02, cpu_s=0.004),)) for size in (2_000_000, 2 << 20))
+    run = their_run(creep_bytes=int(crept * (2 << 20)))
+    assert torchs_of(run, large).creep_bytes == int(0.87 * (2 << 20))
+    assert torchs_of(run, small).creep_bytes == (2_000_000 if crept > 0.5 else 0)
 
 
 @pytest.mark.parametrize("crept", [0.0, 0.2, 0.5, 0.9])
@@ -144,38 +144,70 @@ def test_workers_of_torchs_crowd_each_other_in_their_own_way() -> None:
     assert torchs_of(run, many=replace(run, workers_cpu_s=0.8 * run.workers_cpu_s)).crowding == 0.0
 
 
+def test_where_many_of_torchs_could_not_be_run_they_crowd_each_other_as_ours_do() -> None:
+    known = load(ours=replace(OURS, crowding=0.2))
+    assert their_cost(their_run(), None, known, 2, tensors=1).crowding == 0.2
+
+
+def slower(run: Run, times: float) -> Run:
+    return replace(run, seconds=times * run.seconds)
+
+
 def test_what_many_take_longer_than_shared_cores_explain_is_put_down_to_those_beyond_the_cores() -> None:
     many = our_run(6)
     # 6 workers at 24 ms of waiting and computing each, and a tenth more time for all of it.
-    slow = replace(many, seconds=1.1 * many.seconds)
+    slow = slower(many, 1.1)
     cost = our_cost(our_run(2), slow, our_run(2), load(), 6)
-    assert cost.lag_s * 4 * many.samples == pytest.approx(6 * 0.1 * many.seconds, rel=0.05)
-    played = play_ours(replace(load(6), profile=replace(PROFILE, ours=replace(OURS, lag_s=cost.lag_s))))
+    assert cost.lag * 4 * 0.024 * many.samples == pytest.approx(6 * 0.1 * many.seconds, rel=0.05)
+    played = play_ours(lagging(6, cost.lag))
     assert played.samples_per_s == pytest.approx(slow.samples / slow.seconds, rel=0.05)
-    assert our_cost(our_run(2), many, our_run(2), load(), 6).lag_s == pytest.approx(0.0, abs=1e-4)
-    stopped = our_cost(our_run(2), replace(many, seconds=100.0), our_run(2), load(), 6)
-    assert stopped.lag_s * 4 == pytest.approx(0.5 * 0.024), "what took so long was not the crowd"
+    assert our_cost(our_run(2), many, our_run(2), load(), 6).lag == pytest.approx(0.0, abs=0.005)
+
+
+def lagging(workers: int, lag: float, cores: float = 2) -> Load:
+    return replace(load(workers), cores=cores, profile=replace(PROFILE, ours=replace(OURS, lag=lag)))
+
+
+def test_a_run_that_stood_still_lags_by_half_a_samples_time_and_no_more_whatever_the_workers() -> None:
+    stopped = our_cost(our_run(2), slower(our_run(6), 100.0), our_run(2), load(), 6)
+    assert stopped.lag * 4 == pytest.approx(0.5)
+    more = [play_ours(lagging(workers, stopped.lag)).samples_per_s for workers in (6, 12, 20)]
+    assert more == sorted(more)
+
+
+@pytest.mark.parametrize("cores", [5.0, 5.9, 8.0])
+def test_workers_that_are_hardly_more_than_the_cores_tell_no_lag(cores: float) -> None:
+    enough = replace(load(), cores=cores)
+    assert our_cost(our_run(2), slower(our_run(6), 1.5), our_run(2), enough, 6).lag == 0.0
 
 
 def test_workers_that_have_a_core_each_do_not_lag() -> None:
-    enough = replace(load(), cores=8)
-    slow = replace(our_run(6), seconds=1.5 * our_run(6).seconds)
-    assert our_cost(our_run(2), slow, our_run(2), enough, 6).lag_s == 0.0
-    lagging = replace(load(6), profile=replace(PROFILE, ours=replace(OURS, lag_s=0.01)))
-    assert play_ours(replace(lagging, cores=8)).samples_per_s == play_ours(replace(load(6), cores=8)).samples_per_s
+    assert play_ours(lagging(6, 0.1, cores=8)) == play_ours(replace(load(6), cores=8))
+    assert play_ours(lagging(1, 0.1, cores=0.5)) == play_ours(replace(load(1), cores=0.5))
+
+
+def test_workers_that_keep_all_cores_busy_tell_no_lag() -> None:
+    computes = load(samples=(Sample(size_bytes=MB, wait_s=0.004, cpu_s=0.006),))
+    assert our_cost(our_run(2), slower(our_run(6), 1.5), our_run(2), computes, 6).lag == 0.0
 
 
 def test_whole_batches_of_single_workers_come_too_unevenly_to_tell_a_lag() -> None:
     slow = replace(our_run(6), seconds=10.0)
-    assert our_cost(our_run(2), slow, our_run(2), load(is_splittable=False), 6).lag_s == 0.0
+    assert our_cost(our_run(2), slow, our_run(2), load(is_splittable=False), 6).lag == 0.0
 
 
 def test_no_worker_of_torchs_is_leaner_than_ours() -> None:
     lean = replace(their_run(), own_bytes=2 * (8 + 2) * MB)
     assert torchs_of(lean).worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES
-    apart = torchs_of(lean, load(is_collated=False))
-    assert apart.worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES
-    assert 0 <= apart.creep_bytes < 0.45 * MB, "samples that are kept apart: as much as they did"
+
+
+def test_heaps_of_samples_that_are_kept_apart_creep_no_more_than_they_did() -> None:
+    # More than workers as lean as ours would take, and less than heaps that creep as usual.
+    grown = play_torch(load(is_collated=False), 2, batches=0).most_workers_bytes - 2 * TORCHS.worker_bytes
+    some = replace(their_run(), own_bytes=grown + TORCHS.trainer_bytes + 2 * OURS.worker_bytes + 44 * MB // 10)
+    cost = torchs_of(some, load(is_collated=False))
+    assert cost.worker_bytes == OURS.worker_bytes + NUMPY_RANDOM_BYTES
+    assert 0 < cost.creep_bytes < 0.45 * MB
 
 
 def test_the_order_of_a_long_dataset_is_the_training_processs_and_not_its_workers() -> None:
