@@ -33,7 +33,7 @@ from penstock.planner.profile import Profile
 from penstock.workers.setup import can_split
 
 _FEW, _MANY = 2, 6
-"""Workers of the runs. Ours can be told so while it runs, torch's begins anew."""
+"""Workers of the runs. Ours changes from one number to the other while it runs, torch's begins anew."""
 _PREFETCH = 2
 _LOOK_SHARE, _THEIR_SHARE, _THEIR_MANY_SHARE, _OUR_SHARE = 0.22, 0.29, 0.10, 0.39
 """Of the time there is: samples, torch's loader with few workers and with many, ours with few, many and few again."""

@@ -21,7 +21,7 @@ _LEAST_POINTS, _MOST_POINTS = 6, 64
 """Fewer tell nothing, more nothing new."""
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
-_CREEPS, _DOES_CREEP, _CREPT_APART = 0.87, 0.5, 0.45
+_LARGE_CREEP, _DOES_CREEP, _CREPT_APART = 0.87, 0.5, 0.45
 """In samples: what heaps of large samples gain with every batch on the whole (the mean of 14 short runs with samples of
 4 and 8 MiB: 9 of them 0.94 to 1.06, 2 0.8 to 0.9, 3 about a half); what a heap gains at the least, if it is one that
 creeps; and where samples are kept apart, come and go one by one (told from one dataset of bench_planner's)."""
@@ -155,7 +155,7 @@ def _creep_bytes(run: Run, load: Load) -> tuple[float, float]:
         return 0.0, 0.0
     if not load.profile.is_collated:
         return _CREPT_APART * sample_bytes, _CREPT_APART * sample_bytes
-    usual_bytes = sample_bytes * (_CREEPS if sample_bytes >= _LARGE_BYTES else 1)
+    usual_bytes = sample_bytes * (_LARGE_CREEP if sample_bytes >= _LARGE_BYTES else 1)
     if len(run.heaps) < _LEAST_POINTS:
         return usual_bytes, usual_bytes
     crept_bytes = min(sample_bytes, max(0.0, rise(run.heaps)))
@@ -206,7 +206,7 @@ def _lag(run: Run, load: Load, thought: Outcome) -> float:
     """
     profile, beyond = load.profile, load.workers_beyond_cores
     own_s, cpu_s = profile.wait_s + profile.cpu_s, profile.cpu_s + profile.ours.sample_s
-    if beyond < _TELLING_BEYOND or load.workers * cpu_s > load.cores * (own_s + profile.ours.sample_s):
+    if beyond < _TELLING_BEYOND or load.workers * cpu_s >= load.cores * (own_s + profile.ours.sample_s):
         return 0.0
     longer_s = load.workers * (run.seconds / run.samples - 1 / thought.samples_per_s)
     return min(MOST_LAG, max(0.0, longer_s / own_s)) / beyond

@@ -191,6 +191,12 @@ def test_workers_that_keep_all_cores_busy_tell_no_lag() -> None:
     assert our_cost(our_run(2), slower(our_run(6), 1.5), our_run(2), computes, 6).lag == 0.0
 
 
+def test_samples_that_take_no_time_at_all_tell_no_lag() -> None:
+    instant = load(samples=(Sample(size_bytes=MB, wait_s=0.0, cpu_s=0.0),))
+    few, many = (replace(our_run(workers), workers_cpu_s=0.0) for workers in (2, 6))
+    assert our_cost(few, many, few, instant, 6).lag == 0.0
+
+
 def test_whole_batches_of_single_workers_come_too_unevenly_to_tell_a_lag() -> None:
     slow = replace(our_run(6), seconds=10.0)
     assert our_cost(our_run(2), slow, our_run(2), load(is_splittable=False), 6).lag == 0.0
