@@ -40,8 +40,9 @@ _LOOK_SHARE, _THEIR_SHARE, _THEIR_MANY_SHARE, _OUR_SHARE = 0.22, 0.29, 0.10, 0.3
 _FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE, _AGAIN_SHARE = 0.15, 0.40, 0.28, 0.17
 """Of our loader's time. Many make pages at first that they use again later, which takes a while."""
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
-_LEAST_BATCHES, _LATE = 4, 1.5
-"""Batches of samples that runs wait for at the least, and how many times what is left of the time that may take."""
+_LEAST_BATCHES, _LATE = 12, 1.5
+"""Batches that runs wait for at the least, two in each of their stretches, and how many times what is left of the time
+that may take."""
 _SLOW_BYTES_PER_S = 1e9
 
 
