@@ -6,7 +6,7 @@ Runs in: trainer, and workers it starts and ends.
 
 First samples are read one by one, in a process of its own. Then torch's loader and ours run for a moment with two
 workers and a training loop that does nothing: what they take beyond the samples' own is what loading costs here. Both
-run with more workers than two besides, and ours with two again: what grows with them is theirs, what does not is the
+run with more workers than two besides, and ours with a few again: what grows with them is theirs, what does not is the
 training process's, and how much more processor time a sample takes of many is how they crowd each other. The same runs
 are played through in thought, and what they took more than there is a worker's own memory.
 """
@@ -37,7 +37,7 @@ _FEW, _MANY = 2, 6
 _PREFETCH = 2
 _LOOK_SHARE, _THEIR_SHARE, _THEIR_MANY_SHARE, _OUR_SHARE = 0.22, 0.29, 0.10, 0.39
 """Of the time there is: samples, torch's loader with few workers and with many, ours with few, many and few again."""
-_FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE, _AGAIN_SHARE = 0.15, 0.40, 0.28, 0.17
+_FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE, _AGAIN_SHARE = 0.15, 0.40, 0.25, 0.20
 """Of our loader's time. Many make pages at first that they use again later, which takes a while."""
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
 _LEAST_BATCHES, _LATE = 12, 1.5
@@ -109,16 +109,23 @@ def profile(
             loader.resize(workers=_MANY)
             runs.go(_SETTLE_SHARE * our_s)
             many = runs.go(_MANY_SHARE * our_s)
-            now = loader.stats()
-            loader.resize(workers=_FEW)
+            shared_batches = loader.stats().shared_batches
+            loader.resize(workers=_again(cores))
             again = runs.go(_AGAIN_SHARE * our_s)
-    known = replace(known, is_splittable=known.is_splittable and now.shared_batches)
+    known = replace(known, is_splittable=known.is_splittable and shared_batches)
     load = Load(profile=known, cores=cores, batch_size=batch_size, workers=_FEW)
-    known = replace(known, ours=our_cost(few, many, again, load, now.workers))
+    known = replace(known, ours=our_cost(few, many, again, load))
     torchs = their_cost(theirs, their_many, replace(load, profile=known), _PREFETCH, tensors=seen.tensors)
     known = replace(known, torchs=torchs)
     on_progress("done", 1.0)
     return known
+
+
+def _again(cores: float) -> int:
+    """Workers of the last run: one more than the cores, if many are more still. Many may keep all cores busy and hide
+    how those wait for one who are just more than they are."""
+    beyond = math.ceil(cores) + 1
+    return beyond if _FEW < beyond < _MANY else _FEW
 
 
 def _fits_torchs(workers: int, batch_bytes: float) -> bool:

@@ -69,6 +69,7 @@ class ShortRuns:
             heaps.append((len(heaps), watch.own_bytes))
         after = self._stages()
         return Run(
+            workers=self._workers(),
             rows=self._rows,
             batches=len(heaps),
             seconds=time.perf_counter() - then_s,
@@ -86,7 +87,10 @@ class ShortRuns:
         if not isinstance(self._loader, DataLoader):
             return True
         at_work = sum(worker.samples > 0 and not worker.leaving for worker in workers_now(self._loader))
-        return at_work >= self._loader.stats().workers
+        return at_work >= self._workers()
+
+    def _workers(self) -> int:
+        return int(self._loader.stats().workers if isinstance(self._loader, DataLoader) else self._loader.num_workers)
 
     def _stages(self) -> StageTimes | None:
         return self._loader.stats().stages if isinstance(self._loader, DataLoader) else None

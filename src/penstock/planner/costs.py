@@ -32,7 +32,7 @@ NUMPY_RANDOM_BYTES = 3 << 20
 _REMEMBERED = 128
 """Tensors torch's workers keep small records of: as long as one lies between them, holes in the heap are not joined."""
 _MOST_CROWDING = 0.5
-_TELLING_BEYOND = 2
+_TELLING_BEYOND = 1
 """Fewer workers beyond the cores are no crowd."""
 
 
@@ -40,6 +40,7 @@ _TELLING_BEYOND = 2
 class Run:
     """What a loader took for a moment, with a training loop that does nothing."""
 
+    workers: int
     rows: int
     """Samples in a batch of this run."""
     batches: int
@@ -102,9 +103,9 @@ def their_cost(run: Run, many: Run | None, load: Load, prefetch_factor: int, *, 
     )
 
 
-def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> LoaderCost:
-    """Ours, of a run with as many workers as ``load`` says, one with ``many_workers``, if those are more (streams keep
-    the workers they began with), and one with few ``again``."""
+def our_cost(few: Run, many: Run, again: Run, load: Load) -> LoaderCost:
+    """Ours, of a run with as many workers as ``load`` says, one with many, and one with few ``again``, or just more
+    than the cores. Streams keep the workers they began with."""
     scale, is_whole = load.batch_size / few.rows, not load.profile.is_splittable
     # The first batches of a loader make pages that later ones use again: the cheapest run says what it will be.
     cheap = min((few, many, again), key=lambda run: run.workers_cpu_s / run.samples)
@@ -123,14 +124,14 @@ def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> 
         trainer_s=deliver_s / cheap.batches,
         beside_s=(cheap.trainer_cpu_s - deliver_s) / cheap.batches,
         start_s=0.0,
-        crowding=_crowding(cheap, many) if many_workers > load.workers else 0.0,
+        crowding=_crowding(cheap, many) if many.workers > load.workers else 0.0,
     )
     ran = replace(load, batch_size=few.rows, profile=replace(load.profile, ours=cost))
-    ran_many = replace(ran, workers=many_workers)
+    ran_many = replace(ran, workers=many.workers)
     thought, thought_many = play_ours(ran), play_ours(ran_many)
     own_bytes = few.own_bytes - thought.most_workers_bytes
     own_many_bytes = many.own_bytes - thought_many.most_workers_bytes
-    worker_bytes, fixed_bytes = _line((load.workers, own_bytes), (many_workers, own_many_bytes))
+    worker_bytes, fixed_bytes = _line((load.workers, own_bytes), (many.workers, own_many_bytes))
     return replace(
         cost,
         worker_bytes=max(_LEAST_WORKER_BYTES, int(worker_bytes)),
@@ -138,7 +139,7 @@ def our_cost(few: Run, many: Run, again: Run, load: Load, many_workers: int) -> 
         trainer_bytes=int(fixed_bytes),
         start_s=max(0.0, few.first_batch_s - thought.first_batch_s) / load.workers,
         copies=(_copies(few, thought) + _copies(many, thought_many)) / 2,
-        lag=0.0 if is_whole else _lag(many, ran_many, thought_many),
+        lag=0.0 if is_whole else _lag(again if _keeps_busy(ran_many) else many, ran),
     )
 
 
@@ -198,15 +199,19 @@ def _crowding(alone: Run, many: Run) -> float:
     return min(_MOST_CROWDING, max(0.0, many.workers_cpu_s / many.samples / alone_s - 1)) if alone_s else 0.0
 
 
-def _lag(run: Run, load: Load, thought: Outcome) -> float:
-    """How much longer a sample takes than cores that are shared evenly explain, for every worker that is more than they
-    are, as a share of its own time: an operating system lets some wait at one core while another has nothing to do.
+def _keeps_busy(load: Load) -> bool:
+    """Whether so many workers have work for all cores: how long one of their samples takes makes no difference then."""
+    profile, extra_s = load.profile, load.profile.ours.sample_s
+    own_s = profile.wait_s + profile.cpu_s
+    return load.workers * (profile.cpu_s + extra_s) >= load.cores * (own_s + extra_s)
 
-    Not told by workers that keep all cores busy: how long a sample takes makes no difference there.
-    """
-    profile, beyond = load.profile, load.workers_beyond_cores
-    own_s, cpu_s = profile.wait_s + profile.cpu_s, profile.cpu_s + profile.ours.sample_s
-    if beyond < _TELLING_BEYOND or load.workers * cpu_s >= load.cores * (own_s + profile.ours.sample_s):
+
+def _lag(run: Run, load: Load) -> float:
+    """How much longer a sample takes than cores that are shared evenly explain, for every worker that is more than they
+    are, as a share of its own time: an operating system lets some wait at one core while another has nothing to do."""
+    load = replace(load, workers=run.workers)
+    own_s, beyond = load.profile.wait_s + load.profile.cpu_s, load.workers_beyond_cores
+    if beyond < _TELLING_BEYOND or not own_s:
         return 0.0
-    longer_s = load.workers * (run.seconds / run.samples - 1 / thought.samples_per_s)
+    longer_s = run.workers * (run.seconds / run.samples - 1 / play_ours(load).samples_per_s)
     return min(MOST_LAG, max(0.0, longer_s / own_s)) / beyond

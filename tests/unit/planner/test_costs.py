@@ -39,6 +39,7 @@ def our_run(workers: int, *, batches: int = 20, slower: float = 1.0) -> Run:
     """As ours would be with so many workers: memory and processor time as the costs say."""
     outcome = play_ours(load(workers))
     return Run(
+        workers=workers,
         rows=8,
         batches=batches,
         seconds=batches * 8 / outcome.samples_per_s,
@@ -57,6 +58,7 @@ def their_run(*, creep_bytes: int = MB, batches: int = 40) -> Run:
     built = batches + 2 * 2
     still = outcome.most_workers_bytes - 2 * 2 * TORCHS.creep_bytes
     return Run(
+        workers=2,
         rows=8,
         batches=batches,
         seconds=batches * 8 / outcome.samples_per_s,
@@ -77,7 +79,7 @@ def torchs_of(run: Run, given: Load | None = None, *, tensors: int = 1, many: Ru
 
 
 def test_costs_of_ours_come_back_out_of_its_runs() -> None:
-    cost = our_cost(our_run(2), our_run(6), our_run(2), load(), 6)
+    cost = our_cost(our_run(2), our_run(6), our_run(2), load())
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes, rel=0.1)
     assert cost.trainer_bytes == pytest.approx(OURS.trainer_bytes, rel=0.3)
     assert (cost.sample_s, cost.trainer_s, cost.beside_s) == pytest.approx((0.001, 0.0005, 0.002))
@@ -85,23 +87,23 @@ def test_costs_of_ours_come_back_out_of_its_runs() -> None:
 
 
 def test_workers_that_crowd_each_other_are_seen_by_their_processor_time() -> None:
-    assert our_cost(our_run(2), our_run(6, slower=1.2), our_run(2), load(), 6).crowding == pytest.approx(0.2)
+    assert our_cost(our_run(2), our_run(6, slower=1.2), our_run(2), load()).crowding == pytest.approx(0.2)
     # The first run made pages that the others use again: that is no crowd, nor does it hide one.
-    warm = our_cost(our_run(2, slower=1.5), our_run(6), our_run(2), load(), 6)
+    warm = our_cost(our_run(2, slower=1.5), our_run(6), our_run(2), load())
     assert warm.crowding == 0.0 and warm.sample_s == pytest.approx(0.001)
-    hidden = our_cost(our_run(2, slower=1.5), our_run(6, slower=1.2), our_run(2), load(), 6)
+    hidden = our_cost(our_run(2, slower=1.5), our_run(6, slower=1.2), our_run(2), load())
     assert hidden.crowding == pytest.approx(0.2) and hidden.sample_s == pytest.approx(0.001)
 
 
 def test_a_stream_that_keeps_its_workers_has_one_figure_for_them() -> None:
-    cost = our_cost(our_run(2), our_run(2), our_run(2), load(), 2)
+    cost = our_cost(our_run(2), our_run(2), our_run(2), load())
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes + OURS.trainer_bytes / 2, rel=0.1)
     assert cost.trainer_bytes == 0
-    assert our_cost(our_run(2), our_run(2, slower=1.3), our_run(2), load(), 2).crowding == 0.0, "no more, no crowd"
+    assert our_cost(our_run(2), our_run(2, slower=1.3), our_run(2), load()).crowding == 0.0, "no more, no crowd"
 
 
 def test_samples_for_a_function_of_the_users_are_written_twice() -> None:
-    plain, made = (our_cost(our_run(2), our_run(6), our_run(2), load(has_collate=has), 6) for has in (False, True))
+    plain, made = (our_cost(our_run(2), our_run(6), our_run(2), load(has_collate=has)) for has in (False, True))
     assert made.sample_s == pytest.approx(plain.sample_s / 2)
     assert made.batch_s == pytest.approx(8 * plain.sample_s / 2)
 
@@ -157,11 +159,11 @@ def test_what_many_take_longer_than_shared_cores_explain_is_put_down_to_those_be
     many = our_run(6)
     # 6 workers at 24 ms of waiting and computing each, and a tenth more time for all of it.
     slow = slower(many, 1.1)
-    cost = our_cost(our_run(2), slow, our_run(2), load(), 6)
+    cost = our_cost(our_run(2), slow, our_run(2), load())
     assert cost.lag * 4 * 0.024 * many.samples == pytest.approx(6 * 0.1 * many.seconds, rel=0.05)
     played = play_ours(lagging(6, cost.lag))
     assert played.samples_per_s == pytest.approx(slow.samples / slow.seconds, rel=0.05)
-    assert our_cost(our_run(2), many, our_run(2), load(), 6).lag == pytest.approx(0.0, abs=0.005)
+    assert our_cost(our_run(2), many, our_run(2), load()).lag == pytest.approx(0.0, abs=0.005)
 
 
 def lagging(workers: int, lag: float, cores: float = 2) -> Load:
@@ -169,16 +171,16 @@ def lagging(workers: int, lag: float, cores: float = 2) -> Load:
 
 
 def test_a_run_that_stood_still_lags_by_half_a_samples_time_and_no_more_whatever_the_workers() -> None:
-    stopped = our_cost(our_run(2), slower(our_run(6), 100.0), our_run(2), load(), 6)
+    stopped = our_cost(our_run(2), slower(our_run(6), 100.0), our_run(2), load())
     assert stopped.lag * 4 == pytest.approx(0.5)
     more = [play_ours(lagging(workers, stopped.lag)).samples_per_s for workers in (6, 12, 20)]
     assert more == sorted(more)
 
 
-@pytest.mark.parametrize("cores", [5.0, 5.9, 8.0])
+@pytest.mark.parametrize("cores", [5.1, 5.9, 8.0])
 def test_workers_that_are_hardly_more_than_the_cores_tell_no_lag(cores: float) -> None:
     enough = replace(load(), cores=cores)
-    assert our_cost(our_run(2), slower(our_run(6), 1.5), our_run(2), enough, 6).lag == 0.0
+    assert our_cost(our_run(2), slower(our_run(6), 1.5), our_run(2), enough).lag == 0.0
 
 
 def test_workers_that_have_a_core_each_do_not_lag() -> None:
@@ -186,20 +188,31 @@ def test_workers_that_have_a_core_each_do_not_lag() -> None:
     assert play_ours(lagging(1, 0.1, cores=0.5)) == play_ours(replace(load(1), cores=0.5))
 
 
-def test_workers_that_keep_all_cores_busy_tell_no_lag() -> None:
+def test_workers_that_keep_all_cores_busy_tell_no_lag_but_those_who_are_one_more_than_the_cores_do() -> None:
     computes = load(samples=(Sample(size_bytes=MB, wait_s=0.004, cpu_s=0.006),))
-    assert our_cost(our_run(2), slower(our_run(6), 1.5), our_run(2), computes, 6).lag == 0.0
+    assert our_cost(our_run(2), slower(our_run(6), 1.5), our_run(2), computes).lag == 0.0
+    few, many, three = (
+        replace(
+            our_run(workers),
+            workers_cpu_s=160 * 0.007,
+            seconds=160 / play_ours(replace(computes, workers=workers)).samples_per_s,
+        )
+        for workers in (2, 6, 3)
+    )
+    cost = our_cost(few, many, slower(three, 1.1), computes)
+    assert cost.lag * 0.010 * 160 == pytest.approx(3 * 0.1 * three.seconds, rel=0.05)
+    assert our_cost(few, slower(many, 1.1), three, computes).lag < 0.01
 
 
 def test_samples_that_take_no_time_at_all_tell_no_lag() -> None:
     instant = load(samples=(Sample(size_bytes=MB, wait_s=0.0, cpu_s=0.0),))
     few, many = (replace(our_run(workers), workers_cpu_s=0.0) for workers in (2, 6))
-    assert our_cost(few, many, few, instant, 6).lag == 0.0
+    assert our_cost(few, many, few, instant).lag == 0.0
 
 
 def test_whole_batches_of_single_workers_come_too_unevenly_to_tell_a_lag() -> None:
     slow = replace(our_run(6), seconds=10.0)
-    assert our_cost(our_run(2), slow, our_run(2), load(is_splittable=False), 6).lag == 0.0
+    assert our_cost(our_run(2), slow, our_run(2), load(is_splittable=False)).lag == 0.0
 
 
 def test_no_worker_of_torchs_is_leaner_than_ours() -> None:
