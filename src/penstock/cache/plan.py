@@ -31,7 +31,10 @@ class Plan:
         keys, places = np.unique(lows, return_inverse=True)
         firsts = places.astype(np.int64) * (2 * batches + 2) + 2 * numbers.astype(np.int64)
         uses, counts = np.unique(firsts, return_counts=True)
-        return Plan(keys, np.sort(np.concatenate((uses, uses[counts > 1] + 1))), batches)
+        # It lies in the memory of the cache: half as large where that will do.
+        is_short = (len(keys) + 1) * (2 * batches + 2) < 1 << 32
+        uses = np.sort(np.concatenate((uses, uses[counts > 1] + 1)))
+        return Plan(keys, uses.astype(np.uint32) if is_short else uses, batches)
 
     @property
     def repeats(self) -> bool:
@@ -46,7 +49,8 @@ class Plan:
         places = np.searchsorted(self.keys, low)
         is_known = self.keys[np.minimum(places, len(self.keys) - 1)] == low
         first = places.astype(np.int64) * self._stride
-        at = np.searchsorted(self.uses, first + 2 * now)
+        # Of the same type as what is searched, which would be converted as a whole.
+        at = np.searchsorted(self.uses, (first + 2 * min(now, self.batches)).astype(self.uses.dtype))
         last = len(self.uses) - 1
         at += self.uses[np.minimum(at, last)] == first + 2 * np.asarray(besides)
         found = self.uses[np.minimum(at, last)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from cache_kit import lows, plan_of
 
-from penstock.cache.plan import NEVER
+from penstock.cache.plan import NEVER, Plan
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -22,6 +23,21 @@ def test_it_agrees_with_looking_through_the_epoch(seed: int) -> None:
             for key in asked
         ]
         assert plan.distances(lows(asked), now).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("batches", "kind"), [(100, np.uint32), (1 << 28, np.uint32), (1 << 30, np.int64), (1 << 40, np.int64)]
+)
+def test_a_plan_takes_half_the_memory_where_that_will_do_and_says_the_same(batches: int, kind: type) -> None:
+    """Of one key in the last batch, one in the first, and one that comes behind both in the table."""
+    last, first = sorted(lows(["one", "another"]).tolist(), reverse=True)
+    plan = Plan.of(np.array([last, first, last], np.uint64), np.array([batches - 1, 0, 3]), batches)
+    assert plan.uses.dtype == kind
+    asked = np.array([first, last, (1 << 64) - 1], np.uint64)
+    assert plan.distances(asked, 0).tolist() == [0, 3, NEVER]
+    assert plan.distances(asked, 4).tolist() == [NEVER, batches - 5, NEVER]
+    for over in (batches, batches + 7):
+        assert plan.distances(asked, over).tolist() == [NEVER] * 3
 
 
 def test_an_empty_epoch_needs_nothing() -> None:
