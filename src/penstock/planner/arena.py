@@ -22,6 +22,8 @@ class Segment:
         self.used_bytes = 0
         self.touched_bytes = 0
         """Pages it has: as much as was ever used of it."""
+        self.new_bytes = 0
+        """Of them, those that had to be made for its present use."""
 
 
 class Arena:
@@ -50,8 +52,9 @@ class Arena:
         self._most_in_use_bytes = max(self._most_in_use_bytes, self._in_use_bytes)
         self._close_beyond()
         segment.used_bytes = used_bytes
-        if used_bytes > segment.touched_bytes:
-            self._add(used_bytes - segment.touched_bytes)
+        segment.new_bytes = max(0, used_bytes - segment.touched_bytes)
+        if segment.new_bytes:
+            self._add(segment.new_bytes)
             segment.touched_bytes = used_bytes
         return segment
 

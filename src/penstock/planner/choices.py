@@ -39,6 +39,11 @@ class Tried:
     """Whether the loader would take that depth by itself; if not, ``memory=`` holds it to less."""
     outcome: Outcome
 
+    @property
+    def in_flight(self) -> int:
+        """Samples that are loaded or being loaded at the fullest."""
+        return (self.depth + 1) * self.load.batch_size
+
 
 def try_all(load: Load, *, room_bytes: int, most_workers: int | None = None) -> list[Tried]:
     """Every number of workers worth trying, each with the loader's own depth and with less ahead.

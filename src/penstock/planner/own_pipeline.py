@@ -22,6 +22,9 @@ from penstock.planner.torch_pipeline import play_torch
 
 _TASK_S, _QUEUE_S, _PATIENT_S, _MOST_QUEUED = 0.005, 0.006, 0.020, 24
 """The loader's own: shorter work is not cut, tasks shorter than so long are queued on their worker."""
+_NEW_BYTES_PER_S = 2e9
+"""How fast pages are made, about: until segments have theirs, batches take longer to make, and more of them are being
+made at a time than ever after."""
 RECENT = 8
 """The loader's own, too: what is made of samples gets as much room as the largest of so many batches before it."""
 
@@ -111,7 +114,9 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
             held_bytes = piece.size_bytes if is_made else piece.largest_bytes
             gauge.add(private=held_bytes)
             if is_apart:
-                in_slot[number].append(arena.take(room_for(piece)))
+                part = arena.take(room_for(piece))
+                in_slot[number].append(part)
+                yield Compute(part.new_bytes / _NEW_BYTES_PER_S)
             if is_apart or not is_made:
                 gauge.add(private=-held_bytes)
             if lag:
@@ -131,9 +136,10 @@ def play_ours(load: Load, depth: int | None = None, memory_bytes: int | None = N
         batch_bytes = sum(each.used_bytes for each in parts) if is_apart else math.ceil(cost.copies * samples_bytes)
         own_bytes = batch_bytes if profile.is_collated else 0
         gauge.add(private=own_bytes)
-        in_slot[number] = [arena.take(batch_bytes, room_bytes=max(batch_bytes, *made_bytes))]
+        made = arena.take(batch_bytes, room_bytes=max(batch_bytes, *made_bytes))
+        in_slot[number] = [made]
         made_bytes.append(batch_bytes)
-        yield Compute(cost.batch_s)
+        yield Compute(cost.batch_s + made.new_bytes / _NEW_BYTES_PER_S)
         arena.give_back(parts)
         gauge.add(private=-own_bytes - (0 if is_apart else samples_bytes))
 

@@ -240,13 +240,13 @@ class Given:
     budget_bytes: int
     step_s: float | None
 
-    def doubt(self, batch_size: int) -> float:
-        """How far off a prediction may be; batches of few, uneven samples differ from each other."""
+    def doubt(self, each: Tried) -> float:
+        """How far off a prediction may be; a few uneven samples on their way differ from the next few."""
         known = _MEASURED if self.profile.is_measured and self.profile.has_runs else _STATED
-        return known + self.profile.spread / batch_size**0.5
+        return known + self.profile.spread / each.in_flight**0.5
 
     def memory(self, each: Tried) -> Range:
-        return Range.around(each.outcome.growth_bytes, self.doubt(each.load.batch_size))
+        return Range.around(each.outcome.growth_bytes, self.doubt(each))
 
     def fits(self, each: Tried) -> bool:
         """Whether the upper estimate is within what was allowed."""
@@ -265,7 +265,7 @@ class Given:
 
     def plan(self, name: str, each: Tried, best: float) -> Plan:
         load, outcome = each.load, each.outcome
-        doubt, memory = self.doubt(load.batch_size), self.memory(each)
+        doubt, memory = self.doubt(each), self.memory(each)
         prefetch = max(_USUAL_PREFETCH, -(-each.depth // load.workers))
         theirs = play_torch(load, prefetch)
         share = memory.high * self.facts.ranks / max(1, self.facts.available_bytes)
@@ -285,7 +285,7 @@ class Given:
             speed=speed,
             wait=None if self.step_s is None else outcome.wait_fraction,
             first_batch_s=outcome.first_batch_s,
-            in_flight=(each.depth + 1) * load.batch_size,
+            in_flight=each.in_flight,
             pin_memory=self.facts.gpu_bytes is not None,
             persistent_workers=True,
             budget_bytes=int(min(memory.high * (_SLACK if each.is_own else 1.0), self.budget_bytes)),

@@ -76,13 +76,17 @@ def test_a_segment_is_used_again_for_what_fits_well_and_closed_where_more_lies_f
     pages: list[int] = []
     here = arena.Arena(pages.append)
     large = here.take(8 * MB)
+    assert large.new_bytes == 8 * MB
     here.give_back([large])
-    assert here.take(5 * MB) is large and sum(pages) == 8 * MB
+    assert here.take(5 * MB) is large and sum(pages) == 8 * MB and not large.new_bytes
     here.give_back([large])
     small = here.take(3 * MB)
     assert small is not large and sum(pages) == 3 * MB, "a free one of 8 beside 3 is more than was ever in use"
     here.give_back([small])
     assert here.take(2 * MB, room_bytes=3 * MB) is small and sum(pages) == 3 * MB
+    roomy = here.take(4 * MB, room_bytes=6 * MB)
+    here.give_back([roomy])
+    assert here.take(6 * MB) is roomy and roomy.new_bytes == 2 * MB
 
 
 def test_one_deep_ours_has_three_batches_while_one_is_handed_over() -> None:
@@ -96,6 +100,17 @@ def test_a_function_of_the_users_has_one_batch_twice() -> None:
     slow = load(wait_s=0.02, step_s=0.5)
     made = replace(slow, profile=replace(slow.profile, has_collate=True))
     assert play_ours(made, 2).most_batches_bytes == (1 + 1 + 2) * 8 * MB
+
+
+def test_while_pages_are_made_more_batches_are_being_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = load(size=4 * MB, wait_s=0.015, cpu_s=0.001, workers=8, cores=2, cost=replace(FREE, batch_s=0.004))
+    made = replace(fast, profile=replace(fast.profile, has_collate=True))
+    slow = play_ours(made, 3)
+    monkeypatch.setattr(own_pipeline, "_NEW_BYTES_PER_S", 1e12)
+    at_once = play_ours(made, 3)
+    assert slow.most_batches_bytes > at_once.most_batches_bytes
+    assert slow.first_batch_s > at_once.first_batch_s
+    assert slow.samples_per_s == pytest.approx(at_once.samples_per_s, rel=0.1), "once they are there, no slower"
 
 
 def test_uneven_samples_take_more_than_their_sum() -> None:
