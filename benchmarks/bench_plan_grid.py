@@ -25,7 +25,7 @@ _BUDGETS_MIB = {
 _WORKERS = (1, 2, 3, 4, 6, 8)
 _DEPTHS = (1, 2, 4)
 _GRID_S, _TURN_S = 2.5, 10.0
-"""Batches of uneven samples take some seconds to find their memory."""
+"""Seconds of one run of the grid, and of one turn: uneven batches come at full speed only after the first few."""
 _AT_LEAST = 0.95
 
 

@@ -36,7 +36,7 @@ _FEW, _MANY = 2, 6
 """Workers of the runs. Ours changes from one number to the other while it runs, torch's begins anew."""
 _PREFETCH = 2
 _LOOK_SHARE, _THEIR_SHARE, _THEIR_MANY_SHARE, _OUR_SHARE = 0.22, 0.29, 0.10, 0.39
-"""Of the time there is: samples, torch's loader with few workers and with many, ours with few, many and few again."""
+"""Of the time there is: samples, torch's loader with few workers and with many, ours with few, many and a few again."""
 _FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE, _AGAIN_SHARE = 0.15, 0.40, 0.25, 0.20
 """Of our loader's time. Many make pages at first that they use again later, which takes a while."""
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
@@ -110,7 +110,7 @@ def profile(
             runs.go(_SETTLE_SHARE * our_s)
             many = runs.go(_MANY_SHARE * our_s)
             shared_batches = loader.stats().shared_batches
-            loader.resize(workers=_again(cores))
+            loader.resize(workers=_workers_again(cores))
             again = runs.go(_AGAIN_SHARE * our_s)
     known = replace(known, is_splittable=known.is_splittable and shared_batches)
     load = Load(profile=known, cores=cores, batch_size=batch_size, workers=_FEW)
@@ -121,9 +121,9 @@ def profile(
     return known
 
 
-def _again(cores: float) -> int:
-    """Workers of the last run: one more than the cores, if many are more still. Many may keep all cores busy and hide
-    how those wait for one who are just more than they are."""
+def _workers_again(cores: float) -> int:
+    """Workers of the last run: one more than the cores, if many are more still. Where many keep all cores busy, only as
+    few as these show how long a worker waits for a core."""
     beyond = math.ceil(cores) + 1
     return beyond if _FEW < beyond < _MANY else _FEW
 

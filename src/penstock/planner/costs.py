@@ -23,8 +23,8 @@ _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
 _LARGE_CREEP, _DOES_CREEP, _CREPT_APART = 0.75, 0.5, 0.45
 """In samples: what heaps of large samples are taken to gain with every batch (14 short runs with samples of 4 and 8 MiB
-gained from a half to one; the middle is never far off); what a heap gains at the least, if it is one that creeps; and
-where samples are kept apart, come and go one by one (told from one dataset of bench_planner's)."""
+gained from a half to one; the middle is off by a quarter at the most); what a heap gains at the least, if it is one
+that creeps; and where samples are kept apart, come and go one by one (told from one dataset of bench_planner's)."""
 _LARGE_BYTES = 2 << 20
 """Of such samples, one short run does not tell whether heaps creep in the next training."""
 NUMPY_RANDOM_BYTES = 3 << 20

@@ -126,7 +126,7 @@ def test_heaps_that_creep_do_so_by_a_sample_a_batch_and_others_not_at_all() -> N
 
 
 @pytest.mark.parametrize("crept", [0.0, 0.4, 1.0])
-def test_heaps_of_large_samples_creep_as_most_do_whatever_one_short_run_says(crept: float) -> None:
+def test_heaps_of_large_samples_creep_by_the_middle_of_what_was_seen_whatever_one_short_run_says(crept: float) -> None:
     small, large = (load(samples=(Sample(size_bytes=size, wait_s=0.02, cpu_s=0.004),)) for size in (2_000_000, 2 << 20))
     run = their_run(creep_bytes=int(crept * (2 << 20)))
     assert torchs_of(run, large).creep_bytes == int(0.75 * (2 << 20))
