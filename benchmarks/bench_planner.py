@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from child import Child
 from machine import describe, fingerprint
-from penstock.planner.own_pipeline import play_ours
-from penstock.planner.pipeline import Load, Outcome
 from penstock.planner.profile import Profile, read_profile
-from penstock.planner.torch_pipeline import play_torch
+from penstock.planner.simulate.penstock_pipeline import play_ours
+from penstock.planner.simulate.pipeline import Load, Outcome
+from penstock.planner.simulate.torch_pipeline import play_torch
 from penstock.units import MIB
 from planned.backing import back
 from planned.datasets import CASES

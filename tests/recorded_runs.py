@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.monitor.alive import boot_id
-from penstock.monitor.record_format import Alert, Note, Point, Tried
-from penstock.monitor.recording import RunRecord
+from penstock.monitor.runs.format import Alert, Note, Point, Tried
+from penstock.monitor.runs.liveness import boot_id
+from penstock.monitor.runs.writer import RunRecord
 
 GIB = 1 << 30
 

@@ -20,7 +20,7 @@ from child import Harness
 from gpu_memory.cases import CASES, Case
 from penstock.gpu import real_steps
 from penstock.gpu.optimizers import maker_of
-from penstock.gpu.training import call, loss_of
+from penstock.gpu.trace.training import call, loss_of
 from penstock.units import GIB
 
 MARGIN = 0.1

@@ -92,7 +92,7 @@ def plan(harness: Harness) -> None:
 
 
 def profile(harness: Harness) -> None:
-    from penstock.loader.profiling import profile as profiled
+    from penstock.lab.profile import profile as profiled
 
     case = CASES[harness.request["case"]]
     harness.ready()

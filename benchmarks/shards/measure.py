@@ -40,7 +40,7 @@ def _webdataset(shards: str, is_decoded: bool) -> Any:
 
 
 def _penstock(shards: str, is_decoded: bool, reader: str) -> Iterator[Any]:
-    from penstock.data.tar_dataset import TarDataset
+    from penstock.data.tar.dataset import TarDataset
 
     dataset = TarDataset(shards, decode=is_decoded)
     order = list(range(len(dataset)))

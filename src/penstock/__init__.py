@@ -15,9 +15,9 @@ from penstock.errors import BudgetError, CacheError, ConfigError, DataError, Pen
 if TYPE_CHECKING:
     from penstock import data, gpu, settings
     from penstock.cache.cache import CacheStats
+    from penstock.lab.planning import plan
     from penstock.loader import DataLoader, LoaderStats
     from penstock.loader.caching import Cache, LRUCache
-    from penstock.loader.planning import plan
     from penstock.loader.precompute import precompute
     from penstock.meter import limits, memory
     from penstock.monitor.monitor import Monitor
@@ -33,7 +33,7 @@ _LAZY = {
     "PlanTable": "penstock.planner.plans",
     "limits": "penstock.meter",
     "memory": "penstock.meter",
-    "plan": "penstock.loader.planning",
+    "plan": "penstock.lab.planning",
     "precompute": "penstock.loader.precompute",
 }
 """Public name -> the room that defines it."""

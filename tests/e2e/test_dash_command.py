@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from commands_here import RunHere
 
-from penstock.monitor.record_format import Outcome
+from penstock.monitor.runs.format import Outcome
 from recorded_runs import begin_run, fill
 
 LONG_S = 30.0
@@ -233,7 +233,7 @@ def test_what_cannot_be_is_one_line(home: Path, run_here: RunHere, monkeypatch: 
 
 def test_it_does_without_torch(home: Path) -> None:
     code = (
-        "import sys, penstock.cli.dash, penstock.monitor.page.server, penstock.monitor.prometheus;"
+        "import sys, penstock.cli.dash, penstock.web.server, penstock.monitor.export.prometheus;"
         "from penstock.cli.app import run; run(['dash', 'nobody']);"
         "sys.exit(3 if {'torch', 'numpy'} & set(sys.modules) else 0)"
     )

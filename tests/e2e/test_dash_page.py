@@ -26,8 +26,8 @@ import psutil
 import pytest
 from browser import HOW_TO_INSTALL, Witness, browser_path, faint_texts, started, widest
 
-from penstock.monitor.reading import ask, open_run
-from penstock.monitor.record_format import Note, Outcome
+from penstock.monitor.runs.format import Note, Outcome
+from penstock.monitor.runs.reader import ask, open_run
 from penstock.units import parse_bytes
 from recorded_runs import begin_run, fill, point_at
 
@@ -662,7 +662,7 @@ def test_every_text_can_be_read_at_any_width_in_both_schemes(
 
 
 def test_the_page_is_light_and_needs_nothing_from_elsewhere() -> None:
-    import penstock.monitor.page as room
+    import penstock.web as room
 
     files = list((Path(str(room.__file__)).parent / "static").iterdir())
     assert sum(each.stat().st_size for each in files) < 150_000

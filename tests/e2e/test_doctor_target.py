@@ -14,7 +14,7 @@ PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 DATASETS = """
 from torch.utils.data import Dataset, IterableDataset
-from penstock.data.shared_list import SharedList
+from penstock.data.shared.shared_list import SharedList
 
 class Paths(Dataset):
     def __init__(self, paths):

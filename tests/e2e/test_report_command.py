@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands_here import RunHere
 
-from penstock.monitor.record_format import Outcome
+from penstock.monitor.runs.format import Outcome
 from recorded_runs import begin_run, fill
 
 TRAINING = """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.monitor.record_format import Outcome
+from penstock.monitor.runs.format import Outcome
 from recorded_runs import begin_run, fill
 
 TRAINING = """

@@ -22,10 +22,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from penstock.cli.top_keys import parsed
-from penstock.cli.top_page import Choice, Page
-from penstock.cli.top_trainings import Training
-from penstock.monitor.record_format import Alert, Note, Outcome
+from penstock.cli.top.keys import parsed
+from penstock.cli.top.trainings import Training
+from penstock.cli.top.view import Choice, Page
+from penstock.monitor.runs.format import Alert, Note, Outcome
 from recorded_runs import GIB, begin_run, fill, point_at
 from terminals import Terminal
 

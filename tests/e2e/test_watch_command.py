@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.monitor.record_format import Outcome
+from penstock.monitor.runs.format import Outcome
 from recorded_runs import begin_run, point_at
 from terminals import Terminal
 
@@ -229,7 +229,7 @@ def test_on_a_terminal_there_is_a_status_line_and_leaving_ends_what_was_begun(nu
 def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     from click.testing import CliRunner
 
-    from penstock.cli.watch import command
+    from penstock.cli.watch.command import command
 
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 2, done.output

@@ -19,7 +19,7 @@ from kit.datasets import Noisy, Ragged, Stream, WithPid, joined, listed, plain
 from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 
 import penstock
-from penstock.loader.tuning import Tuning
+from penstock.loader.engine.tuning import Tuning
 
 MIB = 1 << 20
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from penstock.meter import MemoryReport, Roots, TreeMeter, memory
-from penstock.meter.cgroup import read_cgroups
-from penstock.meter.children import Children
 from penstock.meter.kernel_files import parse_counters, read_text
+from penstock.meter.limits.cgroup import read_cgroups
+from penstock.meter.processes.children import Children
 
 MIB, GIB = 1 << 20, 1 << 30
 NOBODY = 65534

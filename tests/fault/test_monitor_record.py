@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.monitor.reading import list_runs, open_run
+from penstock.monitor.runs.reader import list_runs, open_run
 
 TESTS = Path(__file__).parent.parent
 WRITER = """
@@ -188,7 +188,7 @@ for _ in range(200):
     monitor.step()
     monitor._keeper.tick()
 monitor.close()
-from penstock.monitor.reading import list_runs, open_run
+from penstock.monitor.runs.reader import list_runs, open_run
 (summary,) = list_runs(Path(os.environ["PENSTOCK_HOME"]))
 with open_run(Path(os.environ["PENSTOCK_HOME"]), "last") as found:
     print(json.dumps([summary.state, len(found.points())]))
@@ -231,7 +231,7 @@ with penstock.Monitor(loader, every=None) as monitor:
 
 def test_a_stopped_process_is_said_not_to_answer(home: Path) -> None:
     from penstock.errors import PenstockError
-    from penstock.monitor.reading import ask
+    from penstock.monitor.runs.reader import ask
 
     training = start(TRAINING.format(before="", after="print('up', flush=True); time.sleep(60)"))
     try:

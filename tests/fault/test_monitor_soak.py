@@ -12,9 +12,9 @@ import torch
 
 import penstock
 from penstock.monitor.gauges import Gauges
-from penstock.monitor.keeping import Keeper, WallClock
-from penstock.monitor.reading import open_run
-from penstock.monitor.record_format import Outcome
+from penstock.monitor.recorder import Keeper, WallClock
+from penstock.monitor.runs.format import Outcome
+from penstock.monitor.runs.reader import open_run
 from penstock.monitor.watched_loader import WatchedLoader
 from recorded_runs import begin_run
 

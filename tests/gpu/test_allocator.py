@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.planner.alloc_conf import AllocatorSettings
-from penstock.planner.caching_allocator import CachingAllocator
+from penstock.gpu.allocator.alloc_conf import AllocatorSettings
+from penstock.gpu.allocator.caching_allocator import CachingAllocator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -345,7 +345,7 @@ def test_nothing_is_page_locked_after_closing() -> None:
 
 
 def test_a_refused_page_lock_is_one_warning_and_torchs_pinning() -> None:
-    from penstock.device import slots
+    from penstock.device import page_locks as slots
 
     loader = loader_of(6, pin_memory=True)
     iterator = iter(loader)

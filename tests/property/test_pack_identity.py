@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as hnp
 from same_samples import is_same
 
 from penstock.data import ArrowDataset, TarDataset
-from penstock.data.arrow_columns import Layout
+from penstock.data.arrow.columns import Layout
+from penstock.data.pack.shard_writers import find_fault, write_arrow, write_tar
 from penstock.data.sample_forms import to_members
-from penstock.data.shard_writers import find_fault, write_arrow, write_tar
 
 pytest.importorskip("pyarrow")
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.data.tar_dataset import TarDataset
-from penstock.data.tar_index import from_bytes, index_of, to_bytes
-from penstock.data.tar_members import walk
+from penstock.data.tar.dataset import TarDataset
+from penstock.data.tar.index import from_bytes, index_of, to_bytes
+from penstock.data.tar.members import walk
 from penstock.errors import DataError
 
 PROFILE = settings(max_examples=250, derandomize=True, deadline=None, database=None)

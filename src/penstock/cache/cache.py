@@ -17,27 +17,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from penstock.cache import opened, registry
+from penstock.cache import registry
 from penstock.cache.cached_dataset import CachedDataset, is_loading_whole_for
-from penstock.cache.disk import Disk
-from penstock.cache.disk_files import folder_key, free_bytes, open_files, taken_bytes
-from penstock.cache.figures import counts as counts_of
 from penstock.cache.fingerprint import fingerprint_again
 from penstock.cache.keys import digest
-from penstock.cache.locks import TooLong
-from penstock.cache.memory import Memory
-from penstock.cache.plan import Plan
-from penstock.cache.plans import Plans
-from penstock.cache.policies import LEFTOVERS, LRU, NEXT_USE, STATIC, Leftovers, Lru, NextUse, Static
-from penstock.cache.portable import Portable, read_portable
-from penstock.cache.region import H_AUTO, H_GROUPS, H_LIMIT, H_POLICY, MOST_GROUPS, PAGE_BYTES
-from penstock.cache.tier import Tier
-from penstock.cache.values import Packed, least_bytes, unpack
+from penstock.cache.policy.forecast import Plan
+from penstock.cache.policy.policies import LEFTOVERS, LRU, NEXT_USE, STATIC, Leftovers, Lru, NextUse, Static
+from penstock.cache.policy.shared_forecasts import Plans
+from penstock.cache.store import open_stores as opened
+from penstock.cache.store.counts import counts as counts_of
+from penstock.cache.store.disk import Disk
+from penstock.cache.store.disk_files import folder_key, free_bytes, open_files, taken_bytes
+from penstock.cache.store.locks import TooLong
+from penstock.cache.store.memory import Memory
+from penstock.cache.store.portable import Portable, read_portable
+from penstock.cache.store.region import H_AUTO, H_GROUPS, H_LIMIT, H_POLICY, MOST_GROUPS, PAGE_BYTES
+from penstock.cache.store.store import Tier
+from penstock.cache.store.values import Packed, least_bytes, unpack
 from penstock.errors import CacheError, ConfigError
 from penstock.units import format_bytes, parse_size
-from penstock.workers import turn
-from penstock.workers.kept_generators import KeptGenerators
-from penstock.workers.seeds import mix, seed_stretch
+from penstock.workers.child import turn
+from penstock.workers.child.kept_generators import KeptGenerators
+from penstock.workers.rng import mix, seed_stretch
 
 LEAST_BYTES = 1_000_000
 DEFAULT_SHARE = 0.25

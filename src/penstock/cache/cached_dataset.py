@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.errors import ConfigError
-from penstock.workers.seeds import get_generators
+from penstock.workers.rng import get_generators
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache

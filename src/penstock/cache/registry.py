@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.cache.locks import TooLong, release, wait_for
-from penstock.cache.region import Region
+from penstock.cache.store.locks import TooLong, release, wait_for
+from penstock.cache.store.region import Region
 from penstock.errors import CacheError
 
 _L_REGISTRY = 1 << 40

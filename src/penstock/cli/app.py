@@ -38,7 +38,8 @@ COMMANDS = {
     "tune": "Find the best workers and depth by measuring, on one live loader.",
     "watch": "Alert when the memory of a machine or a training goes over a line.",
 }
-"""Command -> what it is for. Module ``penstock.cli.<command>`` has the click command as ``command``."""
+"""Command -> what it is for. Its click command is ``command`` in ``penstock.cli.<command>``, or in that folder's
+``command`` module."""
 
 INTERRUPTED = 130
 """What a shell reports for a program ended by Ctrl-C."""
@@ -56,7 +57,10 @@ class LazyCommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"penstock.cli.{cmd_name}").command
+        room = importlib.import_module(f"penstock.cli.{cmd_name}")
+        if hasattr(room, "__path__"):
+            room = importlib.import_module(f"{room.__name__}.command")
+        return room.command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

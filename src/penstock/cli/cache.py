@@ -95,7 +95,7 @@ def _in_memory() -> list[Listed]:
 
 
 def _on_disk(folder: Path) -> Listed:
-    from penstock.cache import disk_files
+    from penstock.cache.store import disk_files
 
     if not (folder / "cache.index").exists():
         raise CacheError(f"there is no disk cache in {str(folder)!r}")
@@ -116,8 +116,9 @@ def _find(name: str) -> Listed:
 
 
 def _clear(found: Listed) -> None:
-    from penstock.cache import disk_files, registry
-    from penstock.cache.tier import Tier
+    from penstock.cache import registry
+    from penstock.cache.store import disk_files
+    from penstock.cache.store.store import Tier
 
     if found.state == "disk":
         with disk_files.visit(Path(found.name)) as (region, is_alone):
@@ -133,7 +134,7 @@ def _clear(found: Listed) -> None:
 
 
 def _figures(region: Any) -> dict[str, int | float]:
-    from penstock.cache.figures import counts
+    from penstock.cache.store.counts import counts
 
     figures = counts(region)
     asked = figures["hits"] + figures["misses"]
@@ -144,7 +145,7 @@ def _show(listed: list[Listed], json_wanted: bool) -> None:
     if json_wanted:
         click.echo(json.dumps([asdict(each) for each in listed], indent=2))
         return
-    from penstock.cli.page import make_console, make_grid
+    from penstock.cli.console import make_console, make_grid
 
     if not listed:
         from penstock.cache import registry

@@ -24,11 +24,11 @@ from urllib.parse import quote
 
 import click
 
-from penstock.cli.terminated import sigterm_as_exit
+from penstock.cli.sigterm import sigterm_as_exit
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.monitor.page.access import Access
+    from penstock.web.access import Access
 
 _NEEDED = ("starlette", "uvicorn")
 _TOKEN_VARIABLE = "PENSTOCK_DASH_TOKEN"
@@ -74,7 +74,7 @@ def command(
     curl -H @FILE http://gpu-box:8787/metrics
     """
     if grafana_wanted:
-        from penstock.monitor.prometheus import grafana_dashboard
+        from penstock.monitor.export.prometheus import grafana_dashboard
 
         click.echo(grafana_dashboard())
         return
@@ -83,9 +83,9 @@ def command(
         raise PenstockError(
             f'the web page needs {" and ".join(missing)}, not installed here; run: pip install "penstock[dash]"'
         )
-    from penstock.monitor.home import state_folder
-    from penstock.monitor.page.server import PageServer
-    from penstock.monitor.reading import open_run
+    from penstock.monitor.runs.home import state_folder
+    from penstock.monitor.runs.reader import open_run
+    from penstock.web.server import PageServer
 
     home, run_id = state_folder(), None
     if run is not None:
@@ -154,7 +154,7 @@ def _cannot_listen(host: str, port: int, refused: OSError) -> str:
 
 
 def _access(host: str, listener: socket.socket, token_file: Path | None) -> Access:
-    from penstock.monitor.page.access import Access, new_token, token_problem
+    from penstock.web.access import Access, new_token, token_problem
 
     chosen, source = os.environ.get(_TOKEN_VARIABLE, "").strip(), _TOKEN_VARIABLE
     if token_file is not None:
@@ -168,7 +168,7 @@ def _access(host: str, listener: socket.socket, token_file: Path | None) -> Acce
 
 def _kept_token(path: Path) -> str:
     """What the file holds; one that is not there, or empty, gets a new token that only this user can read."""
-    from penstock.monitor.page.access import new_token
+    from penstock.web.access import new_token
 
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

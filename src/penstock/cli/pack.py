@@ -21,7 +21,7 @@ from penstock.meter import Roots, limits
 from penstock.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from penstock.data.packing import Packed
+    from penstock.data.pack.packing import Packed
 
 
 def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -77,13 +77,13 @@ def command(
 
 def _pack(source: str, destination: Path, **arguments: Any) -> Packed:
     """With a bar, and an ear for Ctrl-C."""
-    from penstock.cli.page import make_console, make_progress
+    from penstock.cli.console import make_console, make_progress
 
     with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
         task = progress.add_task("loading torch", total=None)
         progress.refresh()
         from penstock.cli.target import load_target
-        from penstock.data.packing import pack
+        from penstock.data.pack.packing import pack
 
         def on_progress(done: int, total: int) -> None:
             raise_if_ctrl_c()

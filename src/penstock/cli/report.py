@@ -18,8 +18,8 @@ import click
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.monitor.report.page import Report
-    from penstock.monitor.report.predictions import Prediction
+    from penstock.report.page import Report
+    from penstock.report.predictions import Prediction
 
 _LARGEST_PLAN_BYTES = 16 << 20
 
@@ -39,10 +39,10 @@ def command(run: str, out: str | None, force: bool, plan: str | None, json_wante
     penstock report last --open
     penstock report 261116 -o report.html --plan plan.json
     """
-    from penstock.monitor.home import state_folder
-    from penstock.monitor.reading import open_run
-    from penstock.monitor.report.account import gather
-    from penstock.monitor.report.page import Report
+    from penstock.monitor.runs.home import state_folder
+    from penstock.monitor.runs.reader import open_run
+    from penstock.report.account import gather
+    from penstock.report.page import Report
 
     if open_wanted and (out == "-" or (json_wanted and out is None)):
         raise click.UsageError("--open needs a file: leave out --json and -o -, or name one with -o")
@@ -68,7 +68,7 @@ def command(run: str, out: str | None, force: bool, plan: str | None, json_wante
 
 
 def _say(report: Report, file: Path) -> None:
-    from penstock.cli.page import make_console
+    from penstock.cli.console import make_console
 
     console = make_console()
     console.print(report.verdict.headline)
@@ -78,7 +78,7 @@ def _say(report: Report, file: Path) -> None:
 
 
 def _read_plans(file: Path) -> tuple[Prediction, ...]:
-    from penstock.monitor.report.predictions import read_plans
+    from penstock.report.predictions import read_plans
 
     try:
         if file.stat().st_size > _LARGEST_PLAN_BYTES:

@@ -32,8 +32,8 @@ def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
     penstock set last workers=8
     penstock set 261116 workers=8 depth=3 memory=6GB loader=train
     """
-    from penstock.monitor.home import state_folder
-    from penstock.monitor.reading import ask, open_run
+    from penstock.monitor.runs.home import state_folder
+    from penstock.monitor.runs.reader import ask, open_run
 
     message = {"do": "set", "who": "terminal", **_read(values)}
     with open_run(state_folder(), run) as found:
@@ -47,7 +47,7 @@ def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
     if json_wanted:
         click.echo(json.dumps({"run": found.id, **now}, indent=2))
         return
-    from penstock.monitor.shown import one_line
+    from penstock.monitor.terminal_text import one_line
 
     remark = f" ({now['remark']})" if now.get("remark") else ""
     click.echo(

@@ -9,22 +9,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.data.arrow_dataset import ArrowDataset
+    from penstock.data.arrow.dataset import ArrowDataset
     from penstock.data.low_mem import LowMemDataset
-    from penstock.data.parquet_dataset import ParquetDataset
+    from penstock.data.parquet.dataset import ParquetDataset
     from penstock.data.samplers import BlockShuffleSampler, SequenceSampler
-    from penstock.data.shared_list import SharedList
-    from penstock.data.tar_dataset import TarDataset
+    from penstock.data.shared.shared_list import SharedList
+    from penstock.data.tar.dataset import TarDataset
     from penstock.data.windows import WindowDataset
 
 _LAZY = {
-    "ArrowDataset": "arrow_dataset",
+    "ArrowDataset": "arrow.dataset",
     "BlockShuffleSampler": "samplers",
     "LowMemDataset": "low_mem",
-    "ParquetDataset": "parquet_dataset",
+    "ParquetDataset": "parquet.dataset",
     "SequenceSampler": "samplers",
-    "SharedList": "shared_list",
-    "TarDataset": "tar_dataset",
+    "SharedList": "shared.shared_list",
+    "TarDataset": "tar.dataset",
     "WindowDataset": "windows",
 }
 """Public name -> the file that defines it."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.data.parquet_dataset import ParquetDataset
+from penstock.data.parquet.dataset import ParquetDataset
 from penstock.errors import ConfigError, DataError
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from penstock.arena.codec import is_plain
-from penstock.cache.portable import Portable, read_portable
+from penstock.cache.store.portable import Portable, read_portable
 from penstock.errors import CacheError, DataError
 
 FORM_VERSION = 1

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from penstock.data.decoders import decoder_of
-from penstock.data.shared_list import SharedList
+from penstock.data.shared.shared_list import SharedList
+from penstock.data.tar.decoders import decoder_of
 from penstock.errors import ConfigError, DataError
 
 

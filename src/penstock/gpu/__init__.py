@@ -15,7 +15,7 @@ from penstock.gpu.card import Card
 from penstock.gpu.comparison import Comparison, compare
 from penstock.gpu.correction import Correction, Trial
 from penstock.gpu.estimates import COMPONENTS, Estimate, Growth, Profile, estimate
-from penstock.gpu.training import Training
+from penstock.gpu.trace.training import Training
 from penstock.gpu.what_ifs import WhatIf, what_if
 
 __all__ = [

@@ -15,6 +15,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.gpu import real_steps
+from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.calibration import needs_gpu, trial_of
 from penstock.gpu.card import Card, card
 from penstock.gpu.correction import Correction, Trial, correct
@@ -22,9 +23,8 @@ from penstock.gpu.estimates import Estimate, Profile
 from penstock.gpu.largest import Largest, find_largest
 from penstock.gpu.optimizers import MakeOptimizer
 from penstock.gpu.real_steps import Measure
-from penstock.gpu.training import MakeBatch, MakeModel, Step, Training
+from penstock.gpu.trace.training import MakeBatch, MakeModel, Step, Training
 from penstock.gpu.what_ifs import WhatIf, what_if_of
-from penstock.planner.alloc_conf import AllocatorSettings
 from penstock.units import format_bytes, parse_bytes
 
 MARGIN = 0.1

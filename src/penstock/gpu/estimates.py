@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from penstock.errors import ConfigError
 from penstock.gpu import real_steps
+from penstock.gpu.allocator.alloc_conf import AllocatorSettings
+from penstock.gpu.allocator.replay import Peak, play
 from penstock.gpu.calibration import calibrate as calibrated
 from penstock.gpu.calibration import needs_gpu
 from penstock.gpu.card import Card, card
 from penstock.gpu.correction import Correction
 from penstock.gpu.optimizers import MakeOptimizer
-from penstock.gpu.playing import Peak, play
-from penstock.gpu.script import Script, script_of
-from penstock.gpu.training import MakeBatch, MakeModel, Step, Training
-from penstock.planner.alloc_conf import AllocatorSettings
+from penstock.gpu.trace.script import Script, script_of
+from penstock.gpu.trace.training import MakeBatch, MakeModel, Step, Training
 from penstock.units import format_bytes, parse_bytes
 
 OVERHEAD, CONTEXT = "allocator_overhead", "cuda_context"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.gpu.training import MakeBatch, MakeModel
+from penstock.gpu.trace.training import MakeBatch, MakeModel
 
 _WORDS, _LENGTH = 32_000, 512
 

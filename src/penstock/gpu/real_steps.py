@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from penstock.errors import ConfigError, PenstockError
 from penstock.gpu import checkpoints
 from penstock.gpu.optimizers import maker_of
-from penstock.gpu.training import TYPES, Training, call, loss_of
+from penstock.gpu.trace.training import TYPES, Training, call, loss_of
 
 STEPS = 3
 """The first has no optimizer state yet, the second sets most of the peaks, the third settles."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError
+from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.card import Card, card
 from penstock.gpu.estimates import Estimate, Profile, check_batch_sizes
 from penstock.gpu.optimizers import MakeOptimizer
-from penstock.gpu.training import MakeBatch, MakeModel, Step, Training
-from penstock.planner.alloc_conf import AllocatorSettings
+from penstock.gpu.trace.training import MakeBatch, MakeModel, Step, Training
 
 
 @dataclass(frozen=True, kw_only=True)

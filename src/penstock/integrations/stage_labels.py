@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.cache.values import Packed, unpack
+from penstock.cache.store.values import Packed, unpack
 from penstock.errors import ConfigError
 
 _MOST_UNDER_WAY = 4

@@ -19,7 +19,7 @@ from penstock.cache import cache as room
 from penstock.cache.cached_dataset import CachedDataset
 from penstock.cache.fingerprint import fingerprint_of
 from penstock.errors import ConfigError
-from penstock.loader.cache_order import CacheOrder
+from penstock.loader.cache_forecast import CacheOrder
 from penstock.meter import headroom_bytes, limits
 
 _LOADERS = "loader-"

@@ -20,18 +20,18 @@ from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler, def
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import CacheError, ConfigError
-from penstock.loader import state
+from penstock.loader import checkpoint as state
+from penstock.loader.engine.tuning import Tuning
 from penstock.loader.epochs import counting_sampler
-from penstock.loader.pipeline_iterator import PipelineIterator, depth_ceiling
+from penstock.loader.iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
-from penstock.loader.tuning import Tuning
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache, CacheStats
-    from penstock.loader.first_workers import Beginning
+    from penstock.lab.auto_workers import Beginning
     from penstock.settings.files import Source
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -176,7 +176,7 @@ class DataLoader(TorchDataLoader[_T_co]):
     def _plan_workers(self, dataset: Any) -> None:
         """Begin with as many workers as a plan says. ``dataset``: without our cache, which a plan must not fill."""
         # Plans run loaders themselves.
-        from penstock.loader.first_workers import Wanted, first_workers
+        from penstock.lab.auto_workers import Wanted, first_workers
 
         is_own_collate = self.collate_fn not in (default_collate, default_convert)
         wanted = Wanted(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from penstock.device.lane import move
-from penstock.loader.state import Generators, Place, Position
+from penstock.device.copy_stream import move
+from penstock.loader.checkpoint import Generators, Place, Position
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader

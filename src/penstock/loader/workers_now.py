@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
-    from penstock.loader.engine import Engine
-    from penstock.loader.seat import Seat
+    from penstock.loader.engine.engine import Engine
+    from penstock.loader.engine.seat import Seat
 
 _WITHIN_S = 0.1
 

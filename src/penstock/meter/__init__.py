@@ -6,14 +6,14 @@ Runs in: trainer, worker, command line. Does not import torch.
 """
 
 from penstock.meter.gpu import Gpu, GpuStatus, gpu_status, gpus
-from penstock.meter.growth import GrowthWatch
-from penstock.meter.machine import Limits, limits
-from penstock.meter.memory_bounds import headroom_bytes
-from penstock.meter.open_files import spare_files
-from penstock.meter.pressure_gauge import Pressure, PressureMeter, PressureRates, pressure
+from penstock.meter.limits.machine import Limits, limits
+from penstock.meter.limits.memory_bounds import headroom_bytes
+from penstock.meter.limits.open_files import spare_files
+from penstock.meter.pressure import Pressure, PressureMeter, PressureRates, pressure
+from penstock.meter.processes.growth import GrowthWatch
+from penstock.meter.processes.tree import MemoryReport, ProcessMemory, memory
+from penstock.meter.processes.tree_meter import TreeMeter
 from penstock.meter.roots import Roots
-from penstock.meter.tree import MemoryReport, ProcessMemory, memory
-from penstock.meter.tree_meter import TreeMeter
 
 __all__ = [
     "Gpu",

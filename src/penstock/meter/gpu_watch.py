@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable
 
 from penstock.meter.gpu import Gpu, gpus
-from penstock.meter.looks import Looks
+from penstock.meter.processes.looks import Looks
 
 
 class GpuWatch(Looks):

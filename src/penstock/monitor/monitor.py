@@ -19,17 +19,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.monitor.alarm import Alarm
-from penstock.monitor.alerts import AlertRule
-from penstock.monitor.attendant import Attendant
-from penstock.monitor.control import answerer
+from penstock.monitor.alerts.alarm import Alarm
+from penstock.monitor.alerts.rules import AlertRule
+from penstock.monitor.control.server import answerer
 from penstock.monitor.gauges import Gauges, Reading, figures_between
-from penstock.monitor.home import socket_path, state_folder
-from penstock.monitor.keeping import Keeper, Sink, WallClock, Watcher
 from penstock.monitor.log_line import log_line, say
-from penstock.monitor.record_format import Outcome
-from penstock.monitor.recording import RunRecord
-from penstock.monitor.run_facts import run_facts, run_name
+from penstock.monitor.recorder import Keeper, Sink, WallClock, Watcher
+from penstock.monitor.runs.facts import run_facts, run_name
+from penstock.monitor.runs.format import Outcome
+from penstock.monitor.runs.home import socket_path, state_folder
+from penstock.monitor.runs.writer import RunRecord
+from penstock.monitor.ticker import Attendant
 from penstock.monitor.watched_loader import WatchedLoader
 
 _END_WITHIN_S = 5.0
@@ -48,7 +48,7 @@ class Monitor:
         run: what to call this run; the script's name if left out.
         sinks: objects with ``write(step, figures)`` and ``close()``, called once a second from the monitor's thread:
             for TensorBoard, Weights & Biases and their like. Names and units of figures: ``penstock.monitor.figures``.
-        alerts: ``penstock.monitor.alerts.AlertRule``s: thresholds on memory, swap, waiting, idle GPUs and dead workers,
+        alerts: ``penstock.monitor.AlertRule``s: thresholds on memory, swap, waiting, idle GPUs and dead workers,
             and what to do at each: log, run a command, call a webhook, or lower depth and workers.
 
     Call ``step()`` once per training step. The run is recorded below ``~/.local/state/penstock`` (``PENSTOCK_HOME``
@@ -109,7 +109,7 @@ class Monitor:
         self._say_line(str(moment), self._keeper.read(), self._line)
 
     def watch_with(self, watcher: Watcher) -> None:
-        """Have ``watcher`` look at every point, and act; see ``penstock.monitor.keeping.Watcher``."""
+        """Have ``watcher`` look at every point, and act; see ``penstock.monitor.recorder.Watcher``."""
         self._keeper.watch_with(watcher)
 
     def close(self) -> None:

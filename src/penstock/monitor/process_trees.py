@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from penstock.meter import MemoryReport, Roots, TreeMeter, memory
-from penstock.meter.tree import process_memory, read_tree, report_of
-from penstock.monitor.run_facts import without_secrets
+from penstock.meter.processes.tree import process_memory, read_tree, report_of
+from penstock.monitor.runs.facts import without_secrets
 
 _WALKED_AT_MOST_BYTES = 32 << 30
 """Resident pages up to which each is looked at: half a second, in which the training's page faults wait."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from penstock.planner.own_pipeline import play_held, play_ours, slots_within, usual_depth
-from penstock.planner.pipeline import Load, Outcome
 from penstock.planner.profile import Profile
+from penstock.planner.simulate.penstock_pipeline import play_held, play_ours, slots_within, usual_depth
+from penstock.planner.simulate.pipeline import Load, Outcome
 
 _STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 112, 128)
 """Numbers of workers worth telling apart."""

@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.planner.own_pipeline import play_ours
-from penstock.planner.pipeline import MOST_LAG, Load, Outcome, trainer_bytes
 from penstock.planner.profile import LoaderCost
-from penstock.planner.torch_pipeline import HEAP_BYTES, play_torch
+from penstock.planner.simulate.penstock_pipeline import play_ours
+from penstock.planner.simulate.pipeline import MOST_LAG, Load, Outcome, trainer_bytes
+from penstock.planner.simulate.torch_pipeline import HEAP_BYTES, play_torch
 
 _LEAST_POINTS, _MOST_POINTS = 6, 64
 """Fewer tell nothing, more nothing new."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.planner.figures import figure
+from penstock.formatting import figure
 
 FED, STARVED = 0.05, 0.20
 """Shares of the time spent waiting: below the first loading is no bottleneck, above the second it is the one."""

@@ -14,9 +14,9 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.planner import wording
 from penstock.planner.choices import Tried, choose, larger_batch, largest_fitting, try_all
-from penstock.planner.pipeline import Load
 from penstock.planner.profile import Profile
-from penstock.planner.torch_pipeline import play_torch
+from penstock.planner.simulate.pipeline import Load
+from penstock.planner.simulate.torch_pipeline import play_torch
 from penstock.units import MIB, format_bytes, parse_size
 
 NAMES = ("safe", "balanced", "fast", "extreme", "bigger batch")

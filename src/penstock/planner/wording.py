@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.formatting import milliseconds
 from penstock.planner.choices import Tried, worker_counts
-from penstock.planner.figures import milliseconds
-from penstock.planner.pipeline import Load
+from penstock.planner.simulate.pipeline import Load
 from penstock.units import MIB, format_bytes
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from collections import deque
 from typing import Any
 
 from penstock.arena.codec import decode_inline, encode_inline
-from penstock.workers.ends import keep_from_children
+from penstock.workers.fork_hygiene import keep_from_children
 
 _HEADER = struct.Struct("<I?")
 _READ_BYTES = 64 << 10

@@ -23,12 +23,12 @@ from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.workers.board import Board
 from penstock.workers.channel import Channel, ChannelClosed, channel_pair
-from penstock.workers.child import Birth
-from penstock.workers.entry import Lifeline, begin
+from penstock.workers.child.main import Birth
+from penstock.workers.child.worker import Worker
 from penstock.workers.interrupts import ctrl_c_blocked
-from penstock.workers.messages import Attach, Detach, Resume, Stop
+from penstock.workers.lifeline import Lifeline, begin
+from penstock.workers.protocol import Attach, Detach, Resume, Stop
 from penstock.workers.setup import Setup
-from penstock.workers.worker import Worker
 
 _LEAVE_S = 5.0
 """How long a worker that was told to stop may take before it is killed: torch's own patience."""

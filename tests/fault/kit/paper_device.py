@@ -16,11 +16,11 @@ from unittest import mock
 
 import torch
 
-import penstock.loader.ahead as ahead
-import penstock.loader.engine as engine
-import penstock.loader.pipeline_iterator as pipeline_iterator
-from penstock.device.lane import is_plain
-from penstock.device.slots import PageLocks
+import penstock.loader.engine.device_prefetch as ahead
+import penstock.loader.engine.engine as engine
+import penstock.loader.iterator as pipeline_iterator
+from penstock.device.copy_stream import is_plain
+from penstock.device.page_locks import PageLocks
 from penstock.device.tree import map_leaves
 
 LONG_S = 30.0

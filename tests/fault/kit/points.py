@@ -23,11 +23,11 @@ from unittest import mock
 import penstock.arena.codec as codec
 import penstock.arena.template as template
 import penstock.workers.channel as channel
-import penstock.workers.child as child
-import penstock.workers.mailbox as mailbox
-import penstock.workers.messages as messages
-import penstock.workers.views as views
-import penstock.workers.worker as worker
+import penstock.workers.child.mailbox as mailbox
+import penstock.workers.child.main as child
+import penstock.workers.child.views as views
+import penstock.workers.child.worker as worker
+import penstock.workers.protocol as messages
 
 from .triggers import Trigger
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.arena.pool import Arena
+from penstock.arena.arena import Arena
 from penstock.arena.segment import HAS_MEMFD, PAGE_BYTES, Segment, capacity_for
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -10,7 +10,7 @@ import torch
 
 from penstock.cache.cache import Machine
 from penstock.cache.keys import digest
-from penstock.cache.plan import Plan
+from penstock.cache.policy.forecast import Plan
 
 MIB = 1 << 20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache.memory import Memory
-from penstock.cache.policies import LRU
+from penstock.cache.policy.policies import LRU
+from penstock.cache.store.memory import Memory
 
 MIB = 1 << 20
 

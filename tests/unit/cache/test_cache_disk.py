@@ -19,9 +19,9 @@ import torch
 from cache_kit import MACHINE, MIB
 
 from penstock.cache.cache import Cache
-from penstock.cache.disk_files import taken_bytes
-from penstock.cache.region import H_CHANGING, H_TABLE, MAGIC, PAGE_BYTES, R_WRITING, ROWS
-from penstock.cache.table import COMING, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
+from penstock.cache.store.disk_files import taken_bytes
+from penstock.cache.store.region import H_CHANGING, H_TABLE, MAGIC, PAGE_BYTES, R_WRITING, ROWS
+from penstock.cache.store.table import COMING, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
 from penstock.errors import CacheError, ConfigError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sparse files, fcntl")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cache_kit import lows, plan_of
 
-from penstock.cache.plan import NEVER, Plan
+from penstock.cache.policy.forecast import NEVER, Plan
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,8 +15,8 @@ import pytest
 import torch
 from cache_kit import same
 
-from penstock.cache.checksum import checksum
-from penstock.cache.portable import Portable, read_portable
+from penstock.cache.store.checksum import checksum
+from penstock.cache.store.portable import Portable, read_portable
 from penstock.errors import CacheError
 
 Point = namedtuple("Point", "x y")

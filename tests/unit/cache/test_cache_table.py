@@ -8,10 +8,10 @@ import struct
 import numpy as np
 import pytest
 
-from penstock.cache import table as table_module
 from penstock.cache.keys import digest
-from penstock.cache.region import H_ITEMS, H_TABLE, H_VALUE_BYTES, Region
-from penstock.cache.table import COMING, GONE, HERE, Table
+from penstock.cache.store import table as table_module
+from penstock.cache.store.region import H_ITEMS, H_TABLE, H_VALUE_BYTES, Region
+from penstock.cache.store.table import COMING, GONE, HERE, Table
 
 
 def add(table: Table, known: bytes, *, offset: int = 0, extent: int = 4096) -> int:

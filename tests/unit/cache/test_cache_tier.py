@@ -12,13 +12,13 @@ import pytest
 import torch
 from cache_kit import MIB, lows, plan_of, same
 
-from penstock.cache import memory
-from penstock.cache.figures import counts
 from penstock.cache.keys import digest
-from penstock.cache.plan import NEVER
-from penstock.cache.plans import Plans, turn_of
-from penstock.cache.policies import LRU, STATIC, Lru, NextUse, Policy, Static
-from penstock.cache.region import (
+from penstock.cache.policy.forecast import NEVER
+from penstock.cache.policy.policies import LRU, STATIC, Lru, NextUse, Policy, Static
+from penstock.cache.policy.shared_forecasts import Plans, turn_of
+from penstock.cache.store import memory
+from penstock.cache.store.counts import counts
+from penstock.cache.store.region import (
     H_CHANGING,
     H_ITEMS,
     H_LIMIT,
@@ -31,9 +31,9 @@ from penstock.cache.region import (
     Place,
     Region,
 )
-from penstock.cache.tier import Tier
-from penstock.cache.values import Packed, least_bytes, unpack
-from penstock.workers import turn
+from penstock.cache.store.store import Tier
+from penstock.cache.store.values import Packed, least_bytes, unpack
+from penstock.workers.child import turn
 
 
 def tier(region: Region, policy: Policy | None = None) -> Tier:

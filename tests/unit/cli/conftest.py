@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_machine import FakeMachine
 
-from penstock.cli.facts import Facts
+from penstock.advice.machine_facts import Facts
 from penstock.meter import Gpu, GpuStatus, Limits, Pressure
 
 GIB = 1 << 30

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.cli.bench_measure import check_device, weigh
-from penstock.cli.turns import Work, take_turns
 from penstock.errors import ConfigError
-from penstock.loader.sampling import NoDataError
+from penstock.lab.bench import check_device, weigh
+from penstock.lab.dataset.sample_probe import NoDataError
+from penstock.lab.turns import Work, take_turns
 
 
 @pytest.mark.parametrize(

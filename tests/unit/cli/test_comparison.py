@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.comparison import Comparison, LoaderResult, Round
+from penstock.lab.comparison import Comparison, LoaderResult, Round
 
 MIB = 1 << 20
 

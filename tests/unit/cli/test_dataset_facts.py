@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.dataset_facts import DatasetFacts, find_in_dataset, look_into
-from penstock.cli.facts import Facts
-from penstock.loader.containers import Container, Containers
+from penstock.advice.dataset import DatasetFacts, find_in_dataset, look_into
+from penstock.advice.machine_facts import Facts
+from penstock.lab.dataset.containers import Container, Containers
 
 MIB = 1 << 20
 

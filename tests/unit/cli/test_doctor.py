@@ -12,9 +12,9 @@ import pytest
 from cli_machine import GIB, FakeFilesystem, FakeMachine
 
 from penstock import ConfigError
-from penstock.cli import facts as facts_module
+from penstock.advice import machine_facts as facts_module
+from penstock.advice.machine import CHECKS
 from penstock.cli.app import run
-from penstock.cli.findings import CHECKS
 from penstock.meter import Roots
 
 MIB = 1 << 20

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.facts import Facts
-from penstock.cli.findings import CHECKS, Finding, find, will_hurt
+from penstock.advice.machine import CHECKS, Finding, find, will_hurt
+from penstock.advice.machine_facts import Facts
 from penstock.meter import GpuStatus
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.cli.bench_page import show_bench
-from penstock.cli.comparison import Comparison, LoaderResult, Round
-from penstock.cli.demo_page import show_comparison, show_machine
-from penstock.cli.doctor_page import show_doctor
-from penstock.cli.facts import Facts
-from penstock.cli.findings import find
-from penstock.cli.page import make_progress
-from penstock.cli.plan_page import show_plans
+from penstock.advice.machine import find
+from penstock.advice.machine_facts import Facts
+from penstock.cli.bench.view import show_bench
+from penstock.cli.console import make_progress
+from penstock.cli.demo.view import show_comparison, show_machine
+from penstock.cli.doctor.view import show_doctor
+from penstock.cli.plan.view import show_plans
+from penstock.lab.comparison import Comparison, LoaderResult, Round
 from penstock.meter import GpuStatus
 from penstock.planner.plans import Facts as PlannerFacts
 from penstock.planner.plans import make_plans
@@ -143,7 +143,7 @@ def make_comparison() -> Comparison:
 
 
 def test_the_demos_table_shows_both_loaders_and_the_verdict() -> None:
-    from penstock.cli.demo_measure import DemoSettings
+    from penstock.lab.demo import DemoSettings
 
     console, written = page_console()
     show_comparison(console, DemoSettings(), make_comparison())
@@ -155,7 +155,7 @@ def test_the_demos_table_shows_both_loaders_and_the_verdict() -> None:
 
 @pytest.mark.parametrize("link", [None, 50e9])
 def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(link: float | None) -> None:
-    from penstock.cli.bench_measure import BenchSettings, Measured
+    from penstock.lab.bench import BenchSettings, Measured
 
     settings = BenchSettings(
         target="train.py:make",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock import settings
-from penstock.cli.facts import Facts
-from penstock.cli.settings_findings import CHECKS, find_in_settings
+from penstock.advice.machine_facts import Facts
+from penstock.advice.settings import CHECKS, find_in_settings
 from penstock.meter import GpuStatus
 
 GIB = 1 << 30

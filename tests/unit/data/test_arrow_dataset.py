@@ -22,8 +22,8 @@ from pack_kit import Images, Samples, is_same
 
 import penstock
 from penstock.data import ArrowDataset
-from penstock.data.arrow_columns import BatchBuilder, Layout
-from penstock.data.packing import pack
+from penstock.data.arrow.columns import BatchBuilder, Layout
+from penstock.data.pack.packing import pack
 from penstock.errors import ConfigError, DataError
 
 pa = pytest.importorskip("pyarrow")

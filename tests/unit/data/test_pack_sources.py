@@ -11,9 +11,9 @@ import pytest
 from pack_kit import Images, is_same
 
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
-from penstock.data.pack_tables import ParquetRows, ParquetTables
-from penstock.data.pack_workers import Stretches
-from penstock.data.packing import pack
+from penstock.data.pack.packing import pack
+from penstock.data.pack.tables import ParquetRows, ParquetTables
+from penstock.data.pack.workers import Stretches
 from penstock.errors import ConfigError, DataError
 
 pa = pytest.importorskip("pyarrow")

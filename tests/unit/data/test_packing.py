@@ -21,10 +21,10 @@ import torch
 from pack_kit import AtRandom, Images, OfChance, Samples, is_same
 
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
-from penstock.data.pack_journal import Journal
-from penstock.data.pack_tables import ParquetTables
-from penstock.data.packing import pack
-from penstock.data.shard_writers import ShardRecord
+from penstock.data.pack.journal import Journal
+from penstock.data.pack.packing import pack
+from penstock.data.pack.shard_writers import ShardRecord
+from penstock.data.pack.tables import ParquetTables
 from penstock.errors import ConfigError, DataError, WorkerError
 
 pa = pytest.importorskip("pyarrow")
@@ -575,7 +575,7 @@ def test_sources_that_cannot_be_are_refused(tmp_path: Path, folder_of_files: Pat
 
 
 def test_a_file_that_changes_while_it_is_packed_is_told_of(tmp_path: Path, folder_of_files: Path) -> None:
-    from penstock.data.pack_folders import FolderFiles
+    from penstock.data.pack.folders import FolderFiles
 
     files = FolderFiles(folder_of_files)
     (folder_of_files / "top.txt").write_text("longer than before")

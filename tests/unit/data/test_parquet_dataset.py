@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DistributedSampler
 
 import penstock
-from penstock.data import BlockShuffleSampler, LowMemDataset, ParquetDataset, remote_columns
+from penstock.data import BlockShuffleSampler, LowMemDataset, ParquetDataset
+from penstock.data.parquet import remote_columns
 from penstock.errors import ConfigError, DataError
 
 pa = pytest.importorskip("pyarrow")

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from penstock.data import ParquetDataset, parquet_files
-from penstock.data.parquet_footer import cuts_of, lean_metadata, of_one_group, reads_alike
+from penstock.data import ParquetDataset
+from penstock.data.parquet import row_groups as parquet_files
+from penstock.data.parquet.footer import cuts_of, lean_metadata, of_one_group, reads_alike
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

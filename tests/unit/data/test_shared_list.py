@@ -23,8 +23,8 @@ import torch
 
 import penstock
 from penstock import ConfigError
-from penstock.data import shared_list
-from penstock.data.shared_list import SharedList
+from penstock.data.shared import shared_list
+from penstock.data.shared.shared_list import SharedList
 
 MIB = 1 << 20
 ODD_TEXTS = ["", "\0", "a\0b", "é", "日本語", "🙂", "\ud800", "\udc00", "x\udcff", "a" * 1000, "\ufeff", "e\u0301"]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tar_makers import write_texts
 
-from penstock.data import shard_copies
-from penstock.data.shard_copies import ShardCopies
 from penstock.data.sources import Stopped, open_source
-from penstock.data.tar_dataset import TarDataset
+from penstock.data.tar import local_copies as shard_copies
+from penstock.data.tar.dataset import TarDataset
+from penstock.data.tar.local_copies import ShardCopies
 from penstock.errors import ConfigError, DataError
 
 pytest.importorskip("fsspec")

@@ -19,9 +19,10 @@ from tar_makers import header, member, padded, pax, write, write_texts
 from torch.utils.data import DistributedSampler
 
 import penstock
-from penstock.data import open_shards, tar_indexing
-from penstock.data.packing import pack
-from penstock.data.tar_dataset import TarDataset
+from penstock.data.pack.packing import pack
+from penstock.data.tar import index_builder as tar_indexing
+from penstock.data.tar import open_shards
+from penstock.data.tar.dataset import TarDataset
 from penstock.errors import ConfigError, DataError
 
 

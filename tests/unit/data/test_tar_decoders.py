@@ -13,9 +13,9 @@ import pytest
 import torch
 from tar_makers import member, write
 
-from penstock.data import decoders
-from penstock.data.decoders import decoder_of
-from penstock.data.tar_dataset import TarDataset
+from penstock.data.tar import decoders
+from penstock.data.tar.dataset import TarDataset
+from penstock.data.tar.decoders import decoder_of
 from penstock.errors import ConfigError, DataError
 
 

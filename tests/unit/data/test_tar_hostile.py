@@ -13,7 +13,7 @@ import pytest
 from tar_makers import END, header, member, padded, pax, write
 
 import penstock
-from penstock.data.tar_dataset import TarDataset
+from penstock.data.tar.dataset import TarDataset
 from penstock.errors import DataError
 
 GOOD = member(b"good.txt", b"good")

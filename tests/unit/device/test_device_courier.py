@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.device.courier import Courier
+from penstock.device.copy_queue import Courier
 
 
 class PaperMark:

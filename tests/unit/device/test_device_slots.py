@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.arena.pool import Arena, _handed_over_locked
+from penstock.arena.arena import Arena, _handed_over_locked
 from penstock.arena.segment import PAGE_BYTES, Segment
 from penstock.device.fence import Fence
-from penstock.device.slots import PageLocks
+from penstock.device.page_locks import PageLocks
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="segments without a name")
 

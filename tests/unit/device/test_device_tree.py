@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.device.lane import is_plain, move, stays_on_host
+from penstock.device.copy_stream import is_plain, move, stays_on_host
 from penstock.device.tree import leaves, map_leaves
 
 Pair = namedtuple("Pair", ["a", "b"])

@@ -11,10 +11,10 @@ from trained_models import MIB, Chain, vectors
 
 from penstock import gpu
 from penstock.errors import ConfigError
+from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.batch_size import Finder
 from penstock.gpu.largest import Largest
 from penstock.gpu.real_steps import Measured
-from penstock.planner.alloc_conf import AllocatorSettings
 
 CARD = gpu.Card()
 SETTINGS = AllocatorSettings()

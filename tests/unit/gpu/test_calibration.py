@@ -10,10 +10,10 @@ from trained_models import MIB, Chain, vectors
 
 from penstock import gpu
 from penstock.errors import ConfigError
+from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.calibration import calibrate, small_batches
 from penstock.gpu.correction import Trial, correct
 from penstock.gpu.real_steps import Measured, is_full, train
-from penstock.planner.alloc_conf import AllocatorSettings
 
 CARD, SETTINGS = gpu.Card(), AllocatorSettings()
 

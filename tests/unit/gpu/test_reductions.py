@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from penstock import gpu
-from penstock.gpu.reductions import reduction
+from penstock.gpu.trace.reductions import reduction
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.data.shared_list import SharedList
-from penstock.loader.containers import Container, Containers, find_containers
+from penstock.data.shared.shared_list import SharedList
+from penstock.lab.dataset.containers import Container, Containers, find_containers
 
 MIB = 1 << 20
 

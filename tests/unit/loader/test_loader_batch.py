@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from penstock.arena.template import learn
-from penstock.loader.batch import Batch
-from penstock.workers.messages import NO_SEGMENT, Outcome
-from penstock.workers.seeds import stretch_rows
+from penstock.loader.engine.batch import Batch
+from penstock.workers.protocol import NO_SEGMENT, Outcome
+from penstock.workers.rng import stretch_rows
 
 
 def opened(rows: int, promised_bytes: int = 0) -> Batch:

@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 import penstock
 from penstock.cache.cached_dataset import CachedDataset
-from penstock.cache.locks import TooLong
+from penstock.cache.store.locks import TooLong
 from penstock.data.samplers import BlockShuffleSampler
 from penstock.errors import ConfigError
 from penstock.loader.caching import keys_of

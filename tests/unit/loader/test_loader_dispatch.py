@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.arena.pool import Arena
+from penstock.arena.arena import Arena
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template, layout_of, learn
 from penstock.errors import BudgetError, WorkerError
-from penstock.loader.batch import Batch
-from penstock.loader.deaths import DeathToll
-from penstock.loader.dispatch import Dispatcher
-from penstock.loader.order import Order
-from penstock.loader.pace import Pace
-from penstock.loader.seat import Seat
-from penstock.loader.tuning import Tuning
-from penstock.workers.messages import DROP, NO_SEGMENT, Collate, Done, Fetch, Learn, Need, Outcome, Room, Started
+from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.crashes import DeathToll
+from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.order import Order
+from penstock.loader.engine.pacing import Pace
+from penstock.loader.engine.seat import Seat
+from penstock.loader.engine.tuning import Tuning
+from penstock.workers.protocol import DROP, NO_SEGMENT, Collate, Done, Fetch, Learn, Need, Outcome, Room, Started
 
 KIB, MIB = 1 << 10, 1 << 20
 

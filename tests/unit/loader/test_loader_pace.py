@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.loader.pace import Pace
-from penstock.loader.tuning import Tuning
-from penstock.workers.seeds import stretch_rows
+from penstock.loader.engine.pacing import Pace
+from penstock.loader.engine.tuning import Tuning
+from penstock.workers.rng import stretch_rows
 
 MS = 1e-3
 

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader import profiling
-from penstock.loader.planning import plan, time_step
-from penstock.loader.profiling import profile
-from penstock.loader.sampling import NoDataError, is_picklable, look, spread_indices, weigh
+from penstock.lab import profile as profiling
+from penstock.lab.dataset.sample_probe import NoDataError, is_picklable, look, spread_indices, weigh
+from penstock.lab.planning import plan, time_step
+from penstock.lab.profile import profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from penstock.loader.tuning_run import LiveLoader
+from penstock.lab.live_loader import LiveLoader
 from penstock.planner.search import Setting
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from meter_machines import build
 
 from penstock.meter import headroom_bytes, limits, memory, pressure
-from penstock.meter.cgroup import parse_membership, parse_mounts
-from penstock.meter.cpu import parse_cpu_list, parse_cpu_max
 from penstock.meter.kernel_files import find_counter, parse_count, parse_counters
-from penstock.meter.open_files import parse_open_file_limits
-from penstock.meter.pressure_gauge import parse_stalls
-from penstock.meter.process import parse_rollup, parse_stat, parse_statm
+from penstock.meter.limits.cgroup import parse_membership, parse_mounts
+from penstock.meter.limits.cpu import parse_cpu_list, parse_cpu_max
+from penstock.meter.limits.open_files import parse_open_file_limits
+from penstock.meter.pressure import parse_stalls
+from penstock.meter.processes.process import parse_rollup, parse_stat, parse_statm
 
 WORDS = st.sampled_from(
     [

@@ -10,8 +10,8 @@ import pytest
 from meter_machines import GIB, MIB, Files, build, process
 
 from penstock.meter import memory
-from penstock.meter.children import Children
-from penstock.meter.process import ProcessReading, read_process
+from penstock.meter.processes.children import Children
+from penstock.meter.processes.process import ProcessReading, read_process
 
 
 def family(*, listed: bool) -> Files:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.monitor.reading import RunSummary
-from penstock.monitor.record_format import Alert, Note, Point, Tried
-from penstock.monitor.report.account import Account
+from penstock.monitor.runs.format import Alert, Note, Point, Tried
+from penstock.monitor.runs.reader import RunSummary
+from penstock.report.account import Account
 
 GIB, MIB = 1 << 30, 1 << 20
 BEGAN_S = 1_700_000_000.0

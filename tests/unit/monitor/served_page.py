@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.monitor.page.access import Access
-from penstock.monitor.page.server import PageServer
+from penstock.web.access import Access
+from penstock.web.server import PageServer
 
 TOKEN = "a-token-for-tests"
 LONG_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.monitor.advice import Subject, moves, warning
+from penstock.advice.live import Subject, moves, warning
 
 MIB, GIB = 1 << 20, 1 << 30
 FIGURES: dict[str, float] = {

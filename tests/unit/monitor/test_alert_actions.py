@@ -19,9 +19,9 @@ import torch
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.monitor.alert_actions import Performer
-from penstock.monitor.alerts import AlertRule, Command, GiveBack, Log, Webhook
-from penstock.monitor.reading import open_run
+from penstock.monitor.alerts.actions import Performer
+from penstock.monitor.alerts.rules import AlertRule, Command, GiveBack, Log, Webhook
+from penstock.monitor.runs.reader import open_run
 
 FACTS = {"alert": "memory", "state": "raised", "text": "memory is full", "value": 9.5, "run": "r1", "pid": 7}
 NOW: dict[str, Any] = {"for_s": 0, "calm_s": 0}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.monitor.alert_values import Watched, in_words
-from penstock.monitor.alerts import AlertRule, Command, GiveBack, Log, Webhook
-from penstock.monitor.crossing import Standing, judge
-from penstock.monitor.giving_back import Holding, Step, next_step
+from penstock.monitor.alerts.debounce import Standing, judge
+from penstock.monitor.alerts.release_steps import Holding, Step, next_step
+from penstock.monitor.alerts.rules import AlertRule, Command, GiveBack, Log, Webhook
+from penstock.monitor.alerts.values import Watched, in_words
 
 GIB = 1 << 30
 R, C = "raised", "cleared"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.monitor import control
-from penstock.monitor.control import LONGEST_MESSAGE_BYTES, Control
+from penstock.monitor.control import server as control
+from penstock.monitor.control.server import LONGEST_MESSAGE_BYTES, Control
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no unix sockets")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.monitor import home
-from penstock.monitor.filesystem import shares_memory
+from penstock.monitor.runs import home
+from penstock.monitor.runs.filesystem import shares_memory
 
 
 def test_the_environment_says_where_and_relative_paths_survive_a_change_of_folder(

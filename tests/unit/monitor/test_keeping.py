@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.monitor.gauges import Reading
-from penstock.monitor.keeping import Keeper, WallClock
-from penstock.monitor.reading import open_run
-from penstock.monitor.record_format import Alert, Outcome, Point
+from penstock.monitor.recorder import Keeper, WallClock
+from penstock.monitor.runs.format import Alert, Outcome, Point
+from penstock.monitor.runs.reader import open_run
 from recorded_runs import begin_run
 
 GIB = 1 << 30

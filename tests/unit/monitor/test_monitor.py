@@ -16,7 +16,7 @@ from test_log_line import LAYOUT
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.monitor.reading import ask, list_runs, open_run
+from penstock.monitor.runs.reader import ask, list_runs, open_run
 
 
 class Frames(torch.utils.data.Dataset[torch.Tensor]):

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from penstock.monitor.page.access import Access, new_token, token_problem
+from penstock.web.access import Access, new_token, token_problem
 
 TOKEN = "the-right-token"
 LOCAL = Access.to("127.0.0.1", "127.0.0.1", TOKEN)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.monitor.page import answers as answers_file
-from penstock.monitor.page.answers import Answers, Seen, Wrong, columns, encoded
-from penstock.monitor.record_format import Alert, Note, Outcome, Point
-from penstock.monitor.recording import RunRecord
+from penstock.monitor.runs.format import Alert, Note, Outcome, Point
+from penstock.monitor.runs.writer import RunRecord
+from penstock.web import answers as answers_file
+from penstock.web.answers import Answers, Seen, Wrong, columns, encoded
 from recorded_runs import begin_run, fill, point_at
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from served_page import LONG_S, TOKEN, FakeTraining, Served, serve
 
-from penstock.monitor.home import socket_path
-from penstock.monitor.page.events import Listed
-from penstock.monitor.page.server import LONGEST_BODY_BYTES
-from penstock.monitor.record_format import Note, Outcome
-from penstock.monitor.recording import RunRecord
+from penstock.monitor.runs.format import Note, Outcome
+from penstock.monitor.runs.home import socket_path
+from penstock.monitor.runs.writer import RunRecord
+from penstock.web.events import Listed
+from penstock.web.server import LONGEST_BODY_BYTES
 from recorded_runs import begin_run, fill, point_at
 
 BEARER = f"Bearer {TOKEN}"

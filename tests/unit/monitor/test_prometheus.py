@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.monitor.export.prometheus import (
+    CONTENT_TYPE,
+    LEFT_OUT,
+    OF_GPU,
+    OF_LOADER,
+    OF_RUN,
+    exposition,
+    grafana_dashboard,
+)
 from penstock.monitor.figures import FIGURES, GPU_FIGURES, LOADER_FIGURES
-from penstock.monitor.prometheus import CONTENT_TYPE, LEFT_OUT, OF_GPU, OF_LOADER, OF_RUN, exposition, grafana_dashboard
-from penstock.monitor.record_format import Alert, Outcome
+from penstock.monitor.runs.format import Alert, Outcome
 from recorded_runs import GIB, begin_run, fill, point_at
 
 CACHED = {"loader.0.cache_limit_bytes": 1.0 * GIB, "loader.0.device_ahead_bytes": 5.0}

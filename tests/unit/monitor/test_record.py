@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataError, PenstockError
-from penstock.monitor.reading import Run, delete_run, list_runs, open_run
-from penstock.monitor.record_format import MOST_ENTRIES, TIERS, Note, Outcome, Point, pack, unpack
-from penstock.monitor.recording import RunRecord, new_id
+from penstock.monitor.runs.format import MOST_ENTRIES, TIERS, Note, Outcome, Point, pack, unpack
+from penstock.monitor.runs.reader import Run, delete_run, list_runs, open_run
+from penstock.monitor.runs.writer import RunRecord, new_id
 from recorded_runs import GIB, begin_run, fill, point_at
 
 HOSTILE = [

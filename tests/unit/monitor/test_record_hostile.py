@@ -19,20 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock.cli.runs import _plain, _tried
-from penstock.cli.runs_page import comparison, listing
-from penstock.cli.top_page import Page
-from penstock.cli.top_trainings import opened
+from penstock.cli.runs.command import _plain, _tried
+from penstock.cli.runs.view import comparison, listing
+from penstock.cli.top.trainings import opened
+from penstock.cli.top.view import Page
 from penstock.errors import PenstockError
-from penstock.monitor.asking import ask, own_socket
-from penstock.monitor.home import socket_path
-from penstock.monitor.page.answers import Answers, Seen, encoded
-from penstock.monitor.prometheus import exposition
-from penstock.monitor.reading import Run, RunSummary, delete_run, list_runs, open_run
-from penstock.monitor.record_format import FACTS, TOTALS, Outcome
-from penstock.monitor.recording import RunRecord
-from penstock.monitor.report.account import gather
-from penstock.monitor.report.page import Report
+from penstock.monitor.control.client import ask, own_socket
+from penstock.monitor.export.prometheus import exposition
+from penstock.monitor.runs.format import FACTS, TOTALS, Outcome
+from penstock.monitor.runs.home import socket_path
+from penstock.monitor.runs.reader import Run, RunSummary, delete_run, list_runs, open_run
+from penstock.monitor.runs.writer import RunRecord
+from penstock.report.account import gather
+from penstock.report.page import Report
+from penstock.web.answers import Answers, Seen, encoded
 from recorded_runs import begin_run, fill
 
 FACT_NAMES = sorted(set(FACTS) - {"format", "id", "boot_id"})

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from reported_runs import BEGAN_S, GIB, account_of
 
-from penstock.monitor.reading import open_run
-from penstock.monitor.record_format import Alert, Note, Outcome, Point
-from penstock.monitor.report.account import MOST_POINTS, gather
-from penstock.monitor.report.markup import Html, tag, text
-from penstock.monitor.report.page import Report
-from penstock.monitor.report.predictions import read_plans
+from penstock.monitor.runs.format import Alert, Note, Outcome, Point
+from penstock.monitor.runs.reader import open_run
+from penstock.report.account import MOST_POINTS, gather
+from penstock.report.markup import Html, tag, text
+from penstock.report.page import Report
+from penstock.report.predictions import read_plans
 from recorded_runs import begin_run, fill, point_at
 
 VOID = {"meta", "br", "hr", "col"}

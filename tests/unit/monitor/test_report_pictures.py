@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from reported_runs import BEGAN_S, GIB, account_of
 
-from penstock.monitor.record_format import Alert, Note
-from penstock.monitor.report.chart import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Bound, Chart, Series, ticks, time_ticks
-from penstock.monitor.report.pictures import MOST_MARKS, happenings, pictures
+from penstock.charts.timeline import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Bound, Chart, Series, ticks, time_ticks
+from penstock.monitor.runs.format import Alert, Note
+from penstock.report.pictures import MOST_MARKS, happenings, pictures
 
 
 def chart(values: list[float | None], *, unit: Any = "1/s", times: list[float] | None = None, **more: Any) -> Chart:

@@ -9,7 +9,7 @@ import pytest
 from reported_runs import MIB, account_of, tried
 
 from penstock.errors import DataError
-from penstock.monitor.report.predictions import Compared, compare, has_plan, read_plans
+from penstock.report.predictions import Compared, compare, has_plan, read_plans
 
 
 def plan(**given: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from reported_runs import BEGAN_S, GIB, account_of, tried
 
-from penstock.monitor.record_format import Alert, Note
-from penstock.monitor.report.stretches import epochs, stalls, standing
-from penstock.monitor.report.verdict import verdict
-from penstock.monitor.report.words import Finding
+from penstock.advice.report.verdict import verdict
+from penstock.advice.report.words import Finding
+from penstock.monitor.runs.format import Alert, Note
+from penstock.report.stretches import epochs, stalls, standing
 
 
 def finding(account: Any, name: str) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.monitor.run_facts import run_facts, run_name, without_secrets
+from penstock.monitor.runs.facts import run_facts, run_name, without_secrets
 
 
 @pytest.mark.parametrize(

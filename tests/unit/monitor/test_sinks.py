@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, PenstockError
-from penstock.monitor.sinks import Call, TensorBoard, WandB
+from penstock.monitor.export.sinks import Call, TensorBoard, WandB
 
 FIGURES = {"samples_per_s": 100.0, "tree_bytes": 5.0, "samples": 10.0}
 LATER = {"samples_per_s": 50.0, "tree_bytes": 3.0, "samples": 20.0}
@@ -104,7 +104,7 @@ def test_what_cannot_be_a_sink_is_refused_before_the_training(make: Any) -> None
 
 def test_nothing_is_imported_until_it_is_used() -> None:
     code = (
-        "import sys; from penstock.monitor.sinks import TensorBoard, WandB; TensorBoard('x');"
+        "import sys; from penstock.monitor.export.sinks import TensorBoard, WandB; TensorBoard('x');"
         "sys.exit(3 if {'tensorboard', 'wandb', 'torch'} & set(sys.modules) else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

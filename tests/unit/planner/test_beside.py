@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.planner.beside import put_beside, read_stated
 from penstock.planner.plans import Facts, make_plans
 from penstock.planner.profile import Profile, Sample
+from penstock.planner.stated_settings import put_beside, read_stated
 
 GB = 10**9
 LIDAR = Profile(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.planner.alloc_conf import AllocatorSettings
-from penstock.planner.caching_allocator import CachingAllocator, DeviceFull
+from penstock.gpu.allocator.alloc_conf import AllocatorSettings
+from penstock.gpu.allocator.caching_allocator import CachingAllocator, DeviceFull
 from penstock.units import GIB, KIB, MIB
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.planner.cores import Activity, Compute, Cores, Until, Wait
+from penstock.planner.simulate.cores import Activity, Compute, Cores, Until, Wait
 
 
 def run(cores: Cores, *activities: Activity) -> None:

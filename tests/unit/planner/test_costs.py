@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.planner.costs import NUMPY_RANDOM_BYTES, Run, our_cost, rise, their_cost
-from penstock.planner.own_pipeline import play_ours
-from penstock.planner.pipeline import Load
 from penstock.planner.profile import LoaderCost, Profile, Sample
-from penstock.planner.torch_pipeline import play_torch
+from penstock.planner.simulate.penstock_pipeline import play_ours
+from penstock.planner.simulate.pipeline import Load
+from penstock.planner.simulate.torch_pipeline import play_torch
 
 MB = 1_000_000
 OURS = LoaderCost(

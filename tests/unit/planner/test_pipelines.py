@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from penstock.arena import pool
-from penstock.loader import shapes
-from penstock.loader.pace import Pace
-from penstock.loader.tuning import Tuning
-from penstock.planner import arena, own_pipeline
-from penstock.planner.own_pipeline import bytes_for, play_ours, rows_a_task, slots_within, usual_depth
-from penstock.planner.pipeline import Load
+from penstock.arena import arena as pool
+from penstock.loader.engine import shapes
+from penstock.loader.engine.pacing import Pace
+from penstock.loader.engine.tuning import Tuning
 from penstock.planner.profile import LoaderCost, Profile, Sample
-from penstock.planner.torch_pipeline import play_torch
+from penstock.planner.simulate import arena
+from penstock.planner.simulate import penstock_pipeline as own_pipeline
+from penstock.planner.simulate.penstock_pipeline import bytes_for, play_ours, rows_a_task, slots_within, usual_depth
+from penstock.planner.simulate.pipeline import Load
+from penstock.planner.simulate.torch_pipeline import play_torch
 
 MB = 1_000_000
 FREE = LoaderCost(worker_bytes=10 * MB, sample_s=0.0, batch_s=0.0, trainer_s=0.0, start_s=0.0)

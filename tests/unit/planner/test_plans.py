@@ -12,7 +12,7 @@ import pytest
 
 from penstock import settings
 from penstock.errors import ConfigError
-from penstock.loader.tuning import Tuning
+from penstock.loader.engine.tuning import Tuning
 from penstock.planner.choices import worker_counts
 from penstock.planner.plans import AUTO_SHARE, NAMES, Facts, PlanTable, allowed_bytes, make_plans
 from penstock.planner.profile import LoaderCost, Profile, Sample

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import settings
-from penstock.planner.tiers import Machine, starting_point
+from penstock.planner.starting_points import Machine, starting_point
 
 GB, GIB = 10**9, 1 << 30
 

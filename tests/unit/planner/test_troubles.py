@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.advice.run import CHECKS, Evidence, troubles
 from penstock.planner.feeding import Feeding
-from penstock.planner.troubles import CHECKS, Evidence, troubles
 
 MIB, GIB = 1 << 20, 1 << 30
 

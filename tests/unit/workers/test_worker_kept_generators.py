@@ -12,9 +12,9 @@ import pytest
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
-from penstock.workers import kept_generators
-from penstock.workers.kept_generators import KeptGenerators
-from penstock.workers.seeds import seed_stretch
+from penstock.workers.child import kept_generators
+from penstock.workers.child.kept_generators import KeptGenerators
+from penstock.workers.rng import seed_stretch
 
 
 @pytest.fixture(autouse=True)

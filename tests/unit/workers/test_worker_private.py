@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.arena.segment import PAGE_BYTES
-from penstock.workers.private import PrivateMemory
+from penstock.workers.child.private_memory import PrivateMemory
 
 MIB = 1 << 20
 

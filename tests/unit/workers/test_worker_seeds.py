@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.workers.seeds import (
-    STRETCHES_PER_BATCH,
-    batch_seed,
-    mix,
-    seed_collate,
-    seed_stretch,
-    stretch_rows,
-)
+from penstock.workers.rng import STRETCHES_PER_BATCH, batch_seed, mix, seed_collate, seed_stretch, stretch_rows
 
 
 def draws() -> tuple[float, float, float]:

@@ -1,0 +1,99 @@
+"""The explanation's page: components side by side, differences, the picture, the verdict, what to change.
+
+In:  ``Explanation``.
+Out: lines on a rich console.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.charts.host_memory import bars
+from penstock.cli.doctor.view import show_findings
+from penstock.planner.components import Change, Component
+from penstock.units import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.lab.explain.explanation import Explanation
+    from penstock.lab.explain.gpu import GpuSide
+    from penstock.lab.explain.job import Job
+
+
+def show_explanation(console: Console, explanation: Explanation, gpu_side: GpuSide | None = None) -> None:
+    """Print the whole page."""
+    console.print(Text(f"{_words(explanation.job)}: host memory of the process and its workers, all batches ahead"))
+    _show_components(console, explanation)
+    console.print(Text(explanation.answer))
+    console.print()
+    if explanation.against is not None:
+        console.print(Text(f"Against {_words(explanation.against[0])}", style="bold"))
+        for name, found in explanation.changes().items():
+            _show_changes(console, name, found)
+    console.print(Text("Memory by batch size (from what was measured at this one)", style="bold"))
+    for row in bars(explanation.picture(), console.width):
+        console.print(Text(row), no_wrap=True, crop=True)
+    console.print()
+    if gpu_side is not None:
+        gpu_side.show(console)
+        console.print()
+    console.print(Text("Is loading the bottleneck?", style="bold"))
+    console.print(Text(explanation.feeding.verdict()))
+    console.print()
+    show_findings(console, explanation.found)
+
+
+def _words(job: Job) -> str:
+    settings = job.settings
+    depth = f", {settings['depth']} ahead" if settings["depth"] else ""
+    pinned = ", pinned" if settings["pin_memory"] else ""
+    memory = "" if settings["memory"] == "auto" else f", memory={settings['memory']}"
+    return f"{job.target}, batches of {settings['batch_size']}, {settings['workers']} workers{depth}{pinned}{memory}"
+
+
+def _show_components(console: Console, explanation: Explanation) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("component")
+    table.add_column("penstock", justify="right")
+    table.add_column("torch", justify="right")
+    table.add_column("grows with (torch's, if not the same)")
+    for ours, theirs in zip(explanation.ours, explanation.torchs, strict=True):
+        table.add_row(ours.what, format_bytes(ours.bytes), format_bytes(theirs.bytes), _grows(ours, theirs))
+    runs = explanation.explained.ours.reading, explanation.explained.torchs.reading
+    table.add_section()
+    table.add_row("together", *(format_bytes(each.total_bytes) for each in runs), "")
+    building = (format_bytes(each.building_bytes) for each in runs)
+    table.add_row("at moments, more", *building, "samples of batches that workers build")
+    files = ["not known" if each.page_cache_bytes is None else format_bytes(each.page_cache_bytes) for each in runs]
+    table.add_row("page cache, meanwhile", *files, "not counted: the kernel gives it back")
+    console.print(table)
+
+
+def _grows(ours: Component, theirs: Component) -> str:
+    one, other = (", ".join(each.grows_with) or "none" for each in (ours, theirs))
+    return one if one == other else f"{one} ({other})"
+
+
+def _show_changes(console: Console, name: str, found: Sequence[Change]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(name)
+    for heading in ("this", "the other", "difference"):
+        table.add_column(heading, justify="right")
+    for each in found:
+        table.add_row(
+            each.what, format_bytes(each.before_bytes), format_bytes(each.after_bytes), _signed(each.change_bytes)
+        )
+    table.add_section()
+    before, after = sum(each.before_bytes for each in found), sum(each.after_bytes for each in found)
+    table.add_row("together", format_bytes(before), format_bytes(after), _signed(after - before))
+    console.print(table)
+
+
+def _signed(count: int) -> str:
+    return "0 B" if not count else f"{'+' if count > 0 else '-'}{format_bytes(abs(count))}"

@@ -1,0 +1,128 @@
+"""`penstock gpu`: GPU memory of a model by batch size, before it is trained.
+
+In:  a MODEL or an example's name, batch sizes, a card's memory.
+Out: a page or JSON; a picture; exit status 1 when MODEL fails, or nothing fits that --find looked for.
+Runs in: command line; imports torch once a model is there. With or without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock._version import __version__
+from penstock.cli.gpu.model import load_model, memory_here, training_options
+from penstock.cli.size_option import check_bytes
+from penstock.cli.svg_option import check_folder, svg_option, write_svg
+
+if TYPE_CHECKING:
+    from penstock.cli.gpu.model import Model
+    from penstock.cli.gpu.view import Answer
+
+
+def _sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of batch sizes; write 8,16,24") from None
+    if min(sizes) < 1:
+        raise click.BadParameter(f"{min(sizes)} is no batch size; they are whole numbers from 1 up")
+    return sorted(set(sizes))
+
+
+@click.command(epilog="Exit status: 1 when MODEL fails or not even one sample fits --find, 2 wrong usage, else 0.")
+@click.argument("model", required=False)
+@click.option("--batch-size", "sizes", default="8,16,32", show_default=True, callback=_sizes, metavar="N,N,...",
+              help="Batch sizes to estimate.")  # fmt: skip
+@click.option("--memory", "memory_bytes", callback=check_bytes, metavar="SIZE",
+              help="What the card has, such as 20GB.  [default: the GPU's here]")  # fmt: skip
+@training_options
+@click.option("--calibrate", is_flag=True, help="Run real steps at two small batches on the GPU here, and correct.")
+@click.option("--find", "finds", is_flag=True, help="Find the largest batch that leaves --margin of the memory free.")
+@click.option("--margin", type=click.FloatRange(min=0, max=1, max_open=True), default=0.1, show_default=True,
+              help="Share of the memory that --find leaves free.")  # fmt: skip
+@click.option("--accumulate-to", type=click.IntRange(min=1), metavar="N",
+              help="Samples the optimizer is to see in one step: --find then says in how many batches.")  # fmt: skip
+@svg_option("Draw memory by batch size, stacked by component, into this file.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print everything as one JSON object.")
+def command(
+    model: str | None, sizes: list[int], memory_bytes: int | None, calibrate: bool, finds: bool, margin: float,
+    accumulate_to: int | None, plot: Path | None, json_wanted: bool, **given: Any,
+) -> int:  # fmt: skip
+    """Estimate the GPU memory that training MODEL takes, by component and batch size, without a GPU and without
+    allocating anything, and what checkpointing, precision, optimizer and accumulation would change.
+
+    MODEL is module:attribute or file.py:attribute: a class or function that makes the model. Its batches come from
+    make_batch(n): of MODEL itself, of its module, or named with --batch. Or MODEL is an example's name; without MODEL,
+    the examples are listed.
+    """
+    if model is None:
+        _list_examples(json_wanted=json_wanted)
+        return 0
+    check_folder(plot)
+    # What the user's code prints must not end up in the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        loaded = load_model(model, **given)
+        answer = _answer(
+            loaded, sizes, memory_bytes, calibrate=calibrate, finds=finds or accumulate_to is not None, margin=margin,
+            accumulate_to=accumulate_to,
+        )  # fmt: skip
+    if plot is not None:
+        from penstock.charts.gpu_memory import svg
+
+        write_svg(plot, svg(answer.picture()))
+    if json_wanted:
+        click.echo(json.dumps({"penstock": __version__, **answer.as_json()}, indent=2))
+    else:
+        from penstock.cli.console import make_console
+        from penstock.cli.gpu.view import show_answer
+
+        show_answer(make_console(), answer)
+        if plot is not None:
+            click.echo(f"Drawn: {plot}")
+    return int(answer.found is not None and not answer.found.batch_size)
+
+
+def _answer(
+    model: Model, sizes: list[int], memory_bytes: int | None, *, calibrate: bool, finds: bool, margin: float,
+    accumulate_to: int | None,
+) -> Answer:  # fmt: skip
+    from penstock import gpu
+    from penstock.cli.console import make_console, make_progress
+    from penstock.cli.gpu.view import Answer
+
+    asked, memory_bytes = memory_bytes, memory_bytes or memory_here()
+    with make_progress(make_console(stderr=True)) as progress:
+        task = progress.add_task("tracing", total=2 + finds)
+
+        def next_is(what: str) -> None:
+            progress.update(task, description=what, advance=1)
+            progress.refresh()
+
+        progress.refresh()
+        estimates = gpu.estimate(**model.training, batch_sizes=sizes, device_memory=memory_bytes, calibrate=calibrate)
+        next_is("other choices")
+        what_ifs = gpu.what_if(**model.training, batch_size=sizes[-1])
+        found = None
+        if finds:
+            next_is("the largest batch")
+            found = gpu.find_batch_size(**model.training, memory=asked, margin=margin, effective_batch=accumulate_to)
+    return Answer(model=model, estimates=estimates, what_ifs=what_ifs, found=found, memory_bytes=memory_bytes)
+
+
+def _list_examples(*, json_wanted: bool) -> None:
+    from penstock.gpu.examples import EXAMPLES
+
+    if json_wanted:
+        examples = {name: example.what for name, example in EXAMPLES.items()}
+        click.echo(json.dumps({"penstock": __version__, "examples": examples}, indent=2))
+        return
+    click.echo("Examples to try:")
+    for name, example in EXAMPLES.items():
+        click.echo(f"  penstock gpu {name:<12} {example.what}")
+    click.echo("Your own: penstock gpu train.py:make_model --batch-size 8,16,24 --memory 20GB --precision bf16")

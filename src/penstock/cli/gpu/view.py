@@ -1,0 +1,162 @@
+"""The page of `penstock gpu`: components by batch size, other choices, the largest batch, the picture.
+
+In:  ``Answer``.
+Out: lines on a rich console; JSON.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.charts.gpu_memory import Picture, bars
+from penstock.cli.gpu.model import Model
+from penstock.gpu import COMPONENTS, BatchSize, Estimate, WhatIf
+from penstock.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Everything there is to say."""
+
+    model: Model
+    estimates: list[Estimate]
+    what_ifs: list[WhatIf]
+    """For the largest of the batch sizes."""
+    found: BatchSize | None
+    """None: not asked for."""
+    memory_bytes: int | None
+    """What the card has; None: not known."""
+
+    def picture(self) -> Picture:
+        return picture_of(self.model.name, self.estimates, self.memory_bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model.name,
+            "training": how_trained(self.model),
+            "memory_bytes": self.memory_bytes,
+            "estimates": [asdict(each) for each in self.estimates],
+            "what_ifs": [
+                {**asdict(each), "saved_allocated_bytes": self._saved_allocated(each)} for each in self.what_ifs
+            ],
+            "found": None if self.found is None else asdict(self.found),
+        }
+
+    def _saved_allocated(self, choice: WhatIf) -> int:
+        now = self.estimates[-1].uncalibrated or self.estimates[-1]
+        return now.allocated_bytes - choice.estimate.allocated_bytes
+
+    def choices(self) -> list[tuple[str, str, str, str]]:
+        """Name, reserved and allocated bytes saved, time."""
+        return [
+            (each.name, _signed(each.saved_bytes), _signed(self._saved_allocated(each)), each.time_cost)
+            for each in self.what_ifs
+        ]
+
+
+def how_trained(model: Model) -> dict[str, Any]:
+    """For people and programs: the choices made."""
+    return {"optimizer": model.optimizer, "precision": model.precision, "checkpointing": model.checkpointing}
+
+
+def picture_of(title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> Picture:
+    """Components over batch sizes."""
+    columns = [(each.batch_size, each.components) for each in estimates]
+    return Picture(title=title, columns=columns, limit_bytes=memory_bytes)
+
+
+def show_answer(console: Console, answer: Answer) -> None:
+    """Print the whole page."""
+    show_estimates(console, answer.model, answer.estimates, answer.memory_bytes)
+    console.print(Text(f"Other choices, at batch size {answer.estimates[-1].batch_size}", style="bold"))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("change", overflow="fold")
+    table.add_column("reserved", justify="right", no_wrap=True)
+    table.add_column("allocated", justify="right", no_wrap=True)
+    table.add_column("time (as a rule, not measured)")
+    for row in answer.choices():
+        table.add_row(*row)
+    console.print(table)
+    if answer.found is not None:
+        _show_found(console, answer.found)
+    _show_bars(console, answer.picture())
+
+
+def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
+    """The table by component."""
+    more = ", checkpointing" if model.checkpointing else ""
+    state = "estimated, corrected by real steps" if estimates[0].correction is not None else "estimated"
+    console.print(Text(f"{model.name}, {model.optimizer}, {model.precision}{more}: GPU memory by batch size, {state}"))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("component", no_wrap=True)
+    for each in estimates:
+        table.add_column(str(each.batch_size), justify="right")
+    table.add_column("grows")
+    for name in COMPONENTS:
+        if any(each.components.get(name, 0) for each in estimates):
+            counts = [format_bytes(each.components.get(name, 0)) for each in estimates]
+            table.add_row(name.replace("_", " "), *counts, _growth(estimates[0], name))
+    table.add_section()
+    table.add_row("allocated", *(format_bytes(each.allocated_bytes) for each in estimates), "")
+    table.add_row("reserved", *(format_bytes(each.reserved_bytes) for each in estimates), "")
+    for words, end in (("  at least", 0), ("  at most", 1)):
+        table.add_row(words, *(format_bytes(each.reserved_range[end]) for each in estimates), "")
+    table.add_row("nvidia-smi shows", *(format_bytes(each.device_bytes) for each in estimates), "")
+    if estimates[0].correction is not None:
+        traced = [each.uncalibrated or each for each in estimates]
+        table.add_row("reserved, uncorrected", *(format_bytes(each.reserved_bytes) for each in traced), "")
+    table.add_row("most is taken in", *(each.peak_phase for each in estimates), "")
+    if memory_bytes is not None:
+        fits = ("yes" if each.fits else "no" for each in estimates)
+        table.add_row(f"fits {format_bytes(memory_bytes)}", *fits, "")
+    console.print(table)
+    for trial in estimates[0].correction.trials if estimates[0].correction is not None else ():
+        console.print(
+            Text(
+                f"Run at batch size {trial.batch_size}: {format_bytes(trial.allocated_bytes)} allocated (estimated "
+                f"{format_bytes(trial.estimated_allocated_bytes)}), {format_bytes(trial.reserved_bytes)} reserved "
+                f"(estimated {format_bytes(trial.estimated_reserved_bytes)})"
+            )
+        )
+    for words in estimates[0].assumptions:
+        console.print(Text(f"Assumed: {words}"))
+
+
+def show_picture(console: Console, title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
+    """The picture alone."""
+    _show_bars(console, picture_of(title, estimates, memory_bytes))
+
+
+def _show_bars(console: Console, picture: Picture) -> None:
+    console.print(Text("GPU memory by batch size", style="bold"))
+    for row in bars(picture, console.width):
+        console.print(Text(row), no_wrap=True, crop=True)
+
+
+def _show_found(console: Console, found: BatchSize) -> None:
+    if not found.batch_size:
+        console.print(Text(found.reason, style="bold"))
+    else:
+        pieces = f" × {found.accumulation_steps} accumulated" if found.accumulation_steps > 1 else ""
+        console.print(Text(f"Largest batch: {found.batch_size}{pieces}", style="bold"))
+        console.print(Text(found.reason))
+    console.print()
+
+
+def _growth(estimate: Estimate, name: str) -> str:
+    growth = estimate.growth.get(name)
+    if growth is None:
+        return "not regular"
+    return f"+ {format_bytes(growth.per_sample_bytes)} a sample" if growth.grows else "no"
+
+
+def _signed(saved_bytes: int) -> str:
+    return "0 B" if not saved_bytes else f"{'-' if saved_bytes > 0 else '+'}{format_bytes(abs(saved_bytes))}"

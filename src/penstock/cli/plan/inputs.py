@@ -1,0 +1,149 @@
+"""What `penstock plan` is given besides a dataset: a machine, a profile's file, a settings file, answers.
+
+In:  options of the command line, files, stdin.
+Out: ``Facts`` and ``Machine``, ``GivenProfile``, ``GivenSettings``, a plan's name.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.advice.machine_facts import gather
+from penstock.errors import ConfigError
+from penstock.meter import Roots
+from penstock.planner.decision import FIRST, QUESTIONS
+from penstock.planner.plans import Facts
+from penstock.planner.profile import Profile, is_amount, read_profile
+from penstock.planner.starting_points import Machine
+from penstock.planner.stated_settings import Stated, read_stated
+from penstock.settings import load
+
+_YOURS = "your settings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenProfile:
+    """A profile's file."""
+
+    profile: Profile
+    step_s: float | None
+    """How long a step takes, if the file says."""
+    stated: tuple[Stated, ...]
+    """Settings to be shown beside the plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenSettings:
+    """What of a settings file a plan wants."""
+
+    batch_size: int | None = None
+    memory: Any = None
+    ranks: int | None = None
+    stated: tuple[Stated, ...] = ()
+
+
+def find_machine(
+    roots: Roots, *, cores: float | None, ram_bytes: int | None, gpu_bytes: int | None, ranks: int | None
+) -> tuple[Facts, Machine]:
+    """This machine, or the one that stands in for it."""
+    here = gather(roots)
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or ranks or 1))
+    cores = here.limits.cpu_usable if cores is None else cores
+    sizes = [gpu.memory_total_bytes for gpu in here.gpu.gpus if gpu.memory_total_bytes]
+    gpu_bytes = min(sizes, default=None) if gpu_bytes is None else gpu_bytes
+    free_bytes = here.limits.memory_available_bytes if ram_bytes is None else ram_bytes
+    facts = Facts(cores=cores / ranks, available_bytes=free_bytes, gpu_bytes=gpu_bytes, ranks=ranks)
+    return facts, Machine(
+        platform=here.platform,
+        cores=cores,
+        ram_bytes=here.limits.memory_limit_bytes if ram_bytes is None else ram_bytes,
+        gpu_bytes=gpu_bytes,
+        ranks=ranks,
+    )
+
+
+def read_given_profile(path: Path) -> GivenProfile:
+    """A file that ``--save-profile`` wrote, or one written by hand; it may say ``step_s`` and ``beside`` too."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be read: {problem.strerror or problem}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+        raise ConfigError(f"{path} cannot be read as a profile: {problem}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path} is no profile: it holds {type(given).__name__}, not named figures")
+    if "samples" not in given and "sample_bytes" not in given:
+        raise ConfigError(
+            f"{path} is no profile: it has neither samples nor sample_bytes; plan TARGET --save-profile FILE writes one"
+        )
+    step_s, beside = given.pop("step_s", None), given.pop("beside", {})
+    if step_s is not None and not is_amount(step_s):
+        raise ConfigError(f"{path}: step_s={step_s!r} is no length of time; give seconds")
+    try:
+        profile = read_profile(given)
+        for sample in profile.samples:
+            if not all(map(is_amount, (sample.size_bytes, sample.wait_s, sample.cpu_s))):
+                raise ConfigError(f"{sample} is not made of sizes and times")
+    except (ConfigError, AttributeError) as problem:
+        raise ConfigError(f"{path}: {problem}") from None
+    return GivenProfile(profile=profile, step_s=step_s, stated=read_stated(beside, str(path)))
+
+
+def save_profile(path: Path, profile: Profile, step_s: float | None) -> None:
+    """For ``--profile``, here or on another machine."""
+    content = profile.as_json() | ({} if step_s is None else {"step_s": step_s})
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be written: {problem.strerror or problem}") from None
+
+
+def read_settings(path: str, section: str) -> GivenSettings:
+    """A team's own file: its batch size, budget and ranks, and its workers to be shown beside the plans."""
+    with warnings.catch_warnings():
+        # What they say, `penstock settings` shows.
+        warnings.simplefilter("ignore")
+        settings = load(path, section)
+    given = settings.arguments
+    workers, batch_size = given.get("num_workers"), given.get("batch_size")
+    stated = ()
+    if isinstance(workers, int):
+        prefetch = given.get("prefetch_factor") or 2
+        stated = (Stated(name=_YOURS, workers=workers, prefetch_factor=prefetch, batch_size=batch_size),)
+    return GivenSettings(
+        batch_size=batch_size,
+        memory=given.get("memory"),
+        ranks=settings.facts.get("gpus_per_node"),
+        stated=stated,
+    )
+
+
+def ask() -> str:
+    """Walk the decision tree: questions on stderr, a line of stdin for each answer. The plan's name."""
+    place = FIRST
+    while place in QUESTIONS:
+        question = QUESTIONS[place]
+        click.echo(f"{question.text} [{'/'.join(question.answers)}] ", err=True, nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            click.echo(err=True)
+            raise click.UsageError("the answers ended before the questions did; give one line for each, or leave --ask")
+        found = question.leads_to(line)
+        if found is None:
+            click.echo(f"{line.strip()!r} is not one of {', '.join(question.answers)}.", err=True)
+        else:
+            place = found
+    return place

@@ -1,0 +1,33 @@
+"""A bar on stderr while something is measured, and an ear for Ctrl-C.
+
+In:  what is done and how much of it, from whoever measures.
+Out: a drawn bar; KeyboardInterrupt where it does no damage.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from penstock.cli.interrupt import ctrl_c_on_request
+
+OnProgress = Callable[[str, float], None]
+"""Hears what is being done and which share of all is; raises KeyboardInterrupt if Ctrl-C was pressed."""
+
+
+@contextmanager
+def measuring(begins_with: str = "loading torch") -> Iterator[OnProgress]:
+    """``begins_with``: what is being done until somebody says more."""
+    from penstock.cli.console import make_console, make_progress
+
+    with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:
+        task = progress.add_task(begins_with, total=1.0)
+        progress.refresh()
+
+        def on_progress(what: str, done: float) -> None:
+            raise_if_ctrl_c()
+            progress.update(task, description=what, completed=done)
+            progress.refresh()
+
+        yield on_progress

@@ -1,0 +1,140 @@
+"""`penstock runs`: recorded runs, compared and cleaned up.
+
+In:  the runs recorded in this user's state folder.
+Out: a table or JSON; files removed.
+Runs in: command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.monitor.runs.reader import RunSummary
+
+_COMPARED = 10
+_AGES_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON array.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(1), default=20, show_default=True, help="Show so many, newest first."
+)
+@click.pass_context
+def command(ctx: click.Context, json_wanted: bool, limit: int) -> None:
+    """List recorded runs, newest first: what became of them, how fast, how much memory, how much waiting."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from penstock.monitor.runs.home import state_folder
+    from penstock.monitor.runs.reader import list_runs
+
+    home = state_folder()
+    found = list_runs(home)
+    shown = found[:limit]
+    if json_wanted:
+        click.echo(json.dumps([_plain(each) for each in shown], indent=2))
+        return
+    if not found:
+        click.echo(f"no runs are recorded in {home}; penstock.Monitor(loader) in a training records one")
+        return
+    from penstock.cli.console import make_console
+    from penstock.cli.runs.view import listing
+
+    make_console().print(listing(shown))
+    if len(found) > limit:
+        click.echo(f"and {len(found) - limit} older ones; penstock runs -n {len(found)} shows all")
+
+
+@command.command()
+@click.argument("runs", nargs=-1)
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON array.")
+def compare(runs: tuple[str, ...], json_wanted: bool) -> None:
+    """Compare RUNS (ids, beginnings of ids, names, "last"; the newest ten if none is given): samples/s, waiting and
+    peak memory of every configuration that was tried, fastest first."""
+    from penstock.monitor.runs.home import state_folder
+    from penstock.monitor.runs.reader import list_runs, open_run
+
+    home = state_folder()
+    found: list[RunSummary] = []
+    for which in dict.fromkeys(runs):
+        with open_run(home, which) as run:
+            found.append(run.summary())
+    if not runs:
+        found = list_runs(home)[:_COMPARED]
+    rows = [row for each in found for row in _tried(each)]
+    rows.sort(key=lambda row: -(row["samples_per_s"] or 0.0))
+    if json_wanted:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        raise PenstockError("nothing to compare: no run has handed out samples yet")
+    from penstock.cli.console import make_console
+    from penstock.cli.runs.view import comparison
+
+    make_console().print(comparison(rows))
+
+
+@command.command("rm")
+@click.argument("runs", nargs=-1)
+@click.option("--older-than", metavar="AGE", help="Remove every run that ended longer ago: 30d, 12h, 2w.")
+def remove(runs: tuple[str, ...], older_than: str | None) -> None:
+    """Remove RUNS that are over, or all that are older."""
+    from penstock.monitor.runs.home import state_folder
+    from penstock.monitor.runs.reader import delete_run, list_runs, open_run
+
+    if not runs and older_than is None:
+        raise click.UsageError("give the runs to remove, or --older-than 30d")
+    home, names = state_folder(), list(runs)
+    if older_than is not None:
+        before_s = time.time() - _age_s(older_than)
+        names += [each.id for each in list_runs(home) if each.ended_s is not None and each.ended_s < before_s]
+    for which in dict.fromkeys(names):
+        with open_run(home, which) as run:
+            delete_run(run)
+            click.echo(f"removed {run.id}")
+    if not names:
+        click.echo(f"no run is older than {older_than}")
+
+
+def _age_s(text: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text)
+    if match is None:
+        raise click.UsageError(f"--older-than {text}: write a number and m, h, d or w, such as 30d")
+    return float(match.group(1)) * _AGES_S[match.group(2)]
+
+
+def _plain(run: RunSummary) -> dict[str, Any]:
+    tried = [{**asdict(each), **_achieved(each)} for each in run.tried]
+    return {**asdict(run), "duration_s": run.duration_s, "tried": tried}
+
+
+def _tried(run: RunSummary) -> list[dict[str, Any]]:
+    names = [each.get("name") for each in run.loaders]
+    return [
+        {
+            "run": run.id,
+            "name": run.name,
+            "state": run.state,
+            "loader": names[each.loader] if each.loader < len(names) else str(each.loader),
+            "configuration": each.configuration,
+            "samples": int(each.samples),
+            "active_s": each.active_s,
+            "peak_bytes": int(each.peak_bytes),
+            **_achieved(each),
+        }
+        for each in run.tried
+        if each.samples
+    ]
+
+
+def _achieved(tried: Any) -> dict[str, Any]:
+    return {"samples_per_s": tried.samples_per_s, "wait_fraction": tried.wait_fraction}

@@ -1,0 +1,101 @@
+"""The tuning's page: what was tried, the winner, how the model did; earlier records side by side.
+
+In:  ``Tuned``, or records.
+Out: lines on a rich console.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.formatting import figure
+from penstock.units import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.lab.tune import Tuned, TuneSettings
+
+
+def show_tuned(console: Console, settings: TuneSettings, tuned: Tuned) -> None:
+    """Print the table of trials and the verdict."""
+    step = f", a step of {settings.step_time * 1000:g} ms" if settings.step_time else ""
+    console.print(
+        Text(
+            f"{settings.target}: batches of {settings.batch_size}{step}, on {tuned.cores:g} CPUs, within "
+            f"{format_bytes(tuned.budget_bytes)}; {len(tuned.trials)} measurements in {tuned.elapsed_s:.0f} s."
+        )
+    )
+    if tuned.trials:
+        console.print(_trials(tuned, with_wait=bool(settings.step_time)))
+    console.print(Text(tuned.verdict(), style="bold"))
+    winner = tuned.winner
+    if winner is not None:
+        console.print(
+            Text(
+                f"In your program: penstock.DataLoader(..., num_workers={winner.workers}), and "
+                f"loader.resize(depth={winner.depth})."
+            )
+        )
+        console.print(Text(tuned.model_words()))
+
+
+def _trials(tuned: Tuned, *, with_wait: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("")
+    for heading in (
+        "workers",
+        "ahead",
+        "samples/s",
+        "±",
+        "model",
+        "memory",
+        "model",
+        *(["waits"] if with_wait else []),
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why")
+    for trial, why in zip(tuned.trials, tuned.reasons, strict=True):
+        expected = tuned.expected[trial.setting]
+        waits = [] if not with_wait else ["-" if trial.wait_fraction is None else f"{trial.wait_fraction:.0%}"]
+        measured = ("over", "") if trial.is_over else (figure(trial.samples_per_s), f"{trial.noise:.0%}")
+        table.add_row(
+            "*" if trial.setting == tuned.winner else "",
+            str(trial.setting.workers),
+            str(trial.setting.depth),
+            *measured,
+            figure(expected.samples_per_s),
+            format_bytes(trial.memory_bytes),
+            format_bytes(expected.memory_bytes),
+            *waits,
+            why,
+        )
+    return table
+
+
+def show_records(console: Console, target: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Print earlier winners, oldest first."""
+    console.print(Text(f"{target}: {len(records)} record{'s' * (len(records) > 1)}, oldest first"))
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("when", no_wrap=True)
+    for heading in ("batch", "step", "CPUs", "budget", "workers", "ahead", "samples/s", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for record in records:
+        settings, winner = record["settings"], record["winner"]
+        table.add_row(
+            str(record["time"])[:16].replace("T", " "),
+            str(settings["batch_size"]),
+            f"{1000 * settings['step_time']:g} ms",
+            f"{record['cores']:g}",
+            format_bytes(record["budget_bytes"]),
+            str(winner["workers"]),
+            str(winner["depth"]),
+            figure(winner["samples_per_s"]),
+            format_bytes(winner["memory_bytes"]),
+        )
+    console.print(table)

@@ -1,0 +1,172 @@
+"""What lies in a folder that `penstock pack` is given: tables, shards, or files that are samples themselves.
+
+In:  a folder, or the names in one.
+Out: which of them it is, and what is left out; files that share a name as samples.
+Runs in: command line, pack's workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from penstock.data.pack.manifest import JOURNAL, MANIFEST
+from penstock.data.parquet.dataset import SUFFIXES as PARQUET_SUFFIXES
+from penstock.data.tar.index import KEY
+from penstock.errors import ConfigError, DataError
+
+SUFFIXES = {"parquet": PARQUET_SUFFIXES, "tar": (".tar",), "arrow": (".arrow",)}
+"""What files of a kind end with."""
+_CALLED = {
+    "parquet": ("Parquet file", "Parquet files"),
+    "tar": ("tar shard", "tar shards"),
+    "arrow": ("Arrow file", "Arrow files"),
+    "files": ("file that may be part of a sample", "files that may be parts of samples"),
+}
+"""One of a kind, and several."""
+_UNPACKED_BY = {
+    ".tar.gz": "gunzip -k", ".tgz": "gunzip -k", ".tar.bz2": "bunzip2 -k", ".tar.xz": "unxz -k", ".tar.zst": "unzstd",
+}  # fmt: skip
+_NOTES = re.compile(r"(readme|license)(\..*)?|.*\.md|dataset_info\.json|dataset_dict\.json|state\.json", re.IGNORECASE)
+"""What tells people and other libraries about the shards and tables beside it."""
+_OWN = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(JOURNAL)}|.*\.penstock-index")
+
+
+def kind_of_name(name: str) -> str | None:
+    return next((kind for kind, suffixes in SUFFIXES.items() if name.lower().endswith(suffixes)), None)
+
+
+def refuse_compressed(path: str) -> None:
+    """Say how a compressed shard, or several of one name, is made one that can be read."""
+    for suffix, command in _UNPACKED_BY.items():
+        if path.lower().endswith(suffix):
+            is_pattern = any(mark in path for mark in "*?[")
+            raise ConfigError(
+                f"{path} is compressed: no sample in it can be reached without reading all before it. Unpack it first: "
+                f"{command} {path if is_pattern else shlex.quote(path)}"
+            )
+
+
+def kind_in(folder: str, names: Iterable[str]) -> tuple[str, list[str]]:
+    """Which kind of source the files ``names`` of a folder are, and which of them are left out.
+
+    Raises ConfigError where it would be a guess: one kind would be packed, and the other lost without a word.
+    """
+    found: dict[str, list[str]] = {}
+    left_out: list[str] = []
+    for name in names:
+        parts = name.split("/")
+        kind = kind_of_name(name)
+        if _OWN.fullmatch(parts[-1]):
+            continue
+        if kind is None:
+            is_data = is_sample_name(name) and not _NOTES.fullmatch(parts[-1])
+        else:
+            # As datasets see it: what is hidden or begins with _ is unfinished, or no data.
+            is_data = not any(part.startswith((".", "_")) for part in parts)
+        if is_data:
+            found.setdefault(kind or "files", []).append(name)
+        else:
+            left_out.append(name)
+    if len(found) > 1:
+        raise _undecided(folder, found)
+    kind = next(iter(found), "files")
+    if kind == "files" and found and all(name.lower().endswith(tuple(_UNPACKED_BY)) for name in found[kind]):
+        first = found[kind][0]
+        suffix = next(suffix for suffix in _UNPACKED_BY if first.lower().endswith(suffix))
+        refuse_compressed(f"{folder.rstrip('/')}/*{suffix}")
+    return kind, left_out
+
+
+def _undecided(folder: str, found: dict[str, list[str]]) -> ConfigError:
+    counts = [
+        f"{len(names):,} {_CALLED[kind][len(names) > 1]}, such as {names[0]}"
+        for kind, names in sorted(found.items(), key=lambda item: list(_CALLED).index(item[0]))
+    ]
+    kind = next(kind for kind in SUFFIXES if kind in found)
+    here, first = folder.rstrip("/"), found[kind][0]
+    where = f"{here}/{first.rpartition('/')[0]}".rstrip("/")
+    pattern = shlex.quote(f"{where}/*{first[first.rindex('.') :]}")
+    return ConfigError(
+        f"{folder} holds {'; '.join(counts[:-1])}; and {counts[-1]}: which of them is the dataset? Name the "
+        f"{_CALLED[kind][0]} ({shlex.quote(f'{here}/{first}')}), or a glob ({pattern}), or give a folder without "
+        f"{'it' if len(found[kind]) == 1 else 'them'}"
+    )
+
+
+def is_sample_name(name: str) -> bool:
+    """Whether a file of this name is part of a sample: readers of shards tell parts from each other by extension."""
+    stem, _, extension = name.rpartition("/")[2].partition(".")
+    return bool(stem and extension) and extension.lower() != KEY and not re.match(r"__[^/]*__(/|$)", name)
+
+
+def walk(folder: Path) -> tuple[list[str], list[str]]:
+    """All files at any depth, and the folders that are not looked into: hidden ones, and links, which may be circles.
+    Both by their names from the folder on, in order."""
+    files: list[str] = []
+    passed: list[str] = []
+    for where, folders, names in os.walk(folder, onerror=_refuse):
+        below = Path(where).relative_to(folder)
+        for name in list(folders):
+            if name.startswith(".") or Path(where, name).is_symlink():
+                folders.remove(name)
+                passed.append(f"{(below / name).as_posix()}/")
+        files += ((below / name).as_posix() for name in names)
+    return sorted(files), sorted(passed)
+
+
+def _refuse(problem: OSError) -> None:
+    raise DataError(f"{problem.filename} cannot be listed: {problem.strerror}") from problem
+
+
+class FolderFiles:
+    """Files that share a path up to the first dot of their names are one sample: their bytes by extension."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        names, passed = walk(folder)
+        self.skipped = list(passed)
+        groups: dict[str, list[tuple[str, int]]] = {}
+        taken = hashlib.blake2b(str(folder.resolve()).encode("utf-8", "surrogateescape"), digest_size=16)
+        for name in names:
+            path = folder / name
+            if not is_sample_name(name) or not path.is_file():
+                self.skipped.append(name)
+                continue
+            head, slash, tail = name.rpartition("/")
+            stem, _, extension = tail.partition(".")
+            about = path.stat()
+            group = groups.setdefault(f"{head}{slash}{stem}", [])
+            if any(extension.lower() == other.lower() for other, _ in group):
+                raise DataError(f"{path} and another file differ in capitals only, which readers of shards do not see")
+            group.append((extension, about.st_size))
+            taken.update(f"{name}\0{about.st_size}-{about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        if not groups:
+            passed_by = f"; not looked into: {', '.join(passed[:3])}" if passed else ""
+            raise DataError(f"there is no file with an extension in {folder}, so there is nothing to pack{passed_by}")
+        self.skipped.sort()
+        self._keys = sorted(groups)
+        self._groups = groups
+        self.fingerprint = taken.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        key = self._keys[index]
+        sample: dict[str, Any] = {KEY: key}
+        for extension, size_bytes in self._groups[key]:
+            path = self._folder / f"{key}.{extension}"
+            try:
+                data = path.read_bytes()
+            except OSError as problem:
+                raise DataError(f"{path} cannot be read: {problem.strerror}") from problem
+            if len(data) != size_bytes:
+                raise DataError(f"{path} has {len(data)} bytes; it had {size_bytes} when packing began")
+            sample[extension] = data
+        return sample

@@ -1,0 +1,224 @@
+"""`pack`: a dataset rewritten into tar shards or memory-mappable Arrow files.
+
+In:  a dataset, a folder of files, Parquet files, tar shards or Arrow files; a folder to write to.
+Out: shards, and a manifest of what they hold.
+Runs in: command line or trainer; shards are written by processes it starts.
+
+Which samples a shard holds is decided before the first is written, so the result does not depend on who writes what.
+Each shard that was written and read again is noted in a journal; whatever ends the program, the next call goes on
+there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.data.pack.job import PackJob
+from penstock.data.pack.journal import Journal, Plan, earlier, locked, remove_partials
+from penstock.data.pack.shard_writers import ShardRecord, find_fault
+from penstock.data.pack.sources import NamedMembers, PackSource, source_of
+from penstock.data.pack.workers import LOOK, Crew
+from penstock.data.sources import is_remote
+from penstock.errors import ConfigError, DataError
+from penstock.units import parse_bytes
+
+FORMATS = ("tar", "arrow")
+_VERSION = 2
+
+Progress = Callable[[int, int], None]
+"""(samples done, samples); called several times a second, and may raise to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """What ``pack`` did."""
+
+    samples: int
+    bytes: int
+    shards: int
+    kept: int
+    """Shards that were there already, and are what they should be."""
+    skipped: list[str]
+    """Of a folder: files that are no part of a sample, such as hidden ones and those without an extension, and folders
+    that were not looked into (hidden ones and links), which end with a slash."""
+    seconds: float
+
+
+def pack(
+    source: Any,
+    destination: str | os.PathLike[str],
+    *,
+    to: str = "arrow",
+    shard_bytes: object = "256MB",
+    workers: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Packed:
+    """Write the samples of ``source`` into shards in the folder ``destination``, as ``to`` ("tar" or "arrow").
+
+    ``shard_bytes``: about how large a shard is. ``workers``: processes; by default one per CPU.
+    Called again with the same arguments it keeps the shards that are finished. ``force``: starts over whatever
+    ``penstock pack`` wrote there before.
+    """
+    began_s = time.monotonic()
+    if to not in FORMATS:
+        raise ConfigError(f"to={to!r} is none of {', '.join(FORMATS)}")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers={workers} cannot write anything; give at least 1")
+    limit_bytes = parse_bytes(shard_bytes, name="shard_bytes")
+    folder = Path(destination)
+    _refuse_own_output(source, folder)
+    found = source_of(source, to=to)
+    _refuse_own_shards(found, folder)
+    if not found.count:
+        raise DataError(f"{found.description} has no samples, so there is nothing to pack")
+    asked = {
+        "version": _VERSION, "source": found.description, "fingerprint": found.fingerprint, "format": to,
+        "shard_bytes": limit_bytes, "samples": found.count,
+    }  # fmt: skip
+    with locked(folder) as journal:
+        before, records = earlier(journal, asked, force=force)
+        job = _plan(found, folder, to, limit_bytes, before, journal, progress)
+        _refuse_equal_keys(job)
+        plan = {**asked, "samples_per_shard": job.samples_per_shard, "form": job.form}
+        if before is None:
+            journal.begin(plan)
+        try:
+            kept = _write(job, records, journal, workers or _cpus(), progress)
+            whole = [records[shard] for shard in range(job.shards)]
+            journal.finish(plan, whole)
+        finally:
+            remove_partials(folder)
+    return Packed(
+        samples=sum(record.samples for record in whole),
+        bytes=sum(record.bytes for record in whole),
+        shards=len(whole),
+        kept=kept,
+        skipped=found.skipped,
+        seconds=time.monotonic() - began_s,
+    )
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _refuse_own_output(source: Any, folder: Path) -> None:
+    if isinstance(source, (str, os.PathLike)) and "://" not in os.fspath(source):
+        read, written = Path(source).resolve(), folder.resolve()
+        if read == written or read in written.parents or written in read.parents:
+            raise ConfigError(f"{os.fspath(source)} and {folder} lie in each other: shards would be their own source")
+
+
+def _refuse_own_shards(source: PackSource, folder: Path) -> None:
+    written = folder.resolve()
+    for location in source.locations:
+        path = Path(location.removeprefix("file://"))
+        if not is_remote(location) and (written in path.resolve().parents or written == path.parent.resolve()):
+            raise ConfigError(
+                f"{source.description} reads {location}, which lies in {folder}: shards would be their own source; "
+                "choose another folder"
+            )
+
+
+def _refuse_equal_keys(job: PackJob) -> None:
+    if not isinstance(job.source.samples, NamedMembers):
+        return
+    found = job.source.samples.first_alike(job.samples_per_shard)
+    if found is not None:
+        key, before, after = found
+        raise DataError(
+            f"{before} ends and {after} begins with a sample whose key is {key!r}: side by side in one shard they "
+            "would be read as one sample. Give one of them another name, or pack into Arrow files, where both stay"
+        )
+
+
+def _plan(
+    source: PackSource,
+    folder: Path,
+    to: str,
+    limit_bytes: int,
+    before: Plan | None,
+    journal: Journal,
+    progress: Progress | None,
+) -> PackJob:
+    """How many samples a shard gets, and how it is laid out: as an earlier call began, or from a few samples.
+
+    Samples may be of other sizes each time they are read, so what an earlier call found must not be found anew.
+    """
+    job = PackJob(source=source, folder=folder, to=to, samples_per_shard=1)
+    if before is not None:
+        try:
+            job = replace(job, samples_per_shard=max(1, int(before["samples_per_shard"])), form=str(before["form"]))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"{journal.path} tells of no plan; choose another folder, or --force") from None
+        if source.tables is not None or to == "tar":
+            return job
+    if source.tables is not None:
+        return replace(job, samples_per_shard=_samples_in(limit_bytes, source.tables.row_bytes()))
+    probe = None
+    with contextlib.closing(Crew(job, 1, journal.fd)) as crew:
+        for _, _, found in crew.run([LOOK]):
+            probe = found or probe
+            if progress is not None:
+                progress(0, source.count)
+    assert probe is not None
+    if before is not None:
+        return replace(job, layout=probe.layout)
+    if probe.is_random:
+        warnings.warn(
+            f"{type(source.samples).__name__} draws random numbers, and its samples are now frozen: every epoch gets "
+            "the same ones. Pack what comes before the random part, and draw after it (transform= of the dataset that "
+            "reads the shards)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    form = probe.form if to == "tar" and not source.is_raw else ""
+    samples_per_shard = _samples_in(limit_bytes, probe.sample_bytes)
+    return replace(job, samples_per_shard=samples_per_shard, form=form, layout=probe.layout)
+
+
+def _samples_in(limit_bytes: int, sample_bytes: float) -> int:
+    return max(1, int(limit_bytes / max(1.0, sample_bytes)))
+
+
+def _write(
+    job: PackJob, records: dict[int, ShardRecord], journal: Journal, workers: int, progress: Progress | None
+) -> int:
+    """Write what is missing; returns how many shards were there already."""
+    total = job.source.count
+    done = dict.fromkeys(range(job.shards), 0)
+
+    def show() -> None:
+        if progress is not None:
+            progress(sum(done.values()), total)
+
+    show()
+    for shard, record in list(records.items()):
+        is_ours = 0 <= shard < job.shards and record.name == job.name(shard)
+        if not is_ours or find_fault(job.folder / record.name, record) is not None:
+            del records[shard]
+        else:
+            done[shard] = record.samples
+        show()
+    kept = len(records)
+    missing = [shard for shard in range(job.shards) if shard not in records]
+    if not missing:
+        return kept
+    with contextlib.closing(Crew(job, min(workers, len(missing)), journal.fd)) as crew:
+        for shard, samples, record in crew.run(missing):
+            if shard is not None:
+                done[shard] = samples
+            if shard is not None and record is not None:
+                done[shard] = record.samples
+                journal.note(shard, record)
+                records[shard] = record
+            show()
+    return kept

@@ -1,0 +1,283 @@
+"""Rows of Parquet files, read when they are asked for.
+
+In:  files, the columns wanted.
+Out: a map-style dataset whose memory does not grow with the files.
+Runs in: trainer and worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from penstock.data.arrow.rows import RowReader
+from penstock.data.parquet.row_groups import ParquetFiles, arrow, readable
+from penstock.data.shared.shared_bytes import SharedBytes
+from penstock.data.sources import locate
+from penstock.errors import ConfigError, DataError
+from penstock.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MODES = ("mapped", "ultra", "memory")
+SUFFIXES = (".parquet", ".pq", ".parq")
+_PIECE_BYTES = 256 << 10
+"""What is held at a time of a row group that is not held whole."""
+_RETURN_BYTES = 3 << 20
+"""After so much was gone through, what malloc keeps of it is given back: each time costs as much as a small group."""
+_ALIGNED_BYTES = 64
+_MOST_OPENED = 256
+"""Views of groups in shared memory that a process keeps: a few kilobytes each."""
+
+
+class ParquetDataset(Dataset[Any]):
+    """A dict per row, or what ``transform`` makes of it. Lists of numbers are numpy arrays.
+
+    ``path``: a file, a glob, a folder, a URL that fsspec knows, or a list of those. All files have the same columns.
+    ``columns``: only these are read.
+    ``mode``: ``"mapped"`` keeps the row groups read last, up to ``keep`` bytes in every worker; ``"ultra"`` keeps
+    nothing between reads; ``"memory"`` reads everything once, into memory that all workers share.
+
+    A batch reads each of its row groups once. For speed, let the order stay within a few of them at a time:
+    ``BlockShuffleSampler(dataset)``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[Any],
+        columns: Sequence[str] | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        mode: str = "mapped",
+        *,
+        keep: object = "32MiB",
+    ) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode={mode!r} is none of {', '.join(MODES)}")
+        is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+        if columns is not None and not (is_list and columns and len(set(columns)) == len(columns)):
+            raise ConfigError(f"columns={columns!r} is no list of different names; give some, or None for all")
+        self.transform = transform
+        self.mode = mode
+        self._files = ParquetFiles(locate(path, suffixes=SUFFIXES), columns)
+        self._names = self._files.schema.names
+        limit_bytes = parse_bytes(keep, name="keep")
+        self.keep_bytes = limit_bytes if mode == "mapped" else None
+        """Of row groups, how much every process keeps; None where the mode says it."""
+        self._groups: _Groups | _Copy = (
+            _Copy(self._files) if mode == "memory" else _Groups(self._files, limit_bytes, keeps=mode == "mapped")
+        )
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """Number of each row group's first row, and of all rows."""
+        return self._files.starts
+
+    @property
+    def block_bytes(self) -> np.ndarray:
+        """What each row group takes, about, when it is read."""
+        return self._files.group_bytes
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._files.schema
+
+    def __len__(self) -> int:
+        return int(self._files.starts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        (row,) = self._rows(np.array([operator.index(index)]))
+        return self._sample_of(row)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        asked = np.asarray(indices if len(indices) else np.empty(0, np.int64))
+        if asked.ndim != 1 or asked.dtype.kind not in "iu":
+            raise TypeError(f"rows are asked for by a list of whole numbers, not {indices!r:.80}")
+        return [self._sample_of(row) for row in self._rows(asked)]
+
+    def made_of(self) -> tuple[Any, ...]:
+        """What samples depend on: told to caches that outlive a run."""
+        return self._files, self.transform
+
+    def _sample_of(self, row: Any) -> Any:
+        return row if self.transform is None else self.transform(row)
+
+    def _rows(self, asked: np.ndarray) -> list[dict[str, Any]]:
+        count, starts = len(self), self._files.starts
+        wrong = (asked < -count) | (asked >= count)
+        if wrong.any():
+            raise IndexError(f"row {asked[wrong][0]} of {count}")
+        if not len(asked):
+            return []
+        numbers = asked.astype(np.int64)
+        numbers[numbers < 0] += count
+        # In the order of the files, so that groups, and pieces of them, give their values one after another.
+        order = numbers.argsort()
+        numbers = numbers[order]
+        groups = starts.searchsorted(numbers, "right") - 1
+        places = numbers - starts[groups]
+        columns: list[list[Any]] = [[] for _ in self._names]
+        changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        for first, end in pairwise([0, *changes.tolist(), len(groups)]):
+            group = int(groups[first])
+            try:
+                self._groups.read(group, places[first:end], columns)
+            except Exception:
+                # Named only now: a name for every group that can be read would take as long as its rows.
+                with readable(self._files.name(group)):
+                    raise
+        if self.mode == "ultra":
+            self._files.forget()
+        rows: list[dict[str, Any]] = [{} for _ in range(len(order))]
+        ordered = [rows[place] for place in order.tolist()]
+        for name, values in zip(self._names, columns, strict=True):
+            for row, value in zip(ordered, values, strict=True):
+                row[name] = value
+        return rows
+
+    def __repr__(self) -> str:
+        return f"ParquetDataset({len(self):,} rows in {len(self.blocks) - 1:,} row groups, mode={self.mode!r})"
+
+
+class _Groups:
+    """Row groups as they are needed; those used last are kept, within limits, by each process for itself."""
+
+    def __init__(self, files: ParquetFiles, keep_bytes: int, *, keeps: bool) -> None:
+        self._files = files
+        self._keep_bytes = keep_bytes
+        self._keeps = keeps
+        self._sizes: dict[int, int] = {}
+        """Of groups that were read, what they really take: values that repeat are stored once."""
+        self._kept_bytes = 0
+        self._has_warned = False
+        self._unreturned_bytes = 0
+        # No lock, which a fork could inherit locked: threads that read the same group at once both decode it.
+        self._kept: OrderedDict[int, RowReader] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0}
+
+    def read(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
+        """Append the values at ``places`` of a group, in rising order, to ``columns``."""
+        if self._holds(group):
+            self._whole(group).read(places, columns)
+        else:
+            self._from_pieces(group, places, columns)
+
+    def _holds(self, group: int) -> bool:
+        """Whether a group is read whole, to be kept for the next reads."""
+        if self._keeps and self._size_bytes(group) > self._keep_bytes:
+            self._warn(group)
+            return False
+        return self._keeps
+
+    def _size_bytes(self, group: int) -> int:
+        return self._sizes.get(group, int(self._files.group_bytes[group]))
+
+    def _whole(self, group: int) -> RowReader:
+        reader = self._kept.get(group)
+        if reader is not None:
+            # Another thread may have let go of it just now.
+            with contextlib.suppress(KeyError):
+                self._kept.move_to_end(group)
+            return reader
+        self._make_room(self._size_bytes(group))
+        reader = RowReader(self._files.read(group))
+        if reader.nbytes > self._keep_bytes:
+            # Not to be found out again by the next read.
+            self._sizes[group] = reader.nbytes
+        else:
+            self._make_room(reader.nbytes)
+            self._kept[group] = reader
+            self._kept_bytes += reader.nbytes
+        return reader
+
+    def _make_room(self, need_bytes: int) -> None:
+        while self._kept and self._kept_bytes + need_bytes > self._keep_bytes:
+            with contextlib.suppress(KeyError):
+                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def _from_pieces(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
+        """Go through a group as far as needed, and hold only the rows that are asked for."""
+        rows = int(self._files.starts[group + 1] - self._files.starts[group])
+        at_a_time = max(1, _PIECE_BYTES * rows // max(1, self._size_bytes(group)))
+        first = 0
+        for piece in self._files.read_pieces(group, at_a_time):
+            inside = places[(places >= first) & (places < first + piece.num_rows)]
+            if len(inside):
+                RowReader(piece).read(inside - first, columns)
+            first += piece.num_rows
+            if first > places[-1]:
+                break
+        else:
+            raise DataError(f"{self._files.name(group)} has {first} rows, its footer says {rows}; the file is damaged")
+        self._unreturned_bytes += self._size_bytes(group)
+        if self._unreturned_bytes > _RETURN_BYTES:
+            self._unreturned_bytes = 0
+            arrow().default_memory_pool().release_unused()
+
+    def _warn(self, group: int) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{self._files.name(group)} takes {format_bytes(self._size_bytes(group))} when it is read, and "
+            f"keep={format_bytes(self._keep_bytes)} is the most that is held: each read goes through it from its "
+            "beginning. Rewrite the files (penstock pack, or a smaller row_group_size), or raise keep=",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+class _Copy:
+    """All row groups, in memory that all workers share, each as an Arrow stream of its own."""
+
+    def __init__(self, files: ParquetFiles) -> None:
+        ends = [0]
+
+        def streams() -> Iterator[Any]:
+            for group in range(len(files.starts) - 1):
+                stream = _stream_of(files.read(group))
+                padding = -len(stream) % _ALIGNED_BYTES
+                ends.append(ends[-1] + len(stream) + padding)
+                yield stream
+                yield bytes(padding)
+
+        self._streams = SharedBytes.of(streams())
+        self._ends = np.array(ends, np.int64)
+        self._opened: dict[int, RowReader] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": {}}
+
+    def read(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
+        self._reader(group).read(places, columns)
+
+    def _reader(self, group: int) -> RowReader:
+        reader = self._opened.get(group)
+        if reader is None:
+            pa = arrow()
+            first, end = (int(place) for place in self._ends[group : group + 2])
+            stream = pa.ipc.open_stream(pa.py_buffer(self._streams.view()[first:end]))
+            reader = RowReader(stream.read_next_batch())
+            if len(self._opened) >= _MOST_OPENED:
+                self._opened.clear()
+            self._opened[group] = reader
+        return reader
+
+
+def _stream_of(batch: pa.RecordBatch) -> memoryview:
+    pa = arrow()
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(out.getvalue())

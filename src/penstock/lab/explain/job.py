@@ -1,0 +1,65 @@
+"""What an explanation is to measure, and what came of it.
+
+In:  the command line's options; measurements.
+Out: ``Job``, ``Explained``: they travel between the command line and the process that measures.
+Runs in: command line, and a child of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.lab.breakdown import Run
+
+_RUNS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be measured."""
+
+    target: str
+    settings: dict[str, Any]
+    """Fields of ``LoadSettings``."""
+    collate: str | None
+    step_s: float | None
+    """How long a pretended training step takes; None: there is none."""
+    train: str | None
+    """A function that takes a batch: the training step itself."""
+    seconds: float
+    """Length of a run."""
+    is_whole: bool = True
+    """False: only the configuration itself, not what it grows with, and no step."""
+
+    @property
+    def has_step(self) -> bool:
+        return self.is_whole and (self.step_s is not None or self.train is not None)
+
+    @property
+    def runs(self) -> int:
+        return (_RUNS if self.is_whole else 2) + self.has_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """What came of it."""
+
+    length: int | None
+    dataset_type: str
+    containers: tuple[tuple[str, int, int], ...]
+    """Large containers: name, bytes, bytes that a worker copies as it reads."""
+    dataset_scales: bool
+    """Whether one of them has an item for every sample."""
+    ours: Run
+    torchs: Run
+    ours_other_batch: Run | None
+    ours_other_workers: Run | None
+    torchs_other_batch: Run | None
+    torchs_other_workers: Run | None
+    with_step: Run | None
+    cpu_fraction: float
+    """Share of a sample's time that computes."""
+    swap_growth_bytes: int | None
+    kills: int | None

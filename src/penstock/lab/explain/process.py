@@ -1,0 +1,124 @@
+"""The process an explanation is measured in: it has nothing else in memory, and can be ended whatever it is at.
+
+In:  a ``Job``.
+Out: ``Explained``, or what went wrong as one line.
+Runs in: command line, which starts the child, listens to it and ends it; the child.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import click
+
+from penstock.cli.target import TargetError, unreadable
+from penstock.errors import PenstockError
+from penstock.lab.explain.job import Explained, Job
+from penstock.workers.interrupts import ctrl_c_blocked
+
+_LEAVE_WITHIN_S = 5.0
+
+
+def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
+    """Run the job in a child. ``on_progress`` hears what is done and how much, at least every 0.2 s; what it raises
+    ends the child and everything the child started."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_child, args=(theirs, job))
+    with ctrl_c_blocked():
+        child.start()
+    theirs.close()
+    try:
+        told: tuple[str, float] = (f"starting {job.target}", 0.0)
+        while True:
+            if ours.poll(0.2):
+                kind, content = ours.recv()
+                if kind == "done":
+                    child.join(_LEAVE_WITHIN_S)
+                    return content
+                if kind == "wrong":
+                    raise click.BadParameter(content, param_hint="TARGET")
+                if kind == "failed":
+                    raise PenstockError(content)
+                told = content
+            on_progress(*told)
+    except EOFError:
+        child.join(_LEAVE_WITHIN_S)
+        raise PenstockError(
+            f"the process that measured {job.target} ended with exit code {child.exitcode}"
+            + (
+                ": killed, most likely for want of memory; lower --batch-size or --workers"
+                if child.exitcode == -9
+                else ""
+            )
+        ) from None
+    finally:
+        # The child sees the closed end at its next batch; one stuck in the user's code is ended with its workers.
+        ours.close()
+        child.join(_LEAVE_WITHIN_S)
+        if child.is_alive():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid or 0, signal.SIGKILL)
+            child.kill()
+        child.join()
+
+
+class _Left(BaseException):
+    """The command line no longer listens."""
+
+
+class _Line:
+    """What the child says."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+        self._said_s = 0.0
+
+    def say(self, kind: str, content: Any) -> None:
+        try:
+            self._line.send((kind, content))
+        except OSError:
+            raise _Left from None
+
+    def progress(self, what: str, done: float) -> None:
+        # Every batch of thousands a second is not worth a message.
+        now_s = time.monotonic()
+        if now_s - self._said_s > 0.05:
+            self._said_s = now_s
+            self.say("progress", (what, done))
+
+
+def _child(line: Connection, job: Job) -> None:
+    if hasattr(os, "setsid"):
+        # Ctrl-C goes to the command line alone, which ends this whole group if it must.
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # Workers start as they would in the user's own program, not as this process did.
+    multiprocessing.set_start_method(None, force=True)
+    # What the user's code prints must not end up in the answer.
+    os.dup2(2, 1)
+    said = _Line(line)
+    try:
+        from penstock.lab.explain.measure import measure_here
+
+        said.say("done", measure_here(job, said.progress))
+    except _Left:
+        return
+    except click.BadParameter as wrong:
+        _last_words(said, "wrong", wrong.message)
+    except TargetError as error:
+        _last_words(said, "failed", str(error))
+    except Exception as error:
+        _last_words(said, "failed", str(unreadable(job.target, error, has_collate=job.collate is not None)))
+
+
+def _last_words(said: _Line, kind: str, content: str) -> None:
+    with suppress(_Left):
+        said.say(kind, content)

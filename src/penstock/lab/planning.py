@@ -1,0 +1,149 @@
+"""``penstock.plan``: a dataset is looked at for a few seconds, and plans are made of what was seen.
+
+In:  a dataset, a batch size, a budget, how long a step takes.
+Out: ``PlanTable``.
+Runs in: trainer, and workers it starts and ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from penstock.errors import ConfigError, DataError
+from penstock.lab.dataset.containers import find_containers
+from penstock.lab.profile import profile
+from penstock.meter import gpus, limits
+from penstock.planner.plans import Facts, PlanTable, allowed_bytes, make_plans
+from penstock.planner.profile import is_amount
+
+_WARM_UP, _LEAST_STEPS, _MOST_STEPS = 2, 3, 50
+_BATCHES = 2
+
+
+def plan(
+    dataset: Any,
+    batch_size: int,
+    memory: str | int | float = "auto",
+    step_s: float | None = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    seconds: float = 9.0,
+    *,
+    name: str | None = None,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> PlanTable:
+    """Settings for a dataset on this machine: five plans, one recommended.
+
+    Args:
+        memory: what one rank's loader may take, as ``DataLoader(memory=...)``.
+        step_s: how long the training is busy with a batch; without it, plans are for loading as fast as can be.
+        collate_fn: the loader's.
+        seconds: how long to measure.
+        on_progress: hears what is being done and how much of it, 0 to 1.
+    """
+    _check_given(batch_size, step_s, collate_fn, seconds, name, on_progress)
+    if not isinstance(dataset, IterableDataset):
+        lacks = [name for name in ("__getitem__", "__len__") if not hasattr(type(dataset), name)]
+        if lacks:
+            raise ConfigError(
+                f"a {type(dataset).__name__} is no dataset: it has no {' and no '.join(lacks)}; give one that has, "
+                "or an IterableDataset"
+            )
+    # Before anything runs: what is left afterwards is less what has just been read.
+    facts = find_facts()
+    budget_bytes = allowed_bytes(memory, facts.available_bytes, facts.ranks)
+    named = name or type(dataset).__name__
+    seen = profile(
+        dataset, batch_size, collate_fn=collate_fn, name=named, seconds=seconds, on_progress=on_progress
+    )  # fmt: skip
+    seen = replace(seen, containers_bytes=find_containers(dataset).per_worker_bytes)
+    return make_plans(seen, facts, batch_size, budget_bytes=budget_bytes, step_s=step_s)
+
+
+def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, name: Any, on_progress: Any) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r} is not a whole number of at least 1")
+    if step_s is not None and not is_amount(step_s):
+        raise ConfigError(f"step_s={step_s!r} is no length of time; give seconds, or leave it out")
+    if not (is_amount(seconds) and seconds):
+        raise ConfigError(f"seconds={seconds!r} is no time to measure in; give at least 1")
+    if collate_fn is not None and not callable(collate_fn):
+        raise ConfigError(f"collate_fn={collate_fn!r} cannot be called; give a function that makes a batch of samples")
+    if not isinstance(name, str | None):
+        raise ConfigError(f"name={name!r} is no text; give the dataset's name, or leave it out")
+    if not callable(on_progress):
+        raise ConfigError(f"on_progress={on_progress!r} cannot be called; give a function of a text and a share")
+
+
+def local_ranks() -> int:
+    """Training processes on this node, as the launcher says."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+
+
+def find_facts() -> Facts:
+    """What one rank has on this machine."""
+    here, ranks = limits(), local_ranks()
+    sizes = [gpu.memory_total_bytes for gpu in gpus() if gpu.memory_total_bytes]
+    return Facts(
+        cores=here.cpu_usable / ranks,
+        available_bytes=here.memory_available_bytes,
+        gpu_bytes=min(sizes, default=None),
+        ranks=ranks,
+    )
+
+
+def time_step(
+    step: Callable[[Any], Any],
+    dataset: Any,
+    batch_size: int,
+    *,
+    collate_fn: Callable[[Any], Any] | None = None,
+    seconds: float = 1.0,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> float:
+    """How long ``step(batch)`` takes, on a few real batches: the median, after a few to warm up.
+
+    Call it last: workers that were forked after a step on a GPU would inherit its context.
+    """
+    on_progress("reading batches", 0.0)
+    batches = _some_batches(dataset, batch_size, collate_fn or default_collate, seconds)
+    if not batches:
+        raise DataError("it gave no batch to time a step with")
+    taken_s: list[float] = []
+    began_s = time.perf_counter()
+    for number in range(_WARM_UP + _MOST_STEPS):
+        then_s = time.perf_counter()
+        step(batches[number % len(batches)])
+        # What a step queued on the GPU is part of it. Without one that was used, there is nothing to wait for.
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        now_s = time.perf_counter()
+        if number >= _WARM_UP:
+            taken_s.append(now_s - then_s)
+        on_progress("timing a step", min(1.0, (now_s - began_s) / seconds))
+        if len(taken_s) >= _LEAST_STEPS and now_s - began_s > seconds:
+            break
+    return sorted(taken_s)[len(taken_s) // 2]
+
+
+def _some_batches(dataset: Any, batch_size: int, collate: Callable[[Any], Any], seconds: float) -> list[Any]:
+    """Two of them. Where samples take long, they are made up of the few that were read in time: to a step, one batch is
+    as another of its shape."""
+    stream = iter(dataset) if isinstance(dataset, IterableDataset) else (dataset[at] for at in range(len(dataset)))
+    samples: list[Any] = []
+    began_s, is_late = time.perf_counter(), False
+    for sample in itertools.islice(stream, _BATCHES * batch_size):
+        samples.append(sample)
+        is_late = time.perf_counter() - began_s > seconds
+        if is_late:
+            break
+    if is_late:
+        samples = list(itertools.islice(itertools.cycle(samples), batch_size))
+    return [collate(samples[at : at + batch_size]) for at in range(0, len(samples), batch_size)]

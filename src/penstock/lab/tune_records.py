@@ -1,0 +1,58 @@
+"""What earlier tunings found, kept in the user's state folder.
+
+In:  the environment; an answer to keep.
+Out: ``tune/NAME-TIME.json``, and the earlier ones of the same dataset.
+Runs in: command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.monitor.runs.home import state_folder
+
+
+def identity(target: str) -> str:
+    """The same for the same dataset from wherever the command is run."""
+    where, _, attribute = target.rpartition(":")
+    return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else target
+
+
+def keep(target: str, answer: Mapping[str, Any]) -> Path:
+    """Write a record; raises PenstockError where it cannot be written."""
+    now = datetime.now(UTC)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.rpartition("/")[2]).strip("-.")
+    folder = state_folder() / "tune"
+    record = {"dataset": identity(target), "time": now.isoformat(timespec="seconds"), **answer}
+    file = folder / f"{name}-{now:%Y%m%dT%H%M%S}-{os.getpid()}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: a reader must not find half of one.
+        draft = file.with_suffix(".part")
+        draft.write_text(json.dumps(record, indent=2), encoding="utf-8")
+        draft.replace(file)
+    except OSError as refused:
+        raise PenstockError(
+            f"what was measured cannot be kept in {folder}: {refused.strerror}; set PENSTOCK_HOME to a folder of yours"
+        ) from None
+    return file
+
+
+def earlier(target: str) -> list[dict[str, Any]]:
+    """The records of this dataset, oldest first; what is no record is passed over."""
+    wanted, found = identity(target), []
+    for file in (state_folder() / "tune").glob("*.json"):
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(record, dict) and record.get("dataset") == wanted:
+            found.append({**record, "file": str(file)})
+    return sorted(found, key=lambda record: str(record.get("time", "")))

@@ -1,0 +1,148 @@
+"""Where an iteration stands, to be saved and gone on from.
+
+In:  what the iterator has delivered.
+Out: ``state_dict``'s dictionary: small, versioned, checked when it is loaded.
+Runs in: trainer.
+
+A state names a place, not what was read ahead: batches in flight are fetched again, with the same randomness. Map-style
+datasets can go on with any number of workers; where batches belong to workers in turn (iterable datasets,
+seeding="worker") the number must be the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.errors import ConfigError
+from penstock.workers.protocol import Resume
+from penstock.workers.rng import get_generators, set_generators
+
+VERSION = 1
+KEPT_BATCHES_AGO = 16
+"""How far back a state can be asked for: frameworks read a batch or two ahead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The iteration after some batch."""
+
+    batches: int
+    """Batches delivered in this epoch."""
+    turn: int
+    """Number of the next batch; larger than ``batches`` where exhausted workers were passed over."""
+    sampler: Any
+    """The sampler's own state, where it keeps one."""
+    resume: dict[int, Resume]
+    """Per worker, where batches belong to workers in turn."""
+    drained: bool = False
+    """Whether the sampler had no more to give: its own state may already be the next epoch's."""
+
+
+@dataclass(kw_only=True)
+class Position:
+    """The latest iteration of a loader. The loader keeps it when the iterator is gone."""
+
+    base_seed: int | None
+    """None before anything was drawn: the generators say what it will be."""
+    epoch: int
+    """Which epoch of its (persistent) workers this is."""
+    generators: Generators
+    """All generators as they were before the sampler was asked for its iterator."""
+    draws_seed: bool
+    """Whether the base seed was drawn after that: always, except in later epochs of persistent workers."""
+    places: deque[Place] = field(default_factory=lambda: deque(maxlen=KEPT_BATCHES_AGO + 1))
+    finished: bool = False
+
+    def place(self, batches_ago: int) -> Place:
+        if not 0 <= batches_ago < len(self.places):
+            raise ConfigError(
+                f"batches_ago={batches_ago!r} is out of reach: states are kept for the last {len(self.places) - 1} "
+                "batches of this epoch"
+            )
+        return self.places[-1 - batches_ago]
+
+
+class Generators:
+    """The global generators and the loader's own, at one moment."""
+
+    def __init__(self, own: torch.Generator | None, state: dict[str, Any] | None = None) -> None:
+        self._own = own
+        self.state = state or {"global": get_generators(), "own": None if own is None else own.get_state()}
+
+    def restore(self) -> None:
+        set_generators(self.state["global"])
+        if self._own is not None and self.state["own"] is not None:
+            self._own.set_state(self.state["own"])
+
+    def restore_global(self) -> None:
+        """The user's generators only: the loader's own goes on from where its sampler left it."""
+        set_generators(self.state["global"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What must be the same when a state is loaded as when it was saved."""
+
+    kind: str
+    dataset_length: int | None
+    batch_size: int | None
+    drop_last: bool
+    seeding: str
+    workers: int | None
+    """Only where batches belong to workers in turn."""
+
+
+def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any) -> dict[str, Any]:
+    place = position.place(batches_ago)
+    return {
+        "version": VERSION,
+        "shape": vars(shape).copy(),
+        "base_seed": position.base_seed,
+        "epoch": position.epoch,
+        "batches": place.batches,
+        "turn": place.turn,
+        "sampler": place.sampler,
+        "drained": place.drained,
+        "resume": {worker: _plain(tuple(resume)) for worker, resume in place.resume.items()},
+        "generators": _plain(position.generators.state),
+        "draws_seed": position.draws_seed,
+        "finished": position.finished and batches_ago == 0,
+        "dataset": dataset.state_dict() if hasattr(dataset, "state_dict") else None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Without numpy's arrays, which ``torch.load`` refuses to make unless it is told to trust a file."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if type(value) in (tuple, list):
+        return type(value)(_plain(item) for item in value)
+    return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def nothing_begun(shape: Shape, generators: Generators, *, dataset: Any) -> dict[str, Any]:
+    """The state of a loader that has not been iterated: the first epoch, as it would be now."""
+    first = Place(batches=0, turn=0, sampler=None, resume={})
+    position = Position(base_seed=None, epoch=0, generators=generators, draws_seed=True)
+    position.places.append(first)
+    return to_dict(position, shape, batches_ago=0, dataset=dataset)
+
+
+def check(state: Any, shape: Shape) -> None:
+    """Refuse a state that is not one, or not of this loader."""
+    if not isinstance(state, dict) or "version" not in state:
+        raise ConfigError(f"this is not a state of a penstock DataLoader: {type(state).__name__} without a version")
+    if state["version"] != VERSION:
+        raise ConfigError(f"the state has version {state['version']!r}, this penstock reads version {VERSION}")
+    saved = state["shape"]
+    for name, value in vars(shape).items():
+        if saved.get(name) != value:
+            raise ConfigError(
+                f"the state was saved with {name.replace('_', ' ')} {saved.get(name)!r} and this loader has {value!r}: "
+                "it would go on somewhere else; use the same, or start the epoch anew"
+            )

@@ -1,0 +1,186 @@
+"""One batch on its way from sampler to user.
+
+In:  indices drawn from the sampler; outcomes of the tasks it was cut into.
+Out: its state, and what is left to do.
+Runs in: trainer, under the dispatcher's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.arena.arena import Lease
+from penstock.arena.segment import Segment
+from penstock.arena.template import Template
+from penstock.workers.protocol import NO_SEGMENT, Outcome, Part
+
+
+@dataclass(eq=False)
+class Batch:
+    """A batch that was drawn; open once memory was set aside for it and its tasks are being handed out."""
+
+    number: int
+    indices: Any
+    rows: int
+    seed: int | None
+    turn: int = 0
+    """Where in its loader's plan it is, for a cache."""
+    worker_id: int | None = None
+    """The worker it is bound to, None when anyone may take part."""
+    failure: BaseException | None = None
+    """What the sampler raised instead of giving this batch."""
+    sampler_state: Any = None
+    """The sampler's own state after it gave this batch."""
+    memo: Any = None
+    """The worker's state after it made this batch, where batches belong to workers in turn."""
+
+    todo: deque[range] = field(default_factory=deque)
+    """Row ranges nobody has yet."""
+    running: int = 0
+    alone: bool = True
+    pieces: dict[int, tuple[range, Outcome]] = field(default_factory=dict)
+    """First row -> what the task that fetched from there left."""
+    result: Outcome | None = None
+    error: tuple[int, Any] | None = None
+    """Lowest failing row and its exception."""
+    template: Template | None = None
+    rows_segment: Segment | None = None
+    old_layouts: dict[int, Template] = field(default_factory=dict)
+    """Segments rows were first laid out in, before the samples turned out to look different."""
+    extra: dict[int, Segment] = field(default_factory=dict)
+    """Other segments it holds, by number: encoded parts and results."""
+    promised_bytes: int = 0
+    careful: bool = False
+    """Whether a worker has died over it: its samples are then fetched one by one."""
+    wants_collate: bool = False
+    ready: bool = False
+    leases: list[Lease] = field(default_factory=list)
+    """What was lent of the arena to have it copied to a device."""
+    evicted: bool = False
+    """Its memory is wanted by a batch that is due sooner; it starts over once its tasks have come to rest."""
+
+    def open(self, promised_bytes: int) -> None:
+        """Start (over) with nothing done."""
+        self.todo = deque([range(self.rows)])
+        self.pieces.clear()
+        self.old_layouts.clear()
+        self.result = self.error = self.template = None
+        self.wants_collate = self.ready = self.evicted = False
+        self.alone = True
+        self.promised_bytes = promised_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        rows = 0 if self.rows_segment is None else self.rows_segment.capacity_bytes
+        return rows + sum(s.capacity_bytes for s in self.extra.values())
+
+    @property
+    def collate_bytes(self) -> int:
+        """What whoever collates it takes: tensors are read where they lie and copied once, pickles are unpacked too."""
+        copies = 2 if any(o.pickled is None and o.offsets for _, o in self.pieces.values()) else 1
+        return copies * sum(outcome.used_bytes for _, outcome in self.pieces.values())
+
+    @property
+    def owed_bytes(self) -> int:
+        """Promised at admission and not taken yet."""
+        return max(0, self.promised_bytes - self.held_bytes)
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [*([] if self.rows_segment is None else [self.rows_segment]), *self.extra.values()]
+
+    def take_rows(self, count: int, stretch: int) -> range:
+        """The next ``count`` rows to fetch, cut so that tasks stay whole stretches."""
+        rows = self.todo.popleft()
+        if count < len(rows):
+            count = max(stretch, count // stretch * stretch)
+        if count < len(rows):
+            self.todo.appendleft(rows[count:])
+            rows = rows[:count]
+        if len(rows) < self.rows:
+            self.alone = False
+        return rows
+
+    def indices_of(self, rows: range) -> Any:
+        """The sampler's indices of some rows; the sampler's own object when it is all of them."""
+        return self.indices if len(rows) == self.rows else self.indices[rows.start : rows.stop]
+
+    def note_error(self, row: int, error: Any) -> None:
+        if self.error is None or row < self.error[0]:
+            self.error = (row, error)
+
+    def set_layout_aside(self) -> None:
+        """Make way for another layout."""
+        assert self.template is not None
+        number = NO_SEGMENT
+        if self.rows_segment is not None:
+            number = self.rows_segment.number
+            self.extra[number] = self.rows_segment
+        self.old_layouts[number] = self.template
+        self.template = self.rows_segment = None
+
+    def unused_row_segments(self) -> list[Segment]:
+        """Segments for rows that no row was written to."""
+        used = {outcome.segment for _, outcome in self.pieces.values() if outcome.kind == "rows" and outcome.rows}
+        used |= {outcome.rows_segment for _, outcome in self.pieces.values() if outcome.rows}
+        candidates = [self.extra[n] for n in self.old_layouts if n in self.extra]
+        candidates += [] if self.rows_segment is None else [self.rows_segment]
+        return [segment for segment in candidates if segment.number not in used]
+
+    def drop_row_segment(self, segment: Segment) -> Segment:
+        """Forget a segment for rows; if only one other is left, that is the batch's."""
+        if segment is self.rows_segment:
+            self.rows_segment = None
+            for number, template in self.old_layouts.items():
+                if number in self.extra:
+                    self.rows_segment, self.template = self.extra.pop(number), template
+        else:
+            del self.extra[segment.number]
+        return segment
+
+    def stop_passing(self) -> None:
+        """Its copy is on the device, or will not be: what is still lent of it is lent to the user."""
+        for lease in self.leases:
+            lease.stop_passing()
+        self.leases.clear()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to hand out."""
+        return bool(self.todo) or self.wants_collate
+
+    @property
+    def at_rest(self) -> bool:
+        return not self.todo and not self.running
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether every piece was written by the same template, in one segment."""
+        kinds = {(outcome.kind, outcome.segment) for _, outcome in self.pieces.values()}
+        return len(kinds) == 1 and next(iter(kinds))[0] == "rows"
+
+    def row_count(self) -> int:
+        return sum(outcome.rows for _, outcome in self.pieces.values())
+
+    def texts(self) -> list[list[Any]]:
+        """Text columns joined over the pieces, in row order."""
+        ordered = [outcome.texts for _, (_, outcome) in sorted(self.pieces.items())]
+        return [[t for piece in column for t in piece] for column in zip(*ordered, strict=True)]
+
+    def parts(self) -> tuple[Part, ...]:
+        """What a collating worker needs to rebuild every sample."""
+        return tuple(
+            Part(
+                segment=outcome.rows_segment,
+                rows=rows[: outcome.rows],
+                batch_rows=self.rows,
+                template=self.old_layouts.get(outcome.rows_segment, self.template) if outcome.rows else None,
+                texts=outcome.texts,
+                pickled=outcome.pickled,
+                offsets=outcome.offsets,
+                extra_segment=outcome.segment if outcome.kind == "part" else NO_SEGMENT,
+            )
+            for _, (rows, outcome) in sorted(self.pieces.items())
+        )

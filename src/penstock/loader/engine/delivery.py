@@ -1,0 +1,56 @@
+"""From a ready batch to what the user gets: tensors over its slot, page-locked where a device will read them.
+
+In:  batches whose rows or result lie in the arena.
+Out: nested data that keeps its slot lent for as long as anybody holds it.
+Runs in: trainer, under the engine's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.arena.arena import Arena
+from penstock.arena.codec import decode, decode_inline
+from penstock.arena.template import layout_of
+from penstock.device.page_locks import PageLocks
+from penstock.loader.engine.batch import Batch
+
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+class Delivery:
+    def __init__(self, arena: Arena, page_locks: PageLocks | None) -> None:
+        self._arena = arena
+        self._page_locks = page_locks
+
+    def data_of(self, batch: Batch, stays_on_host: Callable[[Any], bool] | None) -> Any:
+        """The batch's data. ``stays_on_host`` says whether the user gets to see it in page-locked memory; None: yes."""
+        if self._page_locks is None:
+            return self._decoded(batch)
+        locked = [segment for segment in batch.segments if self._page_locks.lock(segment)]
+        data = self._decoded(batch)
+        if stays_on_host is None or stays_on_host(data):
+            for segment in locked:
+                self._arena.fence(segment)
+        else:
+            leases = [self._arena.pass_through(segment) for segment in batch.segments]
+            batch.leases = [lease for lease in leases if lease is not None]
+        return data
+
+    def _decoded(self, batch: Batch) -> Any:
+        result = batch.result
+        if result is None:
+            assert batch.template is not None
+            layout = layout_of(batch.template, batch.rows)
+            if batch.rows_segment is None:
+                return layout.batch(_NO_BYTES, batch.texts(), batch.row_count())
+            token = self._arena.lend(batch.rows_segment, layout.total_bytes)
+            return layout.batch(token, batch.texts(), batch.row_count())
+        if result.kind == "inline":
+            assert result.pickled is not None
+            return decode_inline(result.pickled)
+        token = self._arena.lend(batch.extra[result.segment], result.used_bytes)
+        return decode(result.pickled, result.offsets, token)

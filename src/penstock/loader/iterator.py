@@ -1,0 +1,384 @@
+"""One pass over a DataLoader, after another: draws indices, takes batches out of the engine, knows where it is.
+
+In:  a DataLoader; its sampler's indices, drawn in the training thread only.
+Out: batches.
+Runs in: trainer.
+
+Builds on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. It does not
+hold on to its loader: dropping the loader must stop the workers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
+from torch.utils.data._utils import pin_memory as torch_pinning
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _sharding_worker_init_fn,
+)
+
+from penstock.device import cuda
+from penstock.device.copy_stream import move
+from penstock.device.page_locks import PageLocks
+from penstock.errors import WorkerError
+from penstock.loader.checkpoint import Generators, Place, Position
+from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.device_prefetch import AheadOnDevice
+from penstock.loader.engine.engine import Engine, TimedOut
+from penstock.loader.engine.oom_watch import OomWatch
+from penstock.loader.engine.order import Order
+from penstock.loader.epochs import counting_sampler, next_epoch_of
+from penstock.loader.stats import Counters
+from penstock.meter import headroom_bytes, spare_files
+from penstock.workers.inline_fetcher import InlineFetcher
+from penstock.workers.pool import ProcessPool, ThreadPool
+from penstock.workers.protocol import Resume
+from penstock.workers.rng import batch_seed
+from penstock.workers.setup import Setup, can_split
+
+if TYPE_CHECKING:
+    from penstock.cache.cache import Cache
+    from penstock.loader.cache_forecast import CacheOrder
+    from penstock.loader.dataloader import DataLoader
+
+_DRAWN_AHEAD = 16
+"""Batches of indices drawn ahead of need at least, where nobody can tell how far the sampler was read."""
+
+
+class PipelineIterator(_BaseDataLoaderIter):
+    """Iterates with any number of workers, also none, and changes that number while it runs."""
+
+    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
+        kept = Generators(loader.generator)
+        if state is not None:
+            Generators(loader.generator, state["generators"]).restore()
+        before = Generators(loader.generator)
+        super().__init__(loader)
+        if self._num_workers == 0 and self._timeout != 0:
+            raise AssertionError("timeout needs num_workers > 0: nobody could be waited for")
+        self._generator = loader.generator
+        self._counters = loader._counters
+        self._cache_order = self._order_for(loader.cache)
+        self._epoch = 0
+        self._draws_seed = True
+        if state is not None:
+            self._take_over(state)
+        self._most_ahead = loader.prefetch_factor or 2
+        self._reads_unseen = self._draws_nothing_global()
+        setup = Setup(
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+            auto_collation=self._auto_collation,
+            drop_last=self._drop_last,
+            batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
+            keeps_generators=loader.seeding == "worker",
+        )
+        self._device = loader._device
+        self._copies_ahead = self._device is not None and self._device.type == "cuda"
+        self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_everything())
+        self._ahead: AheadOnDevice | None = None
+        self._bound = setup.is_iterable or loader.seeding == "worker"
+        self._seeds_batches = not loader._runs_threads and not self._bound
+        self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
+        resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
+        self._engine = self._build_engine(loader, setup, resume)
+        self._finalizer = weakref.finalize(self, _end, self._engine, self._counters, self._cache_order)
+        self._begin_epoch(before, state, resume)
+        if state is not None:
+            kept.restore_global()
+        self._engine.start()
+
+    def _build_engine(self, loader: DataLoader[Any], setup: Setup, resume: dict[int, Resume]) -> Engine:
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        if loader._runs_threads:
+            pool = ThreadPool(setup)
+        else:
+            pool = ProcessPool(
+                setup,
+                context=loader.multiprocessing_context or torch.multiprocessing.get_context(),
+                base_seed=int(self._base_seed),
+                shared_seed=_as_int(self._shared_seed),
+                init_fn=init_fn,
+            )
+        inline = InlineFetcher(setup)
+        return Engine(
+            pool=pool,
+            workers=self._num_workers,
+            order=Order(
+                rows=setup.writes_rows,
+                splittable=self._splittable,
+                bound=self._bound,
+                keeps_generators=setup.keeps_generators and not setup.is_iterable,
+                in_order=loader.in_order,
+                batch_rows=setup.batch_rows,
+            ),
+            memory_bytes=loader.memory_bytes,
+            headroom_bytes=headroom_bytes,
+            spare_files=spare_files(),
+            diagnosis=OomWatch().sentence,
+            tuning=loader._tuning,
+            counters=self._counters,
+            depth=loader._depth,
+            depth_ceiling=loader._depth_ceiling,
+            fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed, batch.turn),
+            resume=resume,
+            page_locks=PageLocks() if self._locks_pages else None,
+        )
+
+    def _order_for(self, cache: Cache | None) -> CacheOrder | None:
+        """What tells the cache what comes next. A sampler with a state of its own must not be read ahead for it."""
+        if cache is None or self._state_keeper() is not None:
+            return None
+        from penstock.loader.caching import order_of
+
+        return order_of(cache, self._dataset, batched=self._auto_collation)
+
+    # -- epochs -----------------------------------------------------------------------------
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        before = Generators(loader.generator)
+        super()._reset(loader, first_iter)
+        self._epoch += 1
+        self._draws_seed = False
+        if self._ahead is not None:
+            self._ahead.restart()
+        self._engine.restart(_as_int(self._shared_seed))
+        self._begin_epoch(before, None, {})
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        """Be the iterator the state was saved from, as far as seeds and sampler go."""
+        if not state["draws_seed"]:
+            # The generators are past the base seed's draw, which torch's base class has just made.
+            Generators(self._generator, state["generators"]).restore()
+            self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
+        if state["base_seed"] is not None:
+            self._base_seed = state["base_seed"]
+        self._epoch = state["epoch"]
+        self._draws_seed = state["draws_seed"]
+
+    def _begin_epoch(self, before: Generators, state: dict[str, Any] | None, resume: dict[int, Resume]) -> None:
+        self._sampler_done = False
+        self._exhausted = False
+        self._drawn = 0
+        counting = counting_sampler(self._index_sampler)
+        # Read before the sampler begins, which is when its first index is drawn.
+        self._sampler_epoch = None if counting is None else counting.epoch
+        place = Place(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
+        if state is not None:
+            place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
+            # A sampler that counts finds its end again, and is at its next epoch then.
+            self._sampler_done = state["drained"] and counting is None
+            self._go_to(place)
+        if self._cache_order is not None:
+            following = next_epoch_of(self._index_sampler, self._sampler_epoch)
+            self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, place.turn)
+        self._num_yielded = place.batches
+        self._at = place
+        self.position = Position(
+            base_seed=int(self._base_seed), epoch=self._epoch, generators=before, draws_seed=self._draws_seed
+        )
+        self.position.places.append(place)
+        self._counters.begin_iteration()
+        # A state's generators are put back after this, so the sampler must have begun by then.
+        self._draw_ahead(self._wanted_ahead() if state is None else max(1, self._wanted_ahead()))
+
+    def _go_to(self, place: Place) -> None:
+        """Bring the sampler to where ``place`` is: by its own state, or past what it has given already."""
+        self._drawn = place.turn
+        keeper, counting = self._state_keeper(), counting_sampler(self._index_sampler)
+        if place.sampler is not None and keeper is not None:
+            keeper.load_state_dict(place.sampler)
+            self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
+        elif self._dataset_kind != _DatasetKind.Iterable:
+            if place.sampler is not None and counting is not None:
+                counting.set_epoch(place.sampler["epoch"])
+                self._sampler_epoch = place.sampler["epoch"]
+            for _ in range(place.turn):
+                next(self._sampler_iter, None)
+
+    def _state_keeper(self) -> Any:
+        """The sampler that keeps a state of its own, if there is one."""
+        sampler = self._index_sampler
+        if counting_sampler(sampler) is not None:
+            return None
+        for candidate in (sampler, getattr(sampler, "sampler", None)):
+            if hasattr(candidate, "state_dict") and hasattr(candidate, "load_state_dict"):
+                return candidate
+        return None
+
+    def _sampler_state(self) -> Any:
+        if self._sampler_epoch is not None:
+            return {"epoch": self._sampler_epoch}
+        keeper = self._state_keeper()
+        return None if keeper is None else keeper.state_dict()
+
+    # -- indices ----------------------------------------------------------------------------
+
+    def _wanted_ahead(self) -> int:
+        """How many batches of indices to have drawn and not delivered."""
+        if self._num_workers:
+            as_torch = self._most_ahead * self._num_workers
+            return max(_DRAWN_AHEAD, as_torch, self._engine.depth + 1) if self._reads_unseen else as_torch
+        # A sampler with a state must be seen to end while its state is still that of this epoch.
+        return 0 if self._state_keeper() is None else 1
+
+    def _draws_nothing_global(self) -> bool:
+        """Whether the sampler can be read ahead unseen: torch's own, and not drawing from the user's generator."""
+        sampler = self._index_sampler
+        if type(sampler) is BatchSampler:
+            sampler = sampler.sampler
+        return type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and sampler.generator is None)
+
+    def _draw_ahead(self, count: int) -> None:
+        """Have ``count`` batches of indices drawn that are not delivered yet, if the sampler has so many."""
+        while not self._sampler_done and self._engine.undelivered < count:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw one more batch of indices, here in the training thread: samplers may use the global generators."""
+        indices: Any = None
+        failure: BaseException | None = None
+        try:
+            indices = self._next_index()
+        except StopIteration:
+            self._sampler_done = True
+            return
+        except Exception as error:
+            failure = error
+            self._sampler_done = True
+        rows = 1
+        if self._auto_collation and failure is None:
+            if self._splittable and not isinstance(indices, list):
+                indices = list(indices)
+            rows = len(indices)
+        seed = None
+        if self._seeds_batches:
+            seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=self._epoch, batch=self._drawn)
+        turn = 0 if self._cache_order is None else self._cache_order.turn(self._drawn)
+        batch = Batch(self._drawn, indices, rows, seed, turn=turn, failure=failure, sampler_state=self._sampler_state())
+        self._engine.offer(batch)
+        self._drawn += 1
+
+    # -- batches ----------------------------------------------------------------------------
+
+    def __next__(self) -> Any:
+        # torch's way round costs as much as a small batch; it matters to profilers and iterable datasets only.
+        profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        if profiled or self._dataset_kind == _DatasetKind.Iterable:
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+    def _next_data(self) -> Any:
+        if self._exhausted:
+            raise StopIteration
+        if self._copies_ahead:
+            return self._next_on_device()
+        found = self._wait_for_next()
+        self._note(found)
+        data = self._engine.deliver(found)
+        self._counters.note_batch(found.rows)
+        if self._pin_memory:
+            data = torch_pinning.pin_memory(data, self._pin_memory_device)
+        return data if self._device is None else move(data, self._device)
+
+    def _next_on_device(self) -> Any:
+        if self._ahead is None:
+            # Not before the workers were forked: they have no use for a CUDA context.
+            assert self._device is not None
+            self._ahead = AheadOnDevice(self._engine, self._device)
+        sent = self._ahead.next(self._wait_for_next)
+        self._note(sent.batch)
+        self._counters.device_ahead_bytes = self._ahead.device_bytes
+        data = self._ahead.hand_out(sent)
+        self._counters.note_batch(sent.batch.rows)
+        return data
+
+    def _wait_for_next(self) -> Batch:
+        """The next batch that can be had. Ends the epoch if there is none."""
+        self._draw_ahead(1)
+        try:
+            found = self._engine.next_batch(self._timeout)
+        except TimedOut as late:
+            raise WorkerError(f"DataLoader timed out after {self._timeout} seconds\n{late}".strip()) from None
+        if found is None:
+            self._end_epoch()
+            raise StopIteration
+        return found
+
+    def _note(self, batch: Batch) -> None:
+        """The batch counts as delivered, even if it turns out to be an exception."""
+        resume = self._at.resume
+        if self._bound and batch.worker_id is not None:
+            before = resume.get(batch.worker_id, Resume(0, None))
+            resume = {**resume, batch.worker_id: Resume(before.batches + 1, batch.memo)}
+        self._at = Place(
+            batches=self._at.batches + 1, turn=batch.number + 1, sampler=batch.sampler_state, resume=resume
+        )
+        self.position.places.append(self._at)
+        self._draw_ahead(self._wanted_ahead())
+        if self._cache_order is not None:
+            # Without workers it is still to be fetched.
+            self._cache_order.advance(batch.number + batch.ready)
+        if self._sampler_done and not self._engine.undelivered and not self._ahead:
+            self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
+
+    def _end_epoch(self) -> None:
+        self._exhausted = self.position.finished = True
+        self._counters.end_iteration()
+        if self._cache_order is not None:
+            self._cache_order.end()
+        if self._persistent_workers:
+            self._engine.rest()
+        else:
+            self.close()
+
+    # -- valves -----------------------------------------------------------------------------
+
+    def resize(self, workers: int, depth: int | None, ceiling: int | None) -> None:
+        """Take over the loader's settings now; workers that own batches change at the epoch's edge instead."""
+        self._engine.set_depth(depth, ceiling)
+        if self._bound or self._engine.is_closed or workers == self._num_workers:
+            return
+        self._num_workers = workers
+        self._engine.resize(workers)
+
+    def is_outgrown(self, workers: int) -> bool:
+        """Whether another number of workers is wanted than this iterator can ever have."""
+        return self._bound and workers != self._num_workers
+
+    def set_memory(self, memory_bytes: int) -> None:
+        self._engine.set_memory(memory_bytes)
+
+    def close(self) -> None:
+        """Stop the workers now."""
+        self._exhausted = True
+        if self._ahead is not None:
+            self._ahead.close()
+        self._finalizer()
+
+
+def _end(engine: Engine, counters: Counters, cache_order: CacheOrder | None) -> None:
+    engine.close()
+    counters.device_ahead_bytes = 0
+    if cache_order is not None:
+        cache_order.end()
+
+
+def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
+    """torch's promise: at most so many batches ahead per worker."""
+    return None if prefetch_factor is None else max(1, workers * prefetch_factor)
+
+
+def _as_int(seed: Any) -> int | None:
+    return None if seed is None else int(seed)

@@ -1,0 +1,148 @@
+"""Machines without /proc (Mac, Windows): what psutil gives, and a plain word about the rest.
+
+In:  psutil.
+Out: the same ``Limits``, ``MemoryReport`` and ``Pressure`` as on Linux, with fewer figures.
+Runs in: trainer, worker, command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import psutil
+
+from penstock.meter.limits.machine import Limits
+from penstock.meter.pressure import Pressure
+from penstock.meter.processes.tree import MemoryReport, ProcessMemory, report_of
+from penstock.meter.roots import Roots
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Memory of the machine."""
+
+    total_bytes: int
+    """All of it."""
+    available_bytes: int
+    """What can be had without swapping."""
+
+
+def host_memory() -> HostMemory:
+    memory = psutil.virtual_memory()
+    return HostMemory(total_bytes=memory.total, available_bytes=memory.available)
+
+
+def limits_elsewhere(roots: Roots) -> Limits:
+    memory, swap = host_memory(), psutil.swap_memory()
+    count = psutil.cpu_count() or os.cpu_count() or 1
+    affinity = _affinity(roots)
+    soft, hard = _open_file_limits(roots)
+    used = _open_files_used()
+    missing = {
+        "memory_limit_bytes": "no limits of containers or job objects are read here; this is the host's",
+        "shm_size_bytes": "this platform has no /dev/shm",
+        "cpu_quota": "this platform has no CPU quota that can be read",
+    }
+    if affinity is None:
+        missing["cpu_affinity"] = "this platform does not say"
+    if soft is None:
+        missing["open_files_soft"] = "this platform has no such limit"
+    if used is None:
+        missing["open_files_used"] = "this platform does not say"
+    return Limits(
+        memory_limit_bytes=memory.total_bytes,
+        memory_limit_source="host",
+        host_memory_bytes=memory.total_bytes,
+        memory_available_bytes=memory.available_bytes,
+        working_set_bytes=memory.total_bytes - memory.available_bytes,
+        swap_total_bytes=swap.total,
+        swap_used_bytes=swap.used,
+        shm_size_bytes=None,
+        shm_used_bytes=None,
+        open_files_soft=soft,
+        open_files_hard=hard,
+        open_files_used=used,
+        cpu_count=count,
+        cpu_affinity=affinity,
+        cpu_quota=None,
+        cpu_usable=float(affinity or count),
+        cgroup="none",
+        unknown=tuple(f"{field}: {why}" for field, why in missing.items()),
+    )
+
+
+def pressure_elsewhere() -> Pressure:
+    """Swap alone: stalls and kills are not counted where there is no /proc."""
+    swap = psutil.swap_memory()
+    return Pressure(
+        stall_source=None,
+        some_avg10=None,
+        full_avg10=None,
+        oom_kills=None,
+        high_events=None,
+        max_events=None,
+        swap_used_bytes=swap.used,
+        swapped_in_bytes=swap.sin,
+    )
+
+
+def memory_elsewhere(pid: int, *, exact: bool) -> MemoryReport:
+    """RSS of the tree, and USS where ``exact`` asks for it. PSS exists on Linux alone."""
+    skipped: list[int] = []
+    found: list[ProcessMemory] = []
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return report_of((), exact=False, skipped=(pid,))
+    for process in family:
+        try:
+            found.append(
+                ProcessMemory(
+                    pid=process.pid,
+                    parent_pid=process.ppid(),
+                    name=process.name(),
+                    rss_bytes=process.memory_info().rss,
+                    pss_bytes=None,
+                    uss_bytes=_uss(process) if exact else None,
+                )
+            )
+        except psutil.Error:
+            skipped.append(process.pid)
+    return report_of(tuple(found), exact=False, skipped=tuple(skipped))
+
+
+def _uss(process: psutil.Process) -> int | None:
+    try:
+        return process.memory_full_info().uss
+    except psutil.AccessDenied:
+        return None
+
+
+def _affinity(roots: Roots) -> int | None:
+    if roots.platform == "darwin":
+        return None
+    try:
+        return len(psutil.Process().cpu_affinity() or ()) or None
+    except (AttributeError, psutil.Error):
+        return None
+
+
+def _open_file_limits(roots: Roots) -> tuple[int | None, int | None]:
+    if roots.platform == "win32" or sys.platform == "win32":
+        return None, None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    return None if soft == unlimited else soft, None if hard == unlimited else hard
+
+
+def _open_files_used() -> int | None:
+    """Descriptors; Windows counts other handles, which no limit of ours is about."""
+    try:
+        return psutil.Process().num_fds()
+    except (AttributeError, psutil.Error):
+        return None

@@ -1,0 +1,150 @@
+"""Commands and webhooks of alerts, each in a thread of its own with a time limit: nobody waits for them.
+
+In:  an action, the facts of an alert.
+Out: what came of it, in words, to whoever wants to know.
+Runs in: trainer, command line. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock._version import __version__
+from penstock.monitor.alerts.rules import Command, Webhook
+
+_MOST_AT_ONCE = 4
+"""Actions under way; a server that does not answer must not pile up threads."""
+_GENTLY_S = 1.0
+"""Between asking a command to end and ending it."""
+_LONGEST_ANSWER_BYTES = 1 << 10
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has the one
+_VARIABLES = {
+    "PENSTOCK_ALERT": "alert",
+    "PENSTOCK_ALERT_TEXT": "text",
+    "PENSTOCK_ALERT_VALUE": "value",
+    "PENSTOCK_ALERT_THRESHOLD": "threshold",
+    "PENSTOCK_RUN": "run",
+    "PENSTOCK_PID": "pid",
+}
+
+
+class Performer:
+    """Performs actions. ``tell`` gets what came of each, from its thread; ``output`` is where commands write."""
+
+    def __init__(self, tell: Callable[[str], None], *, output: int = subprocess.DEVNULL) -> None:
+        self._tell = tell
+        self._output = output
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._commands: list[subprocess.Popen[bytes]] = []
+        self._is_closed = False
+
+    def perform(self, action: Command | Webhook, facts: Mapping[str, Any]) -> None:
+        """Begin, and return at once."""
+        self._threads = [each for each in self._threads if each.is_alive()]
+        if len(self._threads) >= _MOST_AT_ONCE:
+            self._tell(f"{action}: not begun, {_MOST_AT_ONCE} earlier actions have not ended")
+            return
+        thread = threading.Thread(
+            target=self._perform, args=(action, dict(facts)), name="penstock-alert-action", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as problem:  # no memory for a thread, which is when alerts are raised
+            self._tell(f"{action}: not begun, {problem}")
+            return
+        self._threads.append(thread)
+
+    def close(self, within_s: float = 2.0) -> None:
+        """Let what is under way end; commands that do not are ended. May be called twice."""
+        deadline_s = time.monotonic() + within_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        with self._lock:
+            self._is_closed = True
+            left = list(self._commands)
+        for process in left:
+            _kill(process, signal.SIGTERM)
+        deadline_s = time.monotonic() + _GENTLY_S / 2
+        for process in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.01, deadline_s - time.monotonic()))
+                continue
+            _kill(process, _KILL)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _perform(self, action: Command | Webhook, facts: dict[str, Any]) -> None:
+        try:
+            said = self._run(action, facts) if isinstance(action, Command) else _post(action, facts)
+        except Exception as problem:
+            # Whatever an action meets, it is told, and costs nobody anything.
+            said = f"failed: {type(problem).__name__}: {problem}"
+        with contextlib.suppress(Exception):
+            self._tell(f"{action}: {said}")
+
+    def _run(self, action: Command, facts: dict[str, Any]) -> str:
+        own = {name: str(facts[fact]) for name, fact in _VARIABLES.items() if facts.get(fact) is not None}
+        with self._lock:
+            if self._is_closed:
+                return "not begun, the training is over"
+            # A group of its own, so that it can be ended with all it started and Ctrl-C is not its business; none of
+            # the training's files, so that a pipe the training writes to is not held open by it.
+            process = subprocess.Popen(
+                action.command, shell=isinstance(action.command, str), env={**os.environ, **own},
+                stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, close_fds=True,
+                start_new_session=True,
+            )  # fmt: skip
+            self._commands.append(process)
+        try:
+            status = process.wait(action.within_s)
+        except subprocess.TimeoutExpired:
+            _kill(process, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GENTLY_S)
+            _kill(process, _KILL)
+            process.wait()
+            return f"ended after {action.within_s:g} s, its time limit"
+        finally:
+            with self._lock:
+                self._commands.remove(process)
+        return "done" if status == 0 else f"failed with status {status}"
+
+
+def _kill(process: subprocess.Popen[bytes], number: int) -> None:
+    """The command and what it started."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:
+            process.kill()
+
+
+def _post(action: Webhook, facts: dict[str, Any]) -> str:
+    # http, ssl and email are a tenth of a second to import: only for who uses them.
+    from urllib.error import HTTPError
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class NoRedirects(HTTPRedirectHandler):
+        def redirect_request(self, *_: Any, **__: Any) -> None:
+            # It would become a GET without the facts, to an address nobody gave.
+            return None
+
+    headers = {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}"}
+    body = json.dumps(facts, default=str).encode()
+    request = Request(action.url, data=body, headers=headers, method="POST")
+    try:
+        with build_opener(NoRedirects()).open(request, timeout=action.within_s) as answer:
+            answer.read(_LONGEST_ANSWER_BYTES)
+            return f"answered {answer.status}"
+    except HTTPError as refused:
+        refused.close()
+        return f"failed: answered {refused.code}"

@@ -1,0 +1,102 @@
+"""Talking to a running process through its control socket.
+
+In:  a run, a message.
+Out: its answer.
+Runs in: command line, web page.
+
+One JSON object a line, each way:
+
+    {"do": "state"}                                                   -> {"ok": true, "state": {...}}
+    {"do": "set", "loader": null, "workers": 8, "depth": 3, "memory": "6GB"} -> {"ok": true, "now": {...}}
+    anything wrong                                                    -> {"ok": false, "why": "..."}
+
+``loader`` is a name or a number; null: the only one. ``who`` may say on whose behalf, for the journal: terminal, page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.errors import PenstockError
+from penstock.monitor.runs.home import LONGEST_SOCKET_PATH_BYTES
+
+LONGEST_ANSWER_BYTES = 8 << 20
+
+
+class _Run(Protocol):
+    id: str
+    path: Path
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+
+
+def own_socket(run: _Run) -> Path | None:
+    """The run's socket, where it has one: where ``home.socket_path`` puts it, and called as the run is.
+
+    What the record says of it is not followed anywhere else: a record that somebody made could name any file of the
+    user's to be removed, or any socket to be written to.
+    """
+    said = run.facts.get("socket")
+    if not isinstance(said, str) or not hasattr(socket, "AF_UNIX"):
+        return None
+    places = [run.path.absolute().parent.parent / "sockets", Path("/tmp") / f"penstock-runs-{os.getuid()}"]
+    # $XDG_RUNTIME_DIR was the training's: it may be another here.
+    if Path(said).is_absolute() and Path(said).parent.name == "penstock-runs":
+        places.append(Path(said).parent)
+    paths = [place / run.id for place in places if place == places[0] or _is_private(place)]
+    return next((path for path in paths if _is_socket(path)), None)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is this user's alone: /tmp is everybody's, and another could have put a socket of his own there."""
+    try:
+        found = folder.lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return len(os.fsencode(path)) <= LONGEST_SOCKET_PATH_BYTES and stat.S_ISSOCK(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def ask(run: _Run, message: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
+    """Send one message and wait for the answer. Raises PenstockError where nobody answers."""
+    path = own_socket(run)
+    if path is None:
+        if run.facts.get("socket") is not None:
+            raise PenstockError(f"{run.id} cannot be reached: its socket is gone, or not its own; it has ended?")
+        raise PenstockError(f"{run.id} has no socket to be reached through; the run's journal may say why")
+    deadline_s = time.monotonic() + timeout_s
+    received = b""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(timeout_s)
+            line.connect(str(path))
+            line.sendall(json.dumps(message).encode() + b"\n")
+            while not received.endswith(b"\n"):
+                line.settimeout(max(0.01, deadline_s - time.monotonic()))
+                piece = line.recv(1 << 16)
+                if not piece:
+                    raise PenstockError(f"{run.id} hung up without an answer; is it ending?")
+                received += piece
+                if len(received) > LONGEST_ANSWER_BYTES:
+                    raise PenstockError(f"{run.id} answers with more than {LONGEST_ANSWER_BYTES:,} bytes")
+        answer = json.loads(received)
+    except TimeoutError:
+        raise PenstockError(f"{run.id} did not answer within {timeout_s:g} s; is its process stopped?") from None
+    except OSError as problem:
+        raise PenstockError(f"{run.id} cannot be reached through {path}: {problem.strerror}; it has ended?") from None
+    except (ValueError, RecursionError):
+        raise PenstockError(f"{run.id} answered with what is no JSON") from None
+    return answer if isinstance(answer, dict) else {"ok": False, "why": "an answer that is no object"}

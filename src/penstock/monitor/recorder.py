@@ -1,0 +1,308 @@
+"""Keeping a run: reads its gauges, writes it down, warns, tells who listens. No thread of its own.
+
+In:  ``tick`` once a second; notes and alerts from anywhere.
+Out: the record, warnings, sinks, watchers.
+Runs in: trainer: ``tick`` in the monitor's thread, the rest in any.
+
+Recording is the least of a training's worries: a full disk, a folder that is gone or a database that stays locked
+stops it with one warning, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.advice.live import CALM_BELOW, Subject, warning
+from penstock.monitor.gauges import Gauges, Reading, figures_between
+from penstock.monitor.log_line import say
+from penstock.monitor.runs.format import Alert, Note, Outcome, Point
+from penstock.monitor.runs.writer import RunRecord
+from penstock.monitor.tried_settings import Achievements
+from penstock.monitor.watched_loader import WatchedLoader
+
+_PATIENCE_POINTS = 60
+"""Points kept for a database that is locked; after that recording stops."""
+_LOOK_FOR_FILE_EVERY = 10
+_WRITE_TOTALS_EVERY = 5
+_JUMP_S = 5.0
+
+
+class Sink(Protocol):
+    """Gets figures once a second, from the monitor's thread: TensorBoard, Weights & Biases, anything else.
+
+    What it raises costs it its place, with one warning, and nobody else anything.
+    """
+
+    def write(self, step: int, figures: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """Looks at every point, from the monitor's thread, and may act: ``keeper.loaders`` have valves, ``keeper.note`` and
+    ``keeper.alert`` write down what was done. Must return within milliseconds; what takes longer wants its own thread.
+    """
+
+    def look(self, point: Point, keeper: Keeper) -> None: ...
+    def close(self) -> None: ...
+
+
+class WallClock:
+    """Time that never goes back, so that points stay in order: the clock on the wall may be set."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self.monotonic = wall, monotonic
+        self._ahead_s = wall() - monotonic()
+
+    def __call__(self) -> float:
+        now_s, wall_s = self.monotonic() + self._ahead_s, self._wall()
+        if wall_s > now_s + _JUMP_S:
+            # The machine slept, or its clock was put right.
+            self._ahead_s += wall_s - now_s
+            return wall_s
+        return now_s
+
+
+class Keeper:
+    def __init__(
+        self,
+        loaders: Sequence[WatchedLoader],
+        gauges: Gauges,
+        *,
+        clock: WallClock,
+        warn_at: float | None,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        self.loaders = loaders
+        self.step = 0
+        """Training steps so far; the training thread writes it."""
+        self.record: RunRecord | None = None
+        self.point: Point | None = None
+        """The latest."""
+        self.run_id: str | None = None
+        self._gauges = gauges
+        self._clock = clock
+        self._warn_at = warn_at
+        self._sinks = list(sinks)
+        self._watchers: list[Watcher] = []
+        self._gauges_lock = threading.Lock()
+        self._reading: Reading | None = None
+        self._lock = threading.Lock()
+        """Guards what other threads leave for the next tick."""
+        self._notes: deque[Note] = deque(maxlen=_PATIENCE_POINTS * 10)
+        self._alerts: deque[Alert] = deque(maxlen=_PATIENCE_POINTS * 10)
+        self._points: list[Point] = []
+        self._achieved = Achievements()
+        for each in loaders:
+            each.read()  # so that what it has is not taken for a change
+        self._configurations = [each.configuration for each in loaders]
+        self._stopped: RunRecord | None = None
+        """The record that could not be written any further."""
+        self._ticks = 0
+        self._is_warned = self._is_ticking = False
+
+    # -- for anybody ------------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        """The run's own time: seconds since 1970, and never back."""
+        return self._clock()
+
+    def note(self, who: str, kind: str, what: str, **details: Any) -> None:
+        """An entry of the journal, written with the next point."""
+        with self._lock:
+            self._notes.append(Note(t_s=self._clock(), who=who, kind=kind, what=what, details=details))
+
+    def alert(self, alert: Alert) -> None:
+        """An alert for the record, written with the next point."""
+        with self._lock:
+            self._alerts.append(alert)
+
+    def watch_with(self, watcher: Watcher) -> None:
+        """Have ``watcher`` look at every point from now on."""
+        self._watchers = [*self._watchers, watcher]
+
+    def read(self, *, in_haste: bool = False) -> Reading:
+        """The gauges now, for the training thread; in haste, a moment old if the monitor's thread is reading them."""
+        if self._gauges_lock.acquire(blocking=not in_haste or self._reading is None):
+            try:
+                return self._gauges.read(self.step, in_haste=in_haste)
+            finally:
+                self._gauges_lock.release()
+        assert self._reading is not None
+        return self._reading._replace(step=self.step)
+
+    def turn(self, loader: WatchedLoader, wanted: dict[str, Any], *, who: str) -> dict[str, Any]:
+        """Turn valves, and write down who did. In the monitor's thread."""
+        if not self._is_ticking:
+            # What was achieved so far counts for the old configuration.
+            self.tick()
+        now = loader.turn(wanted)
+        self._note_changes(who)
+        return now
+
+    # -- once a second ----------------------------------------------------------------------
+
+    def tick(self) -> Point:
+        """Read, write down, warn, tell. In the monitor's thread, or before it is started and after it has ended."""
+        self._is_ticking = True
+        try:
+            return self._tick()
+        finally:
+            self._is_ticking = False
+
+    def _tick(self) -> Point:
+        with self._gauges_lock:
+            reading = self._gauges.read(self.step)
+        before, self._reading = self._reading, reading
+        span_s = 0.0 if before is None else max(0.0, reading.t_s - before.t_s)
+        point = self.point = Point(self._clock(), span_s, figures_between(before, reading))
+        self._achieved.note(before, reading, self._configurations, point.t_s)
+        self._note_changes("training")
+        self._note_endings(reading)
+        self.warn_if_full(point.figures)
+        self._tell(point)
+        self._write(point)
+        return point
+
+    def warn_if_full(self, figures: dict[str, float]) -> None:
+        """Once each time memory goes over the line, not again while it stays there."""
+        if self._warn_at is None or not figures.get("limit_bytes"):
+            return
+        share = figures["used_bytes"] / figures["limit_bytes"]
+        if share < self._warn_at - CALM_BELOW:
+            self._is_warned = False
+        elif share >= self._warn_at and not self._is_warned:
+            self._is_warned = True
+            subjects = [
+                Subject(
+                    name=each.name, is_only=len(self.loaders) == 1, configuration=each.configuration, keys=each.keys
+                )
+                for each in self.loaders
+            ]
+            text = warning(figures, subjects, warn_at=self._warn_at, run_id=self.run_id)
+            say(logging.WARNING, text)
+            self.note("monitor", "warning", text, share=share)
+
+    def close(self, outcome: Outcome) -> None:
+        """The last point, the outcome, and goodbye to who listened."""
+        with contextlib.suppress(Exception):
+            # Whatever is wrong by now, the outcome is still to be written.
+            self._ticks = 0
+            self.tick()
+        for listener in (*self._sinks, *self._watchers):
+            self._try(listener.close, f"{type(listener).__name__}.close()")
+        record, self.record, self._stopped = self.record or self._stopped, None, None
+        if record is not None:
+            record.finish(outcome)
+
+    def abandon(self) -> None:
+        """In a forked child: the run is its parent's."""
+        record, self.record, self._stopped = self.record or self._stopped, None, None
+        if record is not None:
+            record.abandon()
+
+    def leave_word(self, outcome: Outcome) -> None:
+        """The outcome, where the thread that has the record does not come to an end."""
+        record = self.record or self._stopped
+        if record is not None:
+            record.leave_word(outcome)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _note_changes(self, who: str) -> None:
+        for number, loader in enumerate(self.loaders):
+            now = loader.configuration
+            before = self._configurations[number]
+            changed = {key: (before.get(key), now[key]) for key in now if now[key] != before.get(key)}
+            if not now or not changed:
+                continue
+            self._configurations[number] = now
+            words = ", ".join(f"{key} {_shown(was)} -> {_shown(new)}" for key, (was, new) in changed.items())
+            kind = "memory" if set(changed) == {"memory"} else "cache" if set(changed) == {"cache_bytes"} else "resize"
+            self.note(who, kind, f"{loader.name}: {words}", loader=loader.name, number=number, now=now)
+
+    def _note_endings(self, reading: Reading) -> None:
+        for loader, seen in zip(self.loaders, reading.loaders, strict=True):
+            for ending in loader.new_endings(int(seen.figures.get("worker_restarts", 0))):
+                what = f"{loader.name}: {ending}; another took its place"
+                self.note("loader", "restart", what, loader=loader.name)
+
+    def _tell(self, point: Point) -> None:
+        for sink in list(self._sinks):
+            if not self._try(lambda sink=sink: sink.write(self.step, dict(point.figures)), type(sink).__name__):
+                self._sinks.remove(sink)
+        for watcher in self._watchers:
+            if not self._try(lambda watcher=watcher: watcher.look(point, self), type(watcher).__name__):
+                self._watchers = [each for each in self._watchers if each is not watcher]
+
+    @staticmethod
+    def _try(call: Callable[[], None], name: str) -> bool:
+        try:
+            call()
+        except Exception as problem:
+            say(logging.WARNING, f"penstock: {name} failed and is not called again: {problem!r}")
+            return False
+        return True
+
+    def _write(self, point: Point) -> None:
+        if self.record is None:
+            with self._lock:
+                self._notes.clear()
+                self._alerts.clear()
+            return
+        self._points.append(_finite(point))
+        with self._lock:
+            notes, alerts = list(self._notes), list(self._alerts)
+        is_due = self._ticks % _WRITE_TOTALS_EVERY == 0
+        changed = set(self._achieved.changed) if is_due else set()
+        try:
+            if self._ticks % _LOOK_FOR_FILE_EVERY == 0 and self.record.is_gone:
+                raise FileNotFoundError(f"{self.record.path} is gone")
+            self._ticks += 1
+            self.record.write(
+                self._points,
+                notes=notes,
+                alerts=alerts,
+                totals=self._achieved.totals,
+                tried={key: self._achieved.tried[key] for key in changed},
+            )
+        except (sqlite3.Error, OSError) as problem:
+            is_locked = "locked" in str(problem) or "busy" in str(problem)
+            if not is_locked or len(self._points) > _PATIENCE_POINTS:
+                self._stop_recording(problem)
+            return
+        self._points.clear()
+        self._achieved.changed -= changed
+        with self._lock:
+            for written, kept in ((notes, self._notes), (alerts, self._alerts)):
+                for _ in range(min(len(written), len(kept))):
+                    kept.popleft()
+
+    def _stop_recording(self, problem: Exception) -> None:
+        record, self.record = self.record, None
+        assert record is not None
+        self._points.clear()
+        self._stopped = record
+        say(
+            logging.WARNING,
+            f"penstock: this run is recorded no further, training goes on: {problem} ({Path(record.path)}); make room "
+            "there or set PENSTOCK_HOME before the next run",
+        )
+
+
+def _finite(point: Point) -> Point:
+    """NaN says "not known" in a record."""
+    figures = {name: value for name, value in point.figures.items() if math.isfinite(value)}
+    return point._replace(figures=figures)
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value)

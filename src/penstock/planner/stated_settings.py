@@ -1,0 +1,95 @@
+"""Somebody's own settings beside a table of plans: what they said of them, and what would come of them.
+
+In:  settings with the figures their owners gave, a ``PlanTable``.
+Out: for each, what torch's DataLoader would take and do with them.
+Runs in: anywhere; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.planner.plans import PlanTable
+from penstock.planner.simulate.pipeline import Load
+from penstock.planner.simulate.torch_pipeline import play_torch
+from penstock.units import parse_bytes
+
+_KEYS = ("workers", "prefetch_factor", "batch_size", "memory", "speed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """Settings of torch's DataLoader, and what their owners said would come of them."""
+
+    name: str
+    """A plan's, where they stand for the same."""
+    workers: int
+    prefetch_factor: int
+    batch_size: int | None = None
+    """None: the table's own."""
+    memory_bytes: int | None = None
+    """None: they did not say."""
+    speed: float | None = None
+    """Share of their fastest; None: they did not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Those settings in torch's DataLoader."""
+
+    stated: Stated
+    memory_bytes: int
+    speed: float
+    """Share of the table's fastest plan."""
+
+
+def read_stated(given: Any, where: str) -> tuple[Stated, ...]:
+    """``name -> {workers, prefetch_factor, memory, speed}``, as a profile's file may carry it."""
+    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) for each in given.values()):
+        raise ConfigError(f"{where}: beside is not name -> {{{', '.join(_KEYS)}}}")
+    return tuple(_stated(str(name), dict(each), where) for name, each in given.items())
+
+
+def _stated(name: str, given: dict[str, Any], where: str) -> Stated:
+    unknown = sorted(set(given) - set(_KEYS))
+    if unknown:
+        raise ConfigError(f"{where}: beside {name} has {', '.join(unknown)}; there are {', '.join(_KEYS)}")
+    counts = {key: given[key] for key in ("workers", "prefetch_factor", "batch_size") if key in given}
+    for key in ("workers", "prefetch_factor"):
+        counts.setdefault(key, 2 if key == "prefetch_factor" else None)
+    for key, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < (key != "workers"):
+            raise ConfigError(f"{where}: beside {name} has {key}={count!r}, which is no number of them")
+    speed = given.get("speed")
+    if speed is not None and (isinstance(speed, bool) or not isinstance(speed, (int, float))):
+        raise ConfigError(f"{where}: beside {name} has speed={speed!r}; write a share such as 0.85")
+    memory = given.get("memory")
+    memory_bytes = None if memory is None else parse_bytes(memory, name=f"{where}: beside {name}: memory")
+    return Stated(name=name, memory_bytes=memory_bytes, speed=speed, **counts)
+
+
+def put_beside(table: PlanTable, stated: tuple[Stated, ...]) -> tuple[Beside, ...]:
+    """What torch's DataLoader would take with each, and how fast it would be on the table's machine."""
+    batch_size = table.recommended.batch_size
+    fastest = max(plan.samples_per_s.expected for plan in table.plans)
+    found = []
+    for each in stated:
+        rows = each.batch_size or batch_size
+        load = Load(
+            profile=table.profile, cores=table.facts.cores, batch_size=rows, workers=each.workers,
+            step_s=(table.step_s or 0.0) * rows / batch_size,
+        )  # fmt: skip
+        outcome = play_torch(load, each.prefetch_factor)
+        # A sample that every worker gives counts once.
+        times = max(1, each.workers) if table.profile.is_repeated else 1
+        found.append(
+            Beside(
+                stated=replace(each, batch_size=rows),
+                memory_bytes=outcome.growth_bytes,
+                speed=outcome.samples_per_s / times / fastest,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,146 @@
+"""A report as one HTML file that needs nothing else: no script, no font, no network.
+
+In:  ``Report``: an account and what was made of it.
+Out: HTML.
+Runs in: command line; pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from penstock._version import __version__
+from penstock.advice.report.verdict import Verdict, verdict
+from penstock.monitor.terminal_text import one_line
+from penstock.report import sections
+from penstock.report.account import Account
+from penstock.report.markup import Html, tag
+from penstock.report.pictures import Happening, Picture, happenings, pictures
+from penstock.report.predictions import HOW_TO_GET_ONE, Compared, Prediction, compare, has_plan
+from penstock.report.stretches import Epoch, Stall, Standing, epochs, stalls, standing
+from penstock.report.style import POLICY, STYLE
+
+_LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything there is to say about a run."""
+
+    account: Account
+    plans: tuple[Prediction, ...]
+    """Plans to compare with."""
+    made_s: float
+    """When, seconds since 1970."""
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return verdict(self.account)
+
+    @cached_property
+    def compared(self) -> tuple[Compared, ...]:
+        return compare(self.account, self.plans)
+
+    @cached_property
+    def stalls(self) -> tuple[Stall, ...]:
+        return stalls(self.account)
+
+    @cached_property
+    def epochs(self) -> dict[int, tuple[Epoch, ...]]:
+        """Loader -> passes over its dataset."""
+        found = {number: epochs(self.account, number) for number in range(len(self.account.loaders))}
+        return {number: each for number, each in found.items() if each}
+
+    @cached_property
+    def standing(self) -> tuple[Standing, ...]:
+        return standing(self.account)
+
+    @cached_property
+    def pictures(self) -> tuple[Picture, ...]:
+        return pictures(self.account)
+
+    @cached_property
+    def happenings(self) -> tuple[Happening, ...]:
+        return happenings(self.account)
+
+    def html(self) -> str:
+        """The whole file."""
+        name = one_line(self.account.summary.name, _LONGEST_NAME) or self.account.summary.id
+        head = tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("meta", name="referrer", content="no-referrer"),
+            tag("title", f"{name}: penstock report"),
+            tag("style", Html(STYLE)),
+        )
+        return f"<!doctype html>\n{tag('html', head, tag('body', self._main(name), self._footer()), lang='en')}\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs, without the pictures."""
+        summary = self.account.summary
+        return {
+            "run": summary.id,
+            "name": summary.name,
+            "state": summary.state,
+            "what": summary.what,
+            "started_s": summary.started_s,
+            "ended_s": summary.ended_s,
+            "duration_s": self.account.length_s,
+            "samples": summary.samples,
+            "samples_per_s": summary.samples_per_s,
+            "wait_fraction": summary.wait_fraction,
+            "peak_bytes": summary.peak_bytes,
+            "limit_bytes": summary.limit_bytes,
+            "gpu_busy": self.account.gpu_busy(),
+            "worker_restarts": summary.worker_restarts,
+            "bottleneck": self.verdict.bottleneck,
+            "headline": self.verdict.headline,
+            "findings": [asdict(each) for each in self.verdict.findings],
+            "predictions": [{**asdict(each), "error": each.error, "holds": each.holds} for each in self.compared],
+            "stalls": [{**asdict(each), "wait_fraction": each.wait_fraction} for each in self.stalls],
+            "epochs": [
+                {"loader": self.account.name_of(number), **asdict(each)}
+                for number, own in self.epochs.items()
+                for each in own
+            ],
+            "alerts": [asdict(each) for each in self.standing],
+        }
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _main(self, name: str) -> Html:
+        account = self.account
+        parts = [
+            sections.opening(account, name),
+            tag("p", self.verdict.headline, class_=f"headline {self.verdict.bottleneck}"),
+            sections.tiles(account),
+            sections.section("What it says, and what to change", sections.findings(self.verdict)),
+            sections.section("Over time", *(sections.figure(each) for each in self.pictures))
+            if self.pictures
+            else sections.section("Over time", tag("p", "Nothing was recorded.")),
+            sections.section("Prediction and measurement", self._predictions()),
+            sections.section("Settings tried", sections.tried(account)),
+            sections.section("Waiting", sections.stalled(account, self.stalls)),
+        ]
+        if self.epochs:
+            parts.append(sections.section("Passes over the dataset", sections.passes(account, self.epochs)))
+        if self.standing:
+            parts.append(sections.section("Alerts", sections.alerts(self.standing)))
+        parts.append(sections.section("What happened", sections.journal(account, self.happenings)))
+        parts.append(sections.section("The run", sections.facts(account)))
+        return tag("main", *parts)
+
+    def _predictions(self) -> Html:
+        rows = sections.predictions(self.compared)
+        return rows if has_plan(self.compared) else tag("div", rows, tag("p", HOW_TO_GET_ONE, class_="about"))
+
+    def _footer(self) -> Html:
+        made = datetime.fromtimestamp(self.made_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+        going = " The run goes on: this is how it stood." if self.account.is_running else ""
+        return tag("footer", f"Made by penstock {__version__} on {made}.{going}")

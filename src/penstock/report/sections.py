@@ -1,0 +1,288 @@
+"""The parts of a report's page.
+
+In:  an ``Account`` and what was made of it.
+Out: ``Html``; all text of the run's goes through ``markup.text``.
+Runs in: command line; pure.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from penstock.advice.report.verdict import BRIEF_S, Verdict
+from penstock.advice.report.words import Finding
+from penstock.monitor.terminal_text import configuration, duration, memory, one_line, rate, share
+from penstock.report.account import Account, numeric
+from penstock.report.markup import Html, join, table, tag
+from penstock.report.pictures import Happening, Picture
+from penstock.report.predictions import Compared
+from penstock.report.stretches import Epoch, Stall, Standing
+
+_MOST_TRIED = 40
+_SEVERITY_WORDS = {"hurts": "hurts", "warning": "change this", "info": "to know", "good": "good"}
+
+
+def section(title: str, *inside: object) -> Html:
+    return tag("section", tag("h2", title), *inside)
+
+
+def opening(account: Account, name: str) -> Html:
+    summary = account.summary
+    began = _when(account.began_s)
+    rank = summary.rank if isinstance(summary.rank, dict) else None
+    ranks = f", rank {rank.get('rank')} of {rank.get('world_size')}" if rank else ""
+    ended = "goes on" if account.is_running else f"ended {_when(account.ended_s)}"
+    about = (
+        f"{summary.id} on {one_line(summary.host, 80)}{ranks}. Began {began}, {ended}, {duration(account.length_s)}."
+    )
+    state = tag("span", summary.state, class_=f"state {summary.state}")
+    return tag("header", tag("h1", name), tag("p", state, about, class_="about"))
+
+
+def tiles(account: Account) -> Html:
+    summary = account.summary
+    used, limit = account.totals.get("peak_used_bytes"), account.last("limit_bytes") or summary.limit_bytes
+    shown: list[tuple[str, str, str]] = [
+        ("samples/s", rate(summary.samples_per_s), f"{summary.samples:,} samples, {summary.step:,} steps"),
+        ("waiting for data", share(summary.wait_fraction), f"of {duration(account.active_s)} of reading"),
+        ("peak memory", memory(summary.peak_bytes), "the training and its workers"),
+    ]
+    if used and limit:
+        shown.append(("of the limit", f"{used / limit:.0%}", f"{memory(used)} of {memory(limit)}, by everybody"))
+    busy = account.gpu_busy()
+    if busy is not None:
+        shown.append(("GPU busy", share(busy), f"{len(account.gpus)} GPU{'s' * (len(account.gpus) != 1)}"))
+    hits, misses = account.last("cache_hits") or 0.0, account.last("cache_misses") or 0.0
+    if hits + misses:
+        shown.append(("cache hit rate", share(hits / (hits + misses)), f"of {hits + misses:,.0f} lookups"))
+    if summary.worker_restarts:
+        shown.append(("workers died", str(summary.worker_restarts), "and were replaced"))
+    boxes = [tag("div", tag("dt", what), tag("dd", value, tag("span", more))) for what, value, more in shown]
+    return tag("dl", *boxes, class_="tiles")
+
+
+def findings(verdict: Verdict) -> Html:
+    return tag("ul", *(_finding(each) for each in verdict.findings), class_="findings")
+
+
+def _finding(each: Finding) -> Html:
+    word = tag("span", _SEVERITY_WORDS[each.severity], class_="severity")
+    parts = [tag("h3", each.title, word)]
+    if each.what:
+        parts.append(tag("p", each.what))
+    if each.fix:
+        parts.append(tag("p", tag("b", "Change: "), f"{each.fix}.", class_="fix"))
+    return tag("li", *parts, class_=each.severity)
+
+
+def figure(picture: Picture) -> Html:
+    legend = tag("ul", *(tag("li", _swatch(look, picture), name) for look, name in picture.legend), class_="legend")
+    numbers = table(picture.headings, picture.rows, caption=f"{picture.chart.title}, in numbers")
+    label = f"{picture.chart.title}, drawn"
+    drawn = tag("div", picture.chart.svg(), class_="wide", tabindex="0", role="region", aria_label=label)
+    return tag(
+        "figure", tag("h3", picture.chart.title), legend, drawn,
+        tag("figcaption", picture.caption), tag("details", tag("summary", "As a table"), numbers), id=picture.id,
+    )  # fmt: skip
+
+
+def _swatch(look: str, picture: Picture) -> Html:
+    is_area = any(series.look == look for series in picture.chart.stack)
+    kind, path = ("area", "M0 0h18v10h-18Z") if is_area else ("line", "M1 5h16")
+    drawn = tag("path", class_=f"{kind} {look}", d=path)
+    return tag("svg", drawn, viewBox="0 0 18 10", aria_hidden="true")
+
+
+def predictions(rows: Sequence[Compared]) -> Html:
+    if not rows:
+        return Html()
+    several = len({row.loader for row in rows}) > 1
+    return table(
+        ["figure", "predicted", "measured", "off by", ""],
+        [
+            [
+                f"{one_line(row.loader, 40)}: {row.what}" if several else row.what,
+                _predicted(row),
+                _shown(row.measured, row.unit),
+                _error(row),
+                _kept(row),
+            ]
+            for row in rows
+        ],
+        caption="What was said before, and what came of it",
+        words_from=4,
+    )
+
+
+def _predicted(row: Compared) -> str:
+    said = _shown(row.predicted, row.unit)
+    if row.is_bound:
+        return f"at most {said}"
+    return said if row.low is None else f"{said} ({_shown(row.low, row.unit)} to {_shown(row.high or 0.0, row.unit)})"
+
+
+def _error(row: Compared) -> str:
+    if row.error is None:
+        return "-"
+    return f"{100 * row.error:+.1f} points" if row.unit == "share" else f"{row.error:+.0%}"
+
+
+def _kept(row: Compared) -> str:
+    if row.remark or row.holds is None:
+        return row.remark
+    if row.is_bound:
+        used = f"{row.measured / row.predicted:.0%} of it"
+        return f"kept: {used}" if row.holds else f"broken: {used}"
+    return "within what was said" if row.holds else "outside what was said"
+
+
+def _shown(value: float, unit: str) -> str:
+    return memory(value) if unit == "bytes" else share(value) if unit == "share" else rate(value)
+
+
+def tried(account: Account) -> Html:
+    known = sorted(
+        (each for each in account.summary.tried if each.samples), key=lambda each: -(each.samples_per_s or 0)
+    )
+    if not known:
+        return tag("p", "No loader of penstock's handed out samples.")
+    several = len({each.loader for each in known}) > 1
+    best = known[0] if len(known) > 1 and not several else None
+    rows = [
+        [
+            (f"{one_line(account.name_of(each.loader), 40)}: " if several else "")
+            + (configuration(each.configuration) or "unknown")
+            + (" (fastest)" if each is best else ""),
+            rate(each.samples_per_s) + ("?" if each.active_s < BRIEF_S else ""),
+            share(each.wait_fraction),
+            memory(each.peak_bytes),
+            duration(each.active_s),
+        ]
+        for each in known[:_MOST_TRIED]
+    ]
+    brief = f"; ?: read for less than {BRIEF_S:.0f} s" if any(each.active_s < BRIEF_S for each in known) else ""
+    more = f"; {len(known) - _MOST_TRIED} slower ones are left out" if len(known) > _MOST_TRIED else ""
+    headings = ["settings", "samples/s", "waiting", "memory of the training", "time"]
+    return table(headings, rows, caption=f"Fastest first{brief}{more}")
+
+
+def stalled(account: Account, stalls: Sequence[Stall]) -> Html:
+    if not stalls:
+        known = account.has("wait_fraction")
+        return tag("p", "There was no longer stretch of waiting." if known else "Waiting is not known for this run.")
+    rows = [
+        [
+            f"{_since(account, each.began_s)} to {_since(account, each.ended_s)}",
+            duration(each.ended_s - each.began_s),
+            share(each.wait_fraction),
+            one_line(each.after, 160),
+        ]
+        for each in stalls
+    ]
+    headings = ["since the start", "length", "waited", "just before"]
+    caption = "The longest stretches in which the loop waited over 20% of the time"
+    return table(headings, rows, caption=caption, words_from=3)
+
+
+def passes(account: Account, epochs: Mapping[int, Sequence[Epoch]]) -> Html:
+    tables = []
+    for number, own in epochs.items():
+        rows = [
+            [
+                f"{each.number}" + ("" if each.is_whole else " (part of it)"),
+                f"{each.samples:,.0f}",
+                duration(each.ended_s - each.began_s),
+                rate(each.samples / (each.ended_s - each.began_s)) if each.ended_s > each.began_s else "-",
+                share(each.wait_fraction),
+            ]
+            for each in own
+        ]
+        shown = rows if len(rows) <= 30 else [*rows[:15], *rows[-15:]]
+        cut = "" if shown is rows else f", the first and the last 15 of {len(rows)}"
+        caption = f"{one_line(account.name_of(number), 60)}: told by the samples handed out, so about{cut}"
+        tables.append(table(["pass", "samples", "time", "samples/s", "waiting"], shown, caption=caption))
+    return join(tables)
+
+
+def alerts(standing: Sequence[Standing]) -> Html:
+    rows = [
+        [
+            one_line(each.rule, 40),
+            str(each.raised),
+            duration(each.stood_s),
+            "yes" if each.stands else "no",
+            one_line(each.latest, 200),
+        ]
+        for each in standing
+    ]
+    return table(["rule", "raised", "stood for", "at the end", "latest"], rows, caption="By rule", words_from=3)
+
+
+def journal(account: Account, happenings: Sequence[Happening]) -> Html:
+    if not happenings:
+        return tag("p", "Nothing was done to this run, and nothing happened to it.")
+    rows = [
+        [str(each.number), _since(account, each.t_s), each.who, each.kind, each.what] for each in happenings
+    ]  # fmt: skip
+    left = len(account.journal) + len(account.alerts) - len(happenings)
+    more = f"; {left:,} less telling ones are left out" if left > 0 else ""
+    caption = f"Numbered as on the pictures, times since the start{more}"
+    return table(["", "time", "who", "kind", "what"], rows, caption=caption, words_from=0)
+
+
+def facts(account: Account) -> Html:
+    found, machine = account.facts, account.machine
+    rows: list[tuple[str, Any]] = [
+        ("command", _command(found.get("command"))),
+        ("folder", found.get("folder")),
+        ("versions", _versions(found.get("python"))),
+        ("machine", _machine(machine)),
+        ("GPUs", "; ".join(_gpu(each) for each in account.gpus)),
+        ("memory is counted by", found.get("tree_measure")),
+        ("process", account.summary.pid),
+    ]
+    for number, loader in enumerate(account.loaders):
+        arguments = loader.get("arguments")
+        said = json.dumps(arguments)[1:-1].replace('"', "") if isinstance(arguments, dict) else ""
+        length = loader.get("dataset_length")
+        of = f" of {length:,} samples" if isinstance(length, int) else ""
+        rows.append((f"loader {account.name_of(number)}", f"{loader.get('kind')}, {loader.get('dataset')}{of}; {said}"))
+    known = [[one_line(name, 60), one_line(str(value), 600)] for name, value in rows if value not in (None, "")]
+    return table(["", ""], known, caption="As it was recorded", words_from=0, class_="facts")
+
+
+def _command(words: Any) -> str | None:
+    return shlex.join(str(word) for word in words) if isinstance(words, list) else None
+
+
+def _versions(found: Any) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items()) if isinstance(found, dict) else ""
+
+
+def _gpu(found: Mapping[str, Any]) -> str:
+    return f"{found.get('name')}, {memory(numeric(found.get('memory_total_bytes')))}"
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    cores, limit = numeric(machine.get("cpu_usable")), numeric(machine.get("memory_limit_bytes"))
+    parts = [
+        str(machine.get("platform") or ""),
+        "" if cores is None else f"{cores:g} usable cores",
+        "" if limit is None else f"{memory(limit)} of memory ({machine.get('memory_limit_source')})",
+    ]
+    return ", ".join(each for each in parts if each)
+
+
+def _since(account: Account, t_s: float) -> str:
+    return duration(max(0.0, t_s - account.began_s))
+
+
+def _when(t_s: float) -> str:
+    try:
+        return datetime.fromtimestamp(t_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    except (OverflowError, OSError, ValueError):
+        return "at a time that no calendar has"

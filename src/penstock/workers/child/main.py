@@ -1,0 +1,114 @@
+"""A worker process from its first instruction to its last.
+
+In:  a socket to the trainer, the user's dataset and functions.
+Out: exit, silently, when told to, when the trainer is gone, or on Ctrl-C (the trainer raises that itself).
+Runs in: worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock.workers import stack_dump as trace
+from penstock.workers.channel import Channel, ChannelClosed, close_other_ends
+from penstock.workers.child.private_memory import PrivateMemory
+from penstock.workers.child.worker import Worker
+from penstock.workers.protocol import Resume
+from penstock.workers.setup import Setup, reseed_pipes
+
+_M_MMAP_THRESHOLD = -3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Birth:
+    """What one worker process is started with."""
+
+    worker_id: int
+    num_workers: int
+    base_seed: int
+    shared_seed: int | None
+    """torch's seed for data pipes, None for everything else."""
+    init_fn: Callable[[int], Any] | None
+    resume: Resume | None
+    """Set when this worker takes over from one that died."""
+
+
+def main(sock: socket.socket, setup: Setup, birth: Birth, *, watch: bool) -> None:
+    """A worker's whole life; ``watch``: the kernel will not see to it that this worker goes with its trainer."""
+    try:
+        # Blocked since before the process began, so that Ctrl-C among its imports says nothing.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        _settle()
+        close_other_ends(sock)
+        channel = Channel(sock)
+        if watch:
+            _leave_with_the_trainer(sock)
+        worker = Worker(
+            channel,
+            setup,
+            worker_id=birth.worker_id,
+            where=f"in DataLoader worker process {birth.worker_id}",
+            measure=PrivateMemory(),
+            trace_fd=trace.prepare(),
+        )
+        worker.run(lambda: _introduce(setup, birth), birth.resume)
+    except (KeyboardInterrupt, ChannelClosed, BrokenPipeError, ConnectionResetError):
+        pass
+
+
+def _settle() -> None:
+    """Stay small and single-threaded."""
+    # Everything inherited stays out of the collector's way, or its first pass copies every shared page.
+    gc.freeze()
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        # Large samples go back to the system at once instead of staying in this worker's heap.
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    torch.set_num_threads(1)
+
+
+def _introduce(setup: Setup, birth: Birth) -> None:
+    """torch's order: seeds, worker info, then the user's init function."""
+    seed = birth.base_seed + birth.worker_id
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(birth.base_seed, birth.worker_id))
+    if isinstance(setup.dataset, IterDataPipe) and birth.shared_seed is not None:
+        reseed_pipes(setup.dataset, birth.shared_seed)
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=birth.worker_id, num_workers=birth.num_workers, seed=seed, dataset=setup.dataset
+    )
+    if birth.init_fn is not None:
+        birth.init_fn(birth.worker_id)
+
+
+def _leave_with_the_trainer(sock: socket.socket) -> None:
+    """Exit as soon as the trainer's end closes, even from inside a sample that takes an hour."""
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(sock, 0)
+        while True:
+            for _, event in poller.poll():
+                if event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                    os._exit(1)
+
+    if hasattr(select, "poll"):
+        threading.Thread(target=watch, name="penstock-watch", daemon=True).start()

@@ -1,0 +1,117 @@
+"""Rows of one task on their way into a segment.
+
+In:  samples, in row order.
+Out: rows written by the batch's template; samples that do not fit it, given back.
+Runs in: worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.arena.template import Layout, RowWriter, Template, layout_of, learn
+from penstock.workers.protocol import Fetch, Room
+
+_CHUNK_BYTES = 1 << 20
+"""Small samples are written to their rows in one call per this many bytes; large ones one by one."""
+
+
+class RowKeeper(Protocol):
+    """What rows need of the worker they are written in."""
+
+    template: Template | None
+    """The template last learnt."""
+
+    def array(self, number: int) -> np.ndarray: ...
+    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter: ...
+    def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room: ...
+    def note_fullest(self, held_bytes: int = 0) -> None: ...
+
+
+class Rows:
+    """Rows of one task on their way into a segment."""
+
+    def __init__(self, worker: RowKeeper, task: Fetch) -> None:
+        self._worker = worker
+        self._task = task
+        self._writer: RowWriter | None = None
+        self._layout: Layout | None = None
+        self.group_rows = 1
+        """How many samples to write at once: one until their size is known."""
+        self._pending: list[Sequence[Any]] = []
+        self._relearnt = False
+        """Whether the batch turned out to look different from the ones before it."""
+        self.segment = task.segment
+        self.texts: list[list[Any]] = []
+        self.written = 0
+        if task.by_template:
+            assert worker.template is not None
+            self._open(worker.template)
+
+    @property
+    def used_bytes(self) -> int:
+        return 0 if self._layout is None else self._layout.total_bytes
+
+    def add(self, samples: list[Any]) -> list[Any]:
+        """Take samples for the next rows; they are written once they are many or large enough to be worth a call.
+
+        Gives back what does not fit the batch's layout, from the first misfit on.
+        """
+        if not samples or (self._layout is None and not self._learn(samples[0])):
+            return samples
+        assert self._layout is not None
+        match = self._layout.match
+        for position, sample in enumerate(samples):
+            values = match(sample)
+            if values is None:
+                if not self.written and not self._pending and not self._relearnt:
+                    self._relearnt = True
+                    return self.add(samples) if self._learn(sample) else samples
+                return self.flush() + samples[position:]
+            self._pending.append(values)
+            if len(self._pending) >= self.group_rows and (misfits := self.flush()):
+                return misfits + samples[position + 1 :]
+        return []
+
+    def flush(self) -> list[Any]:
+        """Write what is pending. Gives it back instead if a tensor turns out not to be plain bytes."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return []
+        assert self._layout is not None and self._writer is not None
+        self._worker.note_fullest()
+        try:
+            self._writer.write(self._task.first_row + self.written, pending, self.texts)
+        except (TypeError, RuntimeError):
+            return [self._layout.rebuild(values) for values in pending]
+        self.written += len(pending)
+        return []
+
+    def as_samples(self) -> list[Any]:
+        """The samples written so far, read back from their rows."""
+        if self._layout is None:
+            return []
+        columns = self._layout.columns(self._worker.array(self.segment))
+        first = self._task.first_row
+        return [self._layout.sample(columns, self.texts, first + i, i) for i in range(self.written)]
+
+    def _learn(self, sample: Any) -> bool:
+        template = learn(sample)
+        if template is None:
+            return False
+        room = self._worker.ask_for_rows(self._task.task, template, self._task.batch_rows)
+        assert room.template is not None
+        self.segment = room.segment
+        self._open(room.template)
+        return True
+
+    def _open(self, template: Template) -> None:
+        self._layout = layout_of(template, self._task.batch_rows)
+        first = self._task.first_row
+        count = self._task.batch_rows if self._task.alone else len(self._task.indices)
+        self._writer = self._worker.writer(self.segment, self._layout, range(first, first + count))
+        self.group_rows = max(1, _CHUNK_BYTES // max(1, template.row_bytes))
+        self.texts = [[] for leaf in template.leaves if leaf.kind == "text"]

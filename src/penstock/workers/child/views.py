@@ -1,0 +1,86 @@
+"""Shared memory as one worker sees it: which segments it has mapped, and what lies in them.
+
+In:  segments the trainer shows and takes away.
+Out: arrays and row writers over them, pages mapped before they are touched.
+Runs in: worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.arena.codec import decode
+from penstock.arena.segment import Segment, attach_segment
+from penstock.arena.template import Layout, RowWriter, layout_of
+from penstock.workers.board import BOARD_SEGMENT, BoardPlace
+from penstock.workers.protocol import NO_SEGMENT, Attach, Part
+
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+class Views:
+    def __init__(self, worker_id: int, segments: dict[int, Segment] | None) -> None:
+        """``segments`` is the trainer's own table, for threads."""
+        self._worker_id = worker_id
+        self._segments: dict[int, Segment] = {} if segments is None else segments
+        self._writers: dict[int, tuple[Layout, RowWriter]] = {}
+        self._mapped: dict[int, set[tuple[int, int]]] = {}
+        """Per segment, the stretches of bytes whose pages are mapped here."""
+        self.place: BoardPlace | None = None
+        """Where this worker writes what it is at, for whoever finds it dead."""
+
+    def attach(self, message: Attach, fd: int | None) -> None:
+        segment = attach_segment(message.number, message.capacity_bytes, fd=fd, name=message.name)
+        self._segments[message.number] = segment
+        if message.number == BOARD_SEGMENT:
+            self.place = BoardPlace(segment, self._worker_id)
+
+    def detach(self, number: int) -> None:
+        self._writers.pop(number, None)
+        self._mapped.pop(number, None)
+        if (segment := self._segments.pop(number, None)) is not None:
+            segment.close()
+
+    def capacity_bytes(self, number: int) -> int:
+        return 0 if number == NO_SEGMENT else self._segments[number].capacity_bytes
+
+    def array(self, number: int) -> np.ndarray:
+        return _NO_BYTES if number == NO_SEGMENT else self._segments[number].array()
+
+    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter:
+        """The row writer for a segment, kept while segment and layout stay the same; it is going to write ``rows``."""
+        # A new segment has no pages yet: everybody makes those of their own rows.
+        for start, end in layout.spans(rows):
+            self._map(number, start, end)
+        known = self._writers.get(number)
+        if known is None or known[0] is not layout:
+            known = self._writers[number] = (layout, RowWriter(layout, self.array(number)))
+        return known[1]
+
+    def all_of(self, number: int) -> np.ndarray:
+        """The whole segment, to be read or written in one go."""
+        self._map(number, 0, self.capacity_bytes(number))
+        return self.array(number)
+
+    def _map(self, number: int, start: int, end: int) -> None:
+        """Map pages once, before they are touched one by one."""
+        mapped = self._mapped.setdefault(number, set())
+        if number != NO_SEGMENT and (start, end) not in mapped:
+            mapped.add((start, end))
+            self._segments[number].populate(start, end)
+
+    def samples_of(self, part: Part) -> list[Any]:
+        """The samples one task left for whoever collates the batch; they may be views of shared rows."""
+        samples: list[Any] = []
+        if part.rows:
+            assert part.template is not None
+            layout = layout_of(part.template, part.batch_rows)
+            for start, end in layout.spans(part.rows):
+                self._map(part.segment, start, end)
+            columns = layout.columns(self.array(part.segment))
+            samples = [layout.sample(columns, part.texts, row, row - part.rows.start) for row in part.rows]
+        if part.pickled is not None or part.offsets:
+            samples += decode(part.pickled, part.offsets, self.all_of(part.extra_segment))
+        return samples

@@ -1,0 +1,351 @@
+"""The worker's life: receive a task, fetch samples, put them where they belong, say so.
+
+In:  messages from the trainer (``messages``), the user's dataset and functions (``Setup``).
+Out: rows in shared segments and ``Done`` messages.
+Runs in: worker (a process, or a thread of the trainer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import getitem
+from typing import Any
+
+import numpy as np
+from torch._utils import ExceptionWrapper
+
+from penstock.arena.codec import Encoded, encode, encode_inline
+from penstock.arena.segment import Segment, round_up
+from penstock.arena.template import Layout, RowWriter, Template, layout_of
+from penstock.workers.child import turn
+from penstock.workers.child.mailbox import Dropped, Line, Mailbox, Stopped
+from penstock.workers.child.private_memory import PrivateMemory
+from penstock.workers.child.rows import Rows
+from penstock.workers.child.views import Views
+from penstock.workers.protocol import (
+    NO_SEGMENT,
+    Collate,
+    Done,
+    Fetch,
+    Learn,
+    Need,
+    Outcome,
+    Restart,
+    Resume,
+    Room,
+    Started,
+)
+from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators, stretch_rows
+from penstock.workers.setup import Setup, can_split, reseed_pipes
+
+INLINE_BYTES = 16 << 10
+"""Results up to this size travel inside their message."""
+_STEP_BYTES = 256 << 10
+_LARGE_BYTES = 1 << 20
+"""From this size on, holding a result is worth a look at one's memory."""
+
+
+class Worker:
+    """Works off tasks from one line until told to stop."""
+
+    def __init__(
+        self,
+        line: Line,
+        setup: Setup,
+        *,
+        worker_id: int,
+        where: str,
+        segments: dict[int, Segment] | None = None,
+        measure: PrivateMemory | None,
+        trace_fd: int,
+    ) -> None:
+        """``where`` names this worker in errors; ``segments`` is the trainer's own table for threads."""
+        self._setup = setup
+        self._where = where
+        self._trace_fd = trace_fd
+        self._views = Views(worker_id, segments)
+        self._mailbox = Mailbox(line, self._views, where=where)
+        self._measure = measure
+        self.template: Template | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._init_error: ExceptionWrapper | None = None
+        self._collate_s = 0.0
+
+    def run(self, init: Callable[[], None], resume: Resume | None) -> None:
+        """Set up with the user's ``init``, then serve until told to stop. A dead line is the caller's to handle."""
+        with contextlib.suppress(Stopped):
+            self._serve(init, resume)
+
+    def _serve(self, init: Callable[[], None], resume: Resume | None) -> None:
+        try:
+            init()
+            self._begin_epoch(resume)
+        except Exception:
+            self._init_error = ExceptionWrapper(where=self._where)
+        self._mailbox.send(Started(self._private_bytes(), self._trace_fd))
+        while True:
+            message = self._mailbox.next()
+            if isinstance(message, Fetch):
+                self._work(message, self._fetch)
+            elif isinstance(message, Collate):
+                self._work(message, self._collate)
+            elif isinstance(message, Learn):
+                self.template = message.template
+            elif isinstance(message, Restart):
+                self._restart(message)
+
+    def _work(self, task: Any, job: Callable[[Any], Outcome]) -> None:
+        began = time.perf_counter()
+        place = self._views.place
+        if place is not None:
+            place.begin(task.task)
+        self._collate_s = 0.0
+        error: ExceptionWrapper | None = None
+        if self._init_error is not None:
+            outcome, error, self._init_error = Outcome("error"), self._init_error, None
+        else:
+            try:
+                turn.begin(task.turn)
+                outcome = job(task)
+            except Dropped:
+                outcome = Outcome("dropped")
+            except _Exhausted:
+                outcome = Outcome("exhausted")
+            except Exception:
+                outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
+        spent_s = time.perf_counter() - began
+        if place is not None:
+            place.end()
+        self._mailbox.say(
+            Done(
+                task=task.task,
+                outcome=outcome,
+                error=error,
+                fetch_s=spent_s - self._collate_s,
+                collate_s=self._collate_s,
+                private_bytes=self._private_bytes(),
+                memo=self._memo(),
+            )
+        )
+
+    def _private_bytes(self) -> int:
+        # In coarse steps: every change has the trainer think about everybody's memory.
+        return 0 if self._measure is None else round_up(self._measure.read_bytes(), _STEP_BYTES)
+
+    # -- epochs -----------------------------------------------------------------------
+
+    def _begin_epoch(self, resume: Resume | None = None) -> None:
+        setup = self._setup
+        if not setup.is_iterable:
+            if resume is not None and resume.memo is not None:
+                set_generators(resume.memo)
+            return
+        if resume is not None and resume.memo is not None:
+            setup.dataset.load_state_dict(resume.memo)
+        self._iterator = iter(setup.dataset)
+        if resume is not None and resume.memo is None:
+            self._read_past(resume.batches)
+
+    def _read_past(self, batches: int) -> None:
+        """Read what a predecessor had already delivered, and forget it."""
+        assert self._iterator is not None
+        for _ in range(batches):
+            # A batch that raised was delivered as its exception.
+            with contextlib.suppress(Exception):
+                deque(itertools.islice(self._iterator, self._setup.batch_rows), maxlen=0)
+
+    def _memo(self) -> Any:
+        """What a successor would need to go on from here."""
+        if self._setup.is_iterable:
+            return self._setup.dataset.state_dict() if hasattr(self._setup.dataset, "state_dict") else None
+        return get_generators() if self._setup.keeps_generators else None
+
+    def _restart(self, message: Restart) -> None:
+        try:
+            if message.shared_seed is not None:
+                reseed_pipes(self._setup.dataset, message.shared_seed)
+            self._begin_epoch()
+        except Exception:
+            self._init_error = ExceptionWrapper(where=self._where)
+
+    # -- fetching ---------------------------------------------------------------------
+
+    def _fetch(self, task: Fetch) -> Outcome:
+        setup = self._setup
+        if not setup.auto_collation:
+            return self._finish(task, self._one_sample(task))
+        if task.batch_rows == 0:
+            return self._finish(task, [])
+        if not setup.is_iterable and not can_split(setup.dataset):
+            self._at_row(0)
+            self._seed(task, 0)
+            found = setup.dataset.__getitems__(task.indices)
+            if not setup.writes_rows or type(found) is not list or len(found) != task.batch_rows:
+                return self._finish(task, found)
+            return self._fetch_rows(task, found)
+        if setup.writes_rows:
+            return self._fetch_rows(task, None)
+        # Handed on without a name: who waits for room must not hold samples that are encoded already.
+        return (
+            self._finish(task, self._samples(task)) if task.alone else self._leave_part(task, None, self._samples(task))
+        )
+
+    def _samples(self, task: Fetch) -> list[Any]:
+        samples = [sample for group in self._groups(task, None) for sample in group]
+        if self._setup.is_iterable:
+            self._check_not_exhausted(task, len(samples))
+        return samples
+
+    def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
+        """Write samples into their rows as they come; what does not match is left to torch's collate."""
+        rows = Rows(self, task)
+        strays: list[Any] = []
+        for group in self._groups(task, rows) if found is None else [found]:
+            if strays:
+                strays += group
+            else:
+                strays = rows.add(group)
+            # Or these samples would still be held while the next ones are being made.
+            del group
+        if not strays:
+            strays = rows.flush()
+        if self._setup.is_iterable:
+            self._check_not_exhausted(task, rows.written + len(strays))
+        if not strays:
+            return Outcome("rows", rows.written, rows.texts, segment=rows.segment, rows_segment=rows.segment,
+                           used_bytes=rows.used_bytes)  # fmt: skip
+        if task.alone:
+            return self._finish(task, rows.as_samples() + strays)
+        return self._leave_part(task, rows, strays)
+
+    def _groups(self, task: Fetch, rows: Rows | None) -> Iterator[list[Any]]:
+        """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
+        its own seed."""
+        if self._setup.is_iterable:
+            assert self._iterator is not None
+            left = task.batch_rows
+            while left:
+                group = list(itertools.islice(self._iterator, min(left, rows.group_rows if rows else left)))
+                left = left - len(group) if group else 0
+                yield group
+                del group
+            return
+        dataset, indices = self._setup.dataset, task.indices
+        by_list = getattr(dataset, "__getitems__", None)
+        # A cached dataset seeds every load by its key, and seeding here would be for nothing. Only where the class
+        # itself says so: one derived from it may draw more.
+        self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
+        get = partial(self_seeded or getitem, dataset)
+        step = stretch_rows(task.batch_rows)
+        for start in range(0, len(indices), step):
+            self._at_row(task.first_row + start)
+            if self_seeded is None:
+                self._seed(task, (task.first_row + start) // step)
+            stretch = indices[start : start + step]
+            if by_list:
+                yield by_list(stretch)
+                continue
+            at = 0
+            while at < len(stretch):
+                self._at_row(task.first_row + start + at)
+                count = 1 if task.careful else rows.group_rows if rows else len(stretch)
+                yield [get(index) for index in stretch[at : at + count]]
+                at += count
+
+    def _at_row(self, row: int) -> None:
+        if self._views.place is not None:
+            self._views.place.at_row(row)
+
+    def _seed(self, task: Fetch, stretch: int) -> None:
+        if task.seed is not None:
+            seed_stretch(task.seed, stretch)
+
+    def _one_sample(self, task: Fetch) -> Any:
+        if self._setup.is_iterable:
+            assert self._iterator is not None
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                raise _Exhausted from None
+        self._at_row(0)
+        self._seed(task, 0)
+        return self._setup.dataset[task.indices]
+
+    def _check_not_exhausted(self, task: Fetch, got: int) -> None:
+        if got == 0 or (got < task.batch_rows and self._setup.drop_last):
+            raise _Exhausted
+
+    # -- results ----------------------------------------------------------------------
+
+    def _finish(self, task: Fetch | Collate, samples: Any) -> Outcome:
+        """Collate and leave the result where the trainer will find it."""
+        began = time.perf_counter()
+        if task.seed is not None and self._setup.auto_collation:
+            seed_collate(task.seed)
+        result = self._setup.collate_fn(samples)
+        self._collate_s = time.perf_counter() - began
+        encoded = encode(result)
+        self.note_fullest(encoded.total_bytes)
+        del samples
+        if encoded.total_bytes <= INLINE_BYTES and encoded.pickled is not None:
+            return Outcome("inline", pickled=encode_inline(result))
+        del result
+        segment = self._write(task, encoded)
+        return Outcome("object", pickled=encoded.pickled, offsets=encoded.offsets, segment=segment,
+                       used_bytes=encoded.total_bytes)  # fmt: skip
+
+    def _leave_part(self, task: Fetch, rows: Rows | None, samples: list[Any]) -> Outcome:
+        """Leave samples, after rows already written, for whoever will collate the batch."""
+        try:
+            encoded = encode(samples, exactly=True)
+        except Exception:
+            return Outcome("cannot travel")
+        self.note_fullest(encoded.total_bytes)
+        del samples
+        segment = self._write(task, encoded) if encoded.total_bytes else NO_SEGMENT
+        part = Outcome("part", 0, [], encoded.pickled, encoded.offsets, segment, NO_SEGMENT, encoded.total_bytes)
+        if rows is None or not rows.written:
+            return part
+        return part._replace(rows=rows.written, texts=rows.texts, rows_segment=rows.segment)
+
+    def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
+        """Copy encoded buffers into the room given with the task, or into room asked for now."""
+        number = task.segment
+        for_rows = isinstance(task, Fetch) and task.by_template
+        if for_rows or self._views.capacity_bytes(number) < encoded.total_bytes:
+            number = self._ask(task.task, encoded.total_bytes, None).segment
+        encoded.write(self._views.all_of(number))
+        return number
+
+    def _collate(self, task: Collate) -> Outcome:
+        # Parts may alias shared rows; the collate result is encoded anew, so nothing of them is handed out.
+        return self._finish(task, [sample for part in task.parts for sample in self._views.samples_of(part)])
+
+    # -- what rows need (``RowKeeper``) -------------------------------------------------
+
+    def array(self, number: int) -> np.ndarray:
+        return self._views.array(number)
+
+    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter:
+        return self._views.writer(number, layout, rows)
+
+    def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
+        return self._ask(task, layout_of(template, batch_rows).total_bytes, template)
+
+    def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
+        self.note_fullest()
+        return self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
+
+    def note_fullest(self, held_bytes: int = 0) -> None:
+        """Now is when this worker is at its largest, with ``held_bytes`` it knows of."""
+        if self._measure is not None:
+            self._measure.note_fullest(sure=held_bytes >= _LARGE_BYTES)
+
+
+class _Exhausted(Exception):
+    """The iterable dataset has nothing more for this worker."""
