@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.monitor.terminal_text import duration
+from penstock.formatting import duration
 from penstock.report.markup import Html, join, tag
 from penstock.units import format_bytes
 

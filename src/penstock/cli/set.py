@@ -47,7 +47,7 @@ def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
     if json_wanted:
         click.echo(json.dumps({"run": found.id, **now}, indent=2))
         return
-    from penstock.monitor.terminal_text import one_line
+    from penstock.formatting import one_line
 
     remark = f" ({now['remark']})" if now.get("remark") else ""
     click.echo(

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.formatting import figure
+from penstock.formatting import rate
 from penstock.lab.live_loader import LiveLoader
 from penstock.lab.profile import profile
 from penstock.meter import headroom_bytes, limits
@@ -88,7 +88,7 @@ class Tuned:
         repeated = f" {REPEATED}" if self.profile.is_repeated else ""
         gain = f", {rates[winner] / slowest:.2g} times the slowest" if rates[winner] > 1.05 * slowest else ""
         return (
-            f"Best: {winner}: {figure(rates[winner])} samples/s{gain}, in "
+            f"Best: {winner}: {rate(rates[winner])} samples/s{gain}, in "
             f"{format_bytes(self.memory_bytes(winner))} of {format_bytes(self.budget_bytes)}. "
             f"Stopped because {self.done.why}.{repeated}"
         )
@@ -194,8 +194,8 @@ def _too_short(settings: TuneSettings, setting: Setting, batch_s: float, trial_s
     # As many measurements as a search comes to; only the first few are with as few workers as this.
     whole_s = math.ceil((4 * needs_s + _TRIALS * trial_s) / (1 - _PROFILE_SHARE) / 10) * 10
     return (
-        f"a batch of {settings.batch_size} takes about {figure(batch_s)} s with {setting}, so that one measurement "
-        f"takes {figure(needs_s)} s, and of {settings.seconds:g} s too few are left for it; "
+        f"a batch of {settings.batch_size} takes about {rate(batch_s)} s with {setting}, so that one measurement "
+        f"takes {rate(needs_s)} s, and of {settings.seconds:g} s too few are left for it; "
         f"give --seconds {whole_s}, or lower --batch-size"
     )
 

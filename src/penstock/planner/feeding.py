@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.formatting import figure
+from penstock.formatting import rate
 
 FED, STARVED = 0.05, 0.20
 """Shares of the time spent waiting: below the first loading is no bottleneck, above the second it is the one."""
@@ -53,26 +53,26 @@ class Feeding:
         every = _time(self.fed_step_s)
         if waited is None:
             return (
-                f"The loader delivers {figure(self.most_samples_per_s)} samples/s, a batch of {self.batch_size} every "
+                f"The loader delivers {rate(self.most_samples_per_s)} samples/s, a batch of {self.batch_size} every "
                 f"{every}: a training step of {every} or longer does not wait for data, a shorter one does."
             )
         wait_ms, step_ms = _time(self.wait_s / self.batches), _time(self.compute_s / self.batches)
         numbers = (
             f"of every batch's time {wait_ms} are waiting for data ({waited:.0%}) and {step_ms} computing "
-            f"({1 - waited:.0%}), at {figure(self.samples_per_s)} samples/s"
+            f"({1 - waited:.0%}), at {rate(self.samples_per_s)} samples/s"
         )
         if waited < FED:
             spare = self.most_samples_per_s / max(1e-9, self.samples_per_s)
             return (
                 f"Loading is not the bottleneck: {numbers}. The loader could deliver "
-                f"{figure(self.most_samples_per_s)} samples/s, {spare:.2g} times that."
+                f"{rate(self.most_samples_per_s)} samples/s, {spare:.2g} times that."
             )
         if waited < STARVED:
             return f"Loading costs a little: {numbers}. The step would have to be {every} long never to wait."
         return (
             f"Loading is the bottleneck: {numbers}. The step alone could take "
-            f"{figure(self.batches * self.batch_size / self.compute_s)} samples/s, the loader delivers "
-            f"{figure(self.most_samples_per_s)} at the most."
+            f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, the loader delivers "
+            f"{rate(self.most_samples_per_s)} at the most."
         )
 
 

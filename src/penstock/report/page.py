@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock._version import __version__
 from penstock.advice.report.verdict import Verdict, verdict
-from penstock.monitor.terminal_text import one_line
+from penstock.formatting import one_line
 from penstock.report import sections
 from penstock.report.account import Account
 from penstock.report.markup import Html, tag

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.charts.timeline import Bound, Chart, Mark, Series, Unit
+from penstock.formatting import duration, memory, one_line, rate, share
 from penstock.monitor.figures import merged
-from penstock.monitor.terminal_text import duration, memory, one_line, rate, share
 from penstock.report.account import Account
 
 MOST_MARKS = 60

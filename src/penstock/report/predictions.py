@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import DataError
+from penstock.formatting import one_line
 from penstock.monitor.runs.format import Tried
-from penstock.monitor.terminal_text import one_line
 from penstock.planner.feeding import FED
 from penstock.report.account import Account
 

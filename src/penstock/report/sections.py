@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.advice.report.verdict import BRIEF_S, Verdict
 from penstock.advice.report.words import Finding
-from penstock.monitor.terminal_text import configuration, duration, memory, one_line, rate, share
+from penstock.formatting import configuration, duration, memory, one_line, rate, share
 from penstock.report.account import Account, numeric
 from penstock.report.markup import Html, join, table, tag
 from penstock.report.pictures import Happening, Picture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from penstock.advice.report.words import Finding
 from penstock.advice.run import DANGER
-from penstock.monitor.terminal_text import duration, one_line
+from penstock.formatting import duration, one_line
 from penstock.report.account import Account
 from penstock.report.stretches import standing
 from penstock.units import format_bytes

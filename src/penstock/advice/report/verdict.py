@@ -14,7 +14,7 @@ from penstock.advice.report.headroom import headroom
 from penstock.advice.report.mishaps import mishaps
 from penstock.advice.report.words import Finding, order
 from penstock.advice.run import GPU_IDLE, Evidence, troubles
-from penstock.monitor.terminal_text import configuration, duration, rate, share
+from penstock.formatting import configuration, duration, rate, share
 from penstock.planner.feeding import FED, STARVED
 from penstock.report.account import Account
 

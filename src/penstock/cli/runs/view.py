@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from penstock.monitor.terminal_text import configuration, duration, memory, one_line, rate, share
+from penstock.formatting import configuration, duration, memory, one_line, rate, share
 
 if TYPE_CHECKING:
     from penstock.monitor.runs.reader import RunSummary

@@ -18,12 +18,12 @@ import psutil
 from penstock.cli.top.trainings import RecordedTraining, StrangeTraining, Training, opened
 from penstock.cli.watch.subjects import tree_of
 from penstock.errors import PenstockError
+from penstock.formatting import one_line
 from penstock.meter import Roots, gpu_status
 from penstock.monitor.process_trees import WatchedTree, find_roots
 from penstock.monitor.runs.format import SUFFIX
 from penstock.monitor.runs.home import runs_folder
 from penstock.monitor.runs.reader import open_run
-from penstock.monitor.terminal_text import one_line
 
 _CPU_OVER_S = 0.3
 

@@ -17,8 +17,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from penstock.cli.top.trainings import Training
+from penstock.formatting import duration, memory, one_line, rate, share
 from penstock.monitor.figures import part
-from penstock.monitor.terminal_text import duration, memory, one_line, rate, share
 
 _LABEL = 13
 _COMPONENTS = {

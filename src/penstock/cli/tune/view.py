@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.formatting import figure
+from penstock.formatting import rate
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ def _trials(tuned: Tuned, *, with_wait: bool) -> Table:
     for trial, why in zip(tuned.trials, tuned.reasons, strict=True):
         expected = tuned.expected[trial.setting]
         waits = [] if not with_wait else ["-" if trial.wait_fraction is None else f"{trial.wait_fraction:.0%}"]
-        measured = ("over", "") if trial.is_over else (figure(trial.samples_per_s), f"{trial.noise:.0%}")
+        measured = ("over", "") if trial.is_over else (rate(trial.samples_per_s), f"{trial.noise:.0%}")
         table.add_row(
             "*" if trial.setting == tuned.winner else "",
             str(trial.setting.workers),
             str(trial.setting.depth),
             *measured,
-            figure(expected.samples_per_s),
+            rate(expected.samples_per_s),
             format_bytes(trial.memory_bytes),
             format_bytes(expected.memory_bytes),
             *waits,
@@ -95,7 +95,7 @@ def show_records(console: Console, target: str, records: Sequence[Mapping[str, A
             format_bytes(record["budget_bytes"]),
             str(winner["workers"]),
             str(winner["depth"]),
-            figure(winner["samples_per_s"]),
+            rate(winner["samples_per_s"]),
             format_bytes(winner["memory_bytes"]),
         )
     console.print(table)

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import psutil
 
 from penstock.errors import PenstockError
+from penstock.formatting import one_line
 from penstock.meter import Roots
 from penstock.monitor.process_trees import WatchedTree, find_roots
 from penstock.monitor.runs.home import state_folder
 from penstock.monitor.runs.reader import Run, ask, open_run
 from penstock.monitor.system_levels import system_levels
-from penstock.monitor.terminal_text import one_line
 
 _STALE_S = 15.0
 """A record that is older has stopped, or its process is stuck; the process itself is asked then."""

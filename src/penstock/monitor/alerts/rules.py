@@ -13,8 +13,8 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
+from penstock.formatting import one_line
 from penstock.monitor.runs.facts import without_secrets
-from penstock.monitor.terminal_text import one_line
 from penstock.units import Size, parse_bytes, parse_size
 
 Gauge = Literal["memory", "tree", "swap", "stall", "gpu-idle", "restarts"]

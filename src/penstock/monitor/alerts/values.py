@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from penstock.formatting import duration
 from penstock.monitor.alerts.rules import AlertRule
 from penstock.monitor.figures import part
-from penstock.monitor.terminal_text import duration
 from penstock.units import format_bytes
 
 _MOST_GPUS = 64

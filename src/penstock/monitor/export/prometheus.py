@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock.errors import PenstockError
+from penstock.formatting import one_line
 from penstock.monitor.figures import part
 from penstock.monitor.runs.format import SUFFIX
 from penstock.monitor.runs.home import runs_folder
 from penstock.monitor.runs.reader import Run
-from penstock.monitor.terminal_text import one_line
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ENDED_FOR_S = 300.0
