@@ -1,24 +1,99 @@
-"""The folder where penstock keeps what it can make again.
+"""Environment variables: the ranks a launcher set, the folders of this user. No other file reads ``os.environ``.
 
-In:  the environment.
-Out: a folder of this user.
-Runs in: trainer, worker, command line.
+In:  the environment of this process.
+Out: counts, paths and texts; a variable that is empty counts as unset.
+Runs in: trainer, worker, command line. Imports no torch.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+
+from penstock.errors import ConfigError
+
+ENVIRONMENT: Mapping[str, str] = os.environ
+"""All variables as they are now: for arguments a test replaces, and for the programs penstock starts."""
+
+DASH_TOKEN_VARIABLE = "PENSTOCK_DASH_TOKEN"
+
+
+def global_rank() -> int:
+    """Rank of this process in the training, 0 without a launcher."""
+    return _count("RANK", 0)
+
+
+def world_size() -> int:
+    """Processes of the training on all nodes, 1 without a launcher."""
+    return _count("WORLD_SIZE", 1)
+
+
+def local_ranks(default: int | None = None) -> int:
+    """Processes of the training on this node; without a launcher ``default``, or 1."""
+    return max(1, _count("LOCAL_WORLD_SIZE", default or 1))
+
+
+def launcher_ranks() -> dict[str, int]:
+    """The ranks a launcher set, for the record of a run. Variables that hold no number are left out."""
+    names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
+    found = {name: os.environ.get(variable, "") for name, variable in names.items()}
+    return {name: int(text) for name, text in found.items() if text.isdecimal()}
 
 
 def user_cache_folder(part: str) -> Path:
-    """``$XDG_CACHE_HOME/penstock/part``, or that below ``~/.cache``; who has no home keeps it among temporary files."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path there is to be ignored, by its own specification.
+    """Folder for files that penstock can make again: ``$XDG_CACHE_HOME/penstock/part``, or below ``~/.cache``."""
+    return _user_folder("XDG_CACHE_HOME", ".cache") / part
+
+
+def state_folder() -> Path:
+    """Folder for records: ``$PENSTOCK_HOME``, or ``$XDG_STATE_HOME/penstock``, or ``~/.local/state/penstock``."""
+    own = os.environ.get("PENSTOCK_HOME", "")
+    # Absolute now, because a training may change its working directory.
+    return Path(own).expanduser().absolute() if own else _user_folder("XDG_STATE_HOME", ".local/state")
+
+
+def runtime_folder() -> Path | None:
+    """``$XDG_RUNTIME_DIR``, or None where it is unset, belongs to another user or cannot be written.
+
+    Containers and sudo pass the variable on to places where the folder does not exist.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not base.startswith("/") or not os.access(base, os.W_OK | os.X_OK) or Path(base).stat().st_uid != user_id():
+        return None
+    return Path(base)
+
+
+def user_id() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def dash_token() -> str:
+    """The access token that the user chose for the live page, or ""."""
+    return os.environ.get(DASH_TOKEN_VARIABLE, "").strip()
+
+
+def chooses_arrow_pool() -> bool:
+    """True when the user set the memory pool that pyarrow allocates from."""
+    return "ARROW_DEFAULT_MEMORY_POOL" in os.environ
+
+
+def _user_folder(variable: str, below_home: str) -> Path:
+    """The user's folder for penstock; below the temporary folder when this user has no home."""
+    root = os.environ.get(variable, "")
+    # The XDG specification asks programs to ignore a relative path.
     if root.startswith("/"):
-        return Path(root) / "penstock" / part
+        return Path(root) / "penstock"
     try:
-        return Path.home() / ".cache" / "penstock" / part
+        return Path.home() / below_home / "penstock"
     except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" / part
+        return Path(tempfile.gettempdir()) / f"penstock-{user_id()}" / below_home.rpartition("/")[2].lstrip(".")
+
+
+def _count(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise ConfigError(f"{variable}={text!r} is not a whole number; unset it or start with torchrun") from None

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from penstock.cache.store.locks import TooLong, release, wait_for
 from penstock.cache.store.region import Region
+from penstock.environment import runtime_folder
 from penstock.errors import CacheError
 
 _L_REGISTRY = 1 << 40
@@ -61,10 +62,8 @@ def started_at(pid: int) -> str | None:
 
 def folder() -> Path:
     """Where this user's caches are listed. Nobody else can look inside."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    # Containers and sudo hand the variable on to where there is no such folder.
-    is_usable = base and os.access(base, os.W_OK | os.X_OK) and Path(base).stat().st_uid == os.getuid()
-    path = Path(base) / "penstock" if base and is_usable else Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+    base = runtime_folder()
+    path = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" if base is None else base / "penstock"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as problem:

@@ -25,13 +25,13 @@ from urllib.parse import quote
 import click
 
 from penstock.cli.sigterm import sigterm_as_exit
+from penstock.environment import DASH_TOKEN_VARIABLE, dash_token
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.web.access import Access
 
 _NEEDED = ("starlette", "uvicorn")
-_TOKEN_VARIABLE = "PENSTOCK_DASH_TOKEN"
 _BACKLOG = 128
 _REDIRECT_S = 60.0
 """What a browser gets to read the file that leads it to the page."""
@@ -83,7 +83,7 @@ def command(
         raise PenstockError(
             f'the web page needs {" and ".join(missing)}, not installed here; run: pip install "penstock[dash]"'
         )
-    from penstock.monitor.runs.home import state_folder
+    from penstock.environment import state_folder
     from penstock.monitor.runs.reader import open_run
     from penstock.web.server import PageServer
 
@@ -156,7 +156,7 @@ def _cannot_listen(host: str, port: int, refused: OSError) -> str:
 def _access(host: str, listener: socket.socket, token_file: Path | None) -> Access:
     from penstock.web.access import Access, new_token, token_problem
 
-    chosen, source = os.environ.get(_TOKEN_VARIABLE, "").strip(), _TOKEN_VARIABLE
+    chosen, source = dash_token(), DASH_TOKEN_VARIABLE
     if token_file is not None:
         chosen, source = _kept_token(token_file), str(token_file)
     access = Access.to(host, listener.getsockname()[0], chosen or new_token())

@@ -39,7 +39,7 @@ def command(run: str, out: str | None, force: bool, plan: str | None, json_wante
     penstock report last --open
     penstock report 261116 -o report.html --plan plan.json
     """
-    from penstock.monitor.runs.home import state_folder
+    from penstock.environment import state_folder
     from penstock.monitor.runs.reader import open_run
     from penstock.report.account import gather
     from penstock.report.page import Report

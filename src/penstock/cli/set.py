@@ -32,7 +32,7 @@ def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
     penstock set last workers=8
     penstock set 261116 workers=8 depth=3 memory=6GB loader=train
     """
-    from penstock.monitor.runs.home import state_folder
+    from penstock.environment import state_folder
     from penstock.monitor.runs.reader import ask, open_run
 
     message = {"do": "set", "who": "terminal", **_read(values)}

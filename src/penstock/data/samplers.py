@@ -8,7 +8,6 @@ Runs in: trainer.
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from penstock.environment import global_rank, world_size
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, parse_bytes
 
@@ -285,7 +285,7 @@ def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         found = distributed.get_rank(), distributed.get_world_size()
     else:
-        found = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        found = global_rank(), world_size()
     rank, ranks = found[0] if rank is None else rank, found[1] if num_replicas is None else num_replicas
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank {rank} of {ranks} is no rank: they count from 0 to {ranks - 1}")

@@ -7,12 +7,12 @@ Runs in: trainer, command line. With or without a GPU.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
+from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
 from penstock.gpu import real_steps
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
@@ -79,7 +79,7 @@ def find_batch_size(
     verify: bool | None = None,
     step: Step | None = None,
     capability: tuple[int, int] | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> BatchSize:
     """The largest batch size that leaves ``margin`` of the memory free. Training arguments as for ``estimate``.
 

@@ -7,11 +7,11 @@ Runs in: trainer, command line. Does not wake CUDA.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
 from penstock.meter.gpu import gpus
 from penstock.units import GIB, KIB, MIB
@@ -58,7 +58,7 @@ class Card:
 def card(
     capability: tuple[int, int] | None = None,
     memory_bytes: int | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Card:
     """The card asked for; where nothing is asked, the first GPU here, and without one a Hopper."""
     if capability is not None and not (len(capability) == 2 and capability[0] >= 5):

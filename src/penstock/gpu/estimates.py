@@ -7,10 +7,10 @@ Runs in: trainer, command line. With or without a GPU; nothing is allocated on o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
 from penstock.gpu import real_steps
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
@@ -237,7 +237,7 @@ def estimate(
     accumulation: int = 1,
     step: Step | None = None,
     capability: tuple[int, int] | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
     calibrate: bool = False,
 ) -> list[Estimate]:
     """What the training would take on a GPU, for every batch size, in order.

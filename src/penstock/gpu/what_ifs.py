@@ -7,10 +7,10 @@ Runs in: trainer, command line. With or without a GPU.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.card import Card, card
@@ -66,7 +66,7 @@ def what_if(
     accumulation: int = 1,
     step: Step | None = None,
     capability: tuple[int, int] | None = None,
-    environment: Mapping[str, str] = os.environ,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> list[WhatIf]:
     """Every choice that differs from the one made, largest saving first. Arguments as for ``estimate``.
 

@@ -8,7 +8,6 @@ Runs in: trainer, and workers it starts and ends.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from penstock.environment import local_ranks
 from penstock.errors import ConfigError, DataError
 from penstock.lab.dataset.containers import find_containers
 from penstock.lab.profile import profile
@@ -80,11 +80,6 @@ def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, na
         raise ConfigError(f"name={name!r} is no text; give the dataset's name, or leave it out")
     if not callable(on_progress):
         raise ConfigError(f"on_progress={on_progress!r} cannot be called; give a function of a text and a share")
-
-
-def local_ranks() -> int:
-    """Training processes on this node, as the launcher says."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
 
 
 def find_facts() -> Facts:

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penstock.environment import state_folder
 from penstock.errors import PenstockError
-from penstock.monitor.runs.home import state_folder
 
 
 def identity(target: str) -> str:

@@ -7,7 +7,6 @@ Runs in: trainer.
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler, default_collate, default_convert
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.environment import local_ranks
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
 from penstock.loader.engine.tuning import Tuning
@@ -311,10 +311,9 @@ class DataLoader(TorchDataLoader[_T_co]):
     @property
     def memory_bytes(self) -> int:
         """The budget in bytes on this machine, now."""
-        ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
         if self._memory.fixed_bytes is not None:
             return self._memory.fixed_bytes
-        return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=self._tuning.auto_memory) // ranks)
+        return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=self._tuning.auto_memory) // local_ranks())
 
     def _cache_stats(self) -> CacheStats | None:
         try:

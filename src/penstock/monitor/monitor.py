@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.environment import state_folder
 from penstock.errors import ConfigError, PenstockError
 from penstock.monitor.alerts.alarm import Alarm
 from penstock.monitor.alerts.rules import AlertRule
@@ -27,7 +28,7 @@ from penstock.monitor.log_line import log_line, say
 from penstock.monitor.recorder import Keeper, Sink, WallClock, Watcher
 from penstock.monitor.runs.facts import run_facts, run_name
 from penstock.monitor.runs.format import Outcome
-from penstock.monitor.runs.home import socket_path, state_folder
+from penstock.monitor.runs.home import socket_path
 from penstock.monitor.runs.writer import RunRecord
 from penstock.monitor.ticker import Attendant
 from penstock.monitor.watched_loader import WatchedLoader

@@ -11,20 +11,6 @@ from penstock.monitor.runs import home
 from penstock.monitor.runs.filesystem import shares_memory
 
 
-def test_the_environment_says_where_and_relative_paths_survive_a_change_of_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PENSTOCK_HOME", raising=False)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert home.state_folder() == tmp_path / "state" / "penstock"
-    monkeypatch.setenv("XDG_STATE_HOME", "relative/is/ignored")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert home.state_folder() == tmp_path / ".local" / "state" / "penstock"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PENSTOCK_HOME", "mine")
-    assert home.state_folder() == tmp_path / "mine"
-
-
 def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

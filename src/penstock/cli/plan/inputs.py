@@ -8,7 +8,6 @@ Runs in: command line. Does not import torch.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import click
 
 from penstock.advice.machine_facts import gather
+from penstock.environment import local_ranks
 from penstock.errors import ConfigError
 from penstock.meter import Roots
 from penstock.planner.decision import FIRST, QUESTIONS
@@ -56,7 +56,7 @@ def find_machine(
 ) -> tuple[Facts, Machine]:
     """This machine, or the one that stands in for it."""
     here = gather(roots)
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or ranks or 1))
+    ranks = local_ranks(default=ranks)
     cores = here.limits.cpu_usable if cores is None else cores
     sizes = [gpu.memory_total_bytes for gpu in here.gpu.gpus if gpu.memory_total_bytes]
     gpu_bytes = min(sizes, default=None) if gpu_bytes is None else gpu_bytes

@@ -34,7 +34,7 @@ def command(ctx: click.Context, json_wanted: bool, limit: int) -> None:
     """List recorded runs, newest first: what became of them, how fast, how much memory, how much waiting."""
     if ctx.invoked_subcommand is not None:
         return
-    from penstock.monitor.runs.home import state_folder
+    from penstock.environment import state_folder
     from penstock.monitor.runs.reader import list_runs
 
     home = state_folder()
@@ -60,7 +60,7 @@ def command(ctx: click.Context, json_wanted: bool, limit: int) -> None:
 def compare(runs: tuple[str, ...], json_wanted: bool) -> None:
     """Compare RUNS (ids, beginnings of ids, names, "last"; the newest ten if none is given): samples/s, waiting and
     peak memory of every configuration that was tried, fastest first."""
-    from penstock.monitor.runs.home import state_folder
+    from penstock.environment import state_folder
     from penstock.monitor.runs.reader import list_runs, open_run
 
     home = state_folder()
@@ -88,7 +88,7 @@ def compare(runs: tuple[str, ...], json_wanted: bool) -> None:
 @click.option("--older-than", metavar="AGE", help="Remove every run that ended longer ago: 30d, 12h, 2w.")
 def remove(runs: tuple[str, ...], older_than: str | None) -> None:
     """Remove RUNS that are over, or all that are older."""
-    from penstock.monitor.runs.home import state_folder
+    from penstock.environment import state_folder
     from penstock.monitor.runs.reader import delete_run, list_runs, open_run
 
     if not runs and older_than is None:

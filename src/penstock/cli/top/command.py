@@ -78,7 +78,7 @@ def command(
 def _gathering(run: str | None, pid: int | None, match: str | None, roots: Roots) -> Gathering:
     from penstock.cli.top.selection import Processes, Runs
     from penstock.cli.watch.command import pattern_of
-    from penstock.monitor.runs.home import state_folder
+    from penstock.environment import state_folder
 
     if pid is None and match is None:
         return Runs(state_folder(), run)

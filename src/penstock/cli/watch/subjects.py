@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import psutil
 
+from penstock.environment import state_folder
 from penstock.errors import PenstockError
 from penstock.formatting import one_line
 from penstock.meter import Roots
 from penstock.monitor.process_trees import WatchedTree, find_roots
-from penstock.monitor.runs.home import state_folder
 from penstock.monitor.runs.reader import Run, ask, open_run
 from penstock.monitor.system_levels import system_levels
 

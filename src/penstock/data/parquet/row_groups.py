@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from penstock.data.parquet.footer import cuts_of, lean_metadata, of_one_group, r
 from penstock.data.parquet.remote_columns import RemoteColumns, buffer_bytes_for
 from penstock.data.shared.shared_bytes import SharedBytes
 from penstock.data.sources import is_remote, open_source
+from penstock.environment import chooses_arrow_pool
 from penstock.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def arrow() -> Any:
         import pyarrow.parquet
     except ImportError:
         raise ConfigError('Parquet and Arrow files are read through pyarrow: pip install "penstock[parquet]"') from None
-    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+    if not chooses_arrow_pool():
         # Arrow's own pool keeps what was freed: tens of megabytes in every worker.
         pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     # What is set up by the first read of a process takes 50 MB: better here, once, than in every worker.

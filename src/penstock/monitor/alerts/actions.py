@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock._version import __version__
+from penstock.environment import ENVIRONMENT
 from penstock.monitor.alerts.rules import Command, Webhook
 
 _MOST_AT_ONCE = 4
@@ -99,7 +100,7 @@ class Performer:
             # A group of its own, so that it can be ended with all it started and Ctrl-C is not its business; none of
             # the training's files, so that a pipe the training writes to is not held open by it.
             process = subprocess.Popen(
-                action.command, shell=isinstance(action.command, str), env={**os.environ, **own},
+                action.command, shell=isinstance(action.command, str), env={**ENVIRONMENT, **own},
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, close_fds=True,
                 start_new_session=True,
             )  # fmt: skip

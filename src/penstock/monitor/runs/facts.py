@@ -21,6 +21,7 @@ from typing import Any
 
 from penstock import meter
 from penstock._version import __version__
+from penstock.environment import launcher_ranks
 from penstock.monitor.runs.format import LONGEST_NAME
 from penstock.monitor.runs.liveness import boot_id
 
@@ -51,7 +52,7 @@ def run_facts(name: str | None, started_s: float) -> dict[str, Any]:
         "folder": _folder(),
         "python": {"python": platform.python_version(), "torch": _version("torch"), "penstock": __version__},
         "machine": {**asdict(limits), "platform": platform.platform(), "processor": platform.machine()},
-        "rank": _rank(),
+        "rank": launcher_ranks() or None,
     }
 
 
@@ -79,13 +80,6 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         else:
             shown.append(_SECRET_TEXT.sub(_HIDDEN, _USER_IN_URL.sub(_HIDDEN, word))[:_LONGEST_WORD])
     return [word.encode("utf-8", "replace").decode() for word in shown]
-
-
-def _rank() -> dict[str, int] | None:
-    names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
-    found = {name: os.environ.get(variable, "") for name, variable in names.items()}
-    ranks = {name: int(text) for name, text in found.items() if text.isdecimal()}
-    return ranks or None
 
 
 def _process_started_s() -> float:

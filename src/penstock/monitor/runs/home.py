@@ -9,29 +9,13 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from pathlib import Path
 
+from penstock.environment import runtime_folder, user_id
 from penstock.errors import PenstockError
 
 LONGEST_SOCKET_PATH_BYTES = 100
 """The kernel takes 107, some 103."""
-
-
-def state_folder() -> Path:
-    """``$PENSTOCK_HOME``, or ``$XDG_STATE_HOME/penstock``, or ``~/.local/state/penstock``."""
-    own = os.environ.get("PENSTOCK_HOME", "")
-    if own:
-        # A training may change its working directory.
-        return Path(own).expanduser().absolute()
-    root = os.environ.get("XDG_STATE_HOME", "")
-    # A relative path there is to be ignored, by its own specification.
-    if root.startswith("/"):
-        return Path(root) / "penstock"
-    try:
-        return Path.home() / ".local" / "state" / "penstock"
-    except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"penstock-{_user()}" / "state"
 
 
 def runs_folder(home: Path) -> Path:
@@ -53,16 +37,12 @@ def socket_path(home: Path, run_id: str) -> Path:
     if len(os.fsencode(wanted)) <= LONGEST_SOCKET_PATH_BYTES:
         make_private(wanted.parent)
         return wanted
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    is_usable = base.startswith("/") and len(base) < 60 and os.access(base, os.W_OK | os.X_OK)
-    folder = Path(base) / "penstock-runs" if is_usable else Path("/tmp") / f"penstock-runs-{_user()}"
+    base = runtime_folder()
+    is_short = base is not None and len(str(base)) < 60
+    folder = base / "penstock-runs" if base is not None and is_short else Path("/tmp") / f"penstock-runs-{user_id()}"
     make_private(folder)
     found = folder.lstat()
     # /tmp is everybody's: who made the folder first could put a socket of his own there.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user_id() or found.st_mode & 0o077:
         raise PenstockError(f"{folder} must be a directory that belongs to you and nobody else can read; remove it")
     return folder / run_id
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
