@@ -487,9 +487,9 @@ def test_a_death_is_seen_although_another_loaders_worker_was_forked_while_this_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two threads start loaders: a worker forked between a socket's birth and its use must not keep its end open."""
-    import penstock.workers.pool as pool
+    import penstock.workers.process_worker as process_worker
 
-    real = pool.channel_pair
+    real = process_worker.channel_pair
     others: list[Any] = []
 
     def pair() -> Any:
@@ -501,7 +501,7 @@ def test_a_death_is_seen_although_another_loaders_worker_was_forked_while_this_o
             next(others[1])
         return made
 
-    monkeypatch.setattr(pool, "channel_pair", pair)
+    monkeypatch.setattr(process_worker, "channel_pair", pair)
     dataset = Noisy(40, sample_s=0.005)
     loader = make(dataset, 1, timeout=5)
     iterator = iter(loader)

@@ -38,10 +38,11 @@ from penstock.loader.epochs import counting_sampler, next_epoch_of
 from penstock.loader.stats import Counters
 from penstock.meter import headroom_bytes, spare_files
 from penstock.workers.inline_fetcher import InlineFetcher
-from penstock.workers.pool import ProcessPool, ThreadPool
+from penstock.workers.process_worker import ProcessPool
 from penstock.workers.protocol import Resume
 from penstock.workers.rng import batch_seed
 from penstock.workers.setup import Setup, can_split
+from penstock.workers.thread_worker import ThreadPool
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache

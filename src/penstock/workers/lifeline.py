@@ -76,9 +76,9 @@ def _tied(sent: Any) -> Tie:
     return tie
 
 
-def begin(tie: Tie, sock: Any, setup: Any, birth: Any) -> None:
+def begin(tie: Tie, sock: Any, setup: Any, start: Any) -> None:
     """Entry point of a worker process."""
     tied = tie.hold()
     from penstock.workers.child.main import main
 
-    main(sock, setup, birth, watch=not tied)
+    main(sock, setup, start, watch=not tied)

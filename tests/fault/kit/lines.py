@@ -15,13 +15,13 @@ from typing import Any
 from unittest import mock
 
 import penstock.workers.channel as channel
-import penstock.workers.pool as pool
+import penstock.workers.process_worker as process_worker
 
 
 @contextlib.contextmanager
 def narrow() -> Iterator[None]:
     """Both directions hold the least the kernel allows, about two kilobytes: what the trainer posts has to wait."""
-    real = pool.channel_pair
+    real = process_worker.channel_pair
 
     def pair() -> tuple[channel.Channel, socket.socket]:
         ours, theirs = real()
@@ -30,7 +30,7 @@ def narrow() -> Iterator[None]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         return ours, theirs
 
-    with mock.patch.object(pool, "channel_pair", pair):
+    with mock.patch.object(process_worker, "channel_pair", pair):
         yield
 
 

@@ -124,9 +124,9 @@ def _at_birth(fault: Fault) -> Patch:
 
 
 def _on_stop(fault: Fault) -> Patch:
-    real = worker.Worker._serve
+    real = worker.WorkerLoop._serve
 
-    def serve(self: worker.Worker, *args: Any) -> None:
+    def serve(self: worker.WorkerLoop, *args: Any) -> None:
         try:
             real(self, *args)
         except mailbox.Stopped:
@@ -134,7 +134,7 @@ def _on_stop(fault: Fault) -> Patch:
                 suffer(fault)
             raise
 
-    return worker.Worker, "_serve", serve
+    return worker.WorkerLoop, "_serve", serve
 
 
 def _mid_rows(fault: Fault) -> Patch:

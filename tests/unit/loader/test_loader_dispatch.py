@@ -40,7 +40,7 @@ class PaperHandle:
         self.template: Template | None = None
         self.posted: list[Any] = []
         self.attached: set[int] = set()
-        self.buried = 0
+        self.reaped = 0
         self.exit_code: int | None = -9
 
     @property
@@ -66,13 +66,13 @@ class PaperHandle:
     def detach(self, number: int) -> None:
         self.attached.discard(number)
 
-    def knows(self, number: int) -> bool:
+    def has_attached(self, number: int) -> bool:
         return number in self.attached
 
     def stop(self) -> None: ...
 
-    def bury(self, deadline_s: float) -> int | None:
-        self.buried += 1
+    def reap(self, deadline_s: float) -> int | None:
+        self.reaped += 1
         return self.exit_code
 
 
@@ -294,7 +294,7 @@ def test_once_learnt_the_template_and_the_segment_go_with_the_task() -> None:
     assert fetch.segment == NO_SEGMENT and not fetch.by_template
     works.need(seat, fetch.task, layout_of(template, 8).total_bytes, template)
     room = works.room_of(seat, fetch.task)
-    assert room is not None and room.template == template and works.handle(0).knows(room.segment)
+    assert room is not None and room.template == template and works.handle(0).has_attached(room.segment)
     works.done(seat, fetch.task, Outcome("rows", 1, [], segment=room.segment))
     later = works.all_tasks()[0][1]
     assert later.by_template and later.segment == room.segment
@@ -560,7 +560,7 @@ def test_a_dead_workers_rows_are_fetched_by_another_and_it_is_replaced() -> None
     works.die(dead)
     works.dispatcher.progress()
     assert isinstance(dead.handle, PaperHandle)
-    assert dead.handle.buried == 1
+    assert dead.handle.reaped == 1
     assert works.replaced == [dead]
     assert rows[0] in [message.first_row for _, message in works.all_tasks()]
     assert works.finish_everything(template) == [0]
@@ -696,7 +696,7 @@ def test_parts_are_collated_by_one_worker_and_then_given_back() -> None:
     ((seat, collate),) = works.all_tasks()
     assert isinstance(collate, Collate)
     assert [part.pickled for part in collate.parts] == [b"x", b"x"]
-    assert all(works.handle(seat.handle.worker_id).knows(part.extra_segment) for part in collate.parts)
+    assert all(works.handle(seat.handle.worker_id).has_attached(part.extra_segment) for part in collate.parts)
     works.need(seat, collate.task, 2 * MIB)
     room = works.room_of(seat, collate.task)
     assert room is not None

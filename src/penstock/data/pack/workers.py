@@ -27,7 +27,7 @@ import torch
 from penstock.data.pack.job import PackJob, Teller
 from penstock.data.sample_forms import CannotCarry
 from penstock.errors import DataError, PenstockError, WorkerError
-from penstock.workers.interrupts import ctrl_c_blocked
+from penstock.workers.fork_hygiene import ctrl_c_blocked
 
 _PR_SET_PDEATHSIG = 1
 LOOK = -1

@@ -28,7 +28,7 @@ from penstock.errors import DataError
 from penstock.lab.dataset.stream_shares import COMPARED, PassedFor, gives_all_to_each
 from penstock.planner.profile import Sample
 from penstock.planner.wording import GIVE_COLLATE
-from penstock.workers.interrupts import ctrl_c_blocked
+from penstock.workers.fork_hygiene import ctrl_c_blocked
 
 _MOST_SAMPLES = 256
 _LEAST_SAMPLES = 3

@@ -21,7 +21,7 @@ import click
 from penstock.cli.target import TargetError, unreadable
 from penstock.errors import PenstockError
 from penstock.lab.explain.job import Explained, Job
-from penstock.workers.interrupts import ctrl_c_blocked
+from penstock.workers.fork_hygiene import ctrl_c_blocked
 
 _LEAVE_WITHIN_S = 5.0
 

@@ -16,14 +16,14 @@ from penstock.arena.segment import Segment
 from penstock.loader.engine.dispatcher import Dispatcher
 from penstock.loader.engine.seat import Seat
 from penstock.workers import stack_dump as trace
-from penstock.workers.pool import Handle, ProcessPool, ThreadPool, leave_deadline_s
+from penstock.workers.pool import StartedWorker, WorkerPool, stop_deadline_s
 from penstock.workers.protocol import Resume
 
 
 class Crew:
     def __init__(
         self,
-        pool: ProcessPool | ThreadPool,
+        pool: WorkerPool,
         selector: selectors.BaseSelector,
         *,
         lock: threading.Lock,
@@ -88,7 +88,7 @@ class Crew:
                 self._sit_down(dispatcher, handle, resume, exhausted)
         self._woken()
 
-    def _sit_down(self, dispatcher: Dispatcher, handle: Handle, resume: Resume | None, exhausted: bool) -> None:
+    def _sit_down(self, dispatcher: Dispatcher, handle: StartedWorker, resume: Resume | None, exhausted: bool) -> None:
         seat = Seat(handle, exhausted=exhausted, resume=resume or Resume(0, None))
         dispatcher.roster.welcome(seat)
         self._selector.register(handle, selectors.EVENT_READ, seat)
@@ -131,7 +131,7 @@ class Crew:
         gone = [seat for seat in self._departing if seat.handle.is_gone]
         self._departing = [seat for seat in self._departing if seat not in gone]
         for seat in gone:
-            seat.handle.bury(0.0)
+            seat.handle.reap(0.0)
 
     @property
     def has_departing(self) -> bool:
@@ -146,9 +146,9 @@ class Crew:
         """Send everybody away and see them off."""
         for seat in seats:
             self.dismiss(seat)
-        deadline_s = leave_deadline_s()
+        deadline_s = stop_deadline_s()
         for seat in self._departing:
-            seat.handle.bury(deadline_s)
+            seat.handle.reap(deadline_s)
         self._departing.clear()
         self._pool.close()
 

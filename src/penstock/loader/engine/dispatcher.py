@@ -90,7 +90,7 @@ class Dispatcher:
         """A worker is gone. What it had in hand is fetched again by whoever is free."""
         self.admission.forget_seat(seat)
         # Until it is reaped it might still write into the rows that are about to be given to somebody else.
-        how = how_it_died(seat.handle.pid, seat.handle.bury(time.monotonic() + _REAP_S))
+        how = how_it_died(seat.handle.pid, seat.handle.reap(time.monotonic() + _REAP_S))
         seat.ending = how
         error = self._deaths.count(seat, how, workers=self.roster.workers)
         if error is not None:

@@ -38,7 +38,7 @@ from penstock.loader.engine.timeout_report import who_is_late
 from penstock.loader.engine.tuning import Tuning
 from penstock.loader.stats import Counters
 from penstock.workers.channel import ChannelClosed
-from penstock.workers.pool import ProcessPool, ThreadPool
+from penstock.workers.pool import WorkerPool
 from penstock.workers.protocol import Done, Restart, Resume
 
 _DOZE_S = 0.002
@@ -71,7 +71,7 @@ class Engine:
     def __init__(
         self,
         *,
-        pool: ProcessPool | ThreadPool,
+        pool: WorkerPool,
         workers: int,
         order: Order,
         memory_bytes: int,

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.loader.engine.batch import Batch
-from penstock.workers.pool import Handle
+from penstock.workers.pool import StartedWorker
 from penstock.workers.protocol import DROP, Learn, Need, Resume, Room
 
 _FROM_THE_START = Resume(0, None)
@@ -46,7 +46,7 @@ class Task:
 class Seat:
     """One worker's place. When the worker dies, another takes a new seat."""
 
-    handle: Handle
+    handle: StartedWorker
     tasks: dict[int, Task] = field(default_factory=dict)
     exhausted: bool = False
     """Whether its copy of an iterable dataset has nothing more to give this epoch."""
@@ -70,7 +70,7 @@ class Seat:
 
     def show(self, segment: Segment) -> None:
         """Make sure the worker has the segment mapped."""
-        if not self.handle.knows(segment.number):
+        if not self.handle.has_attached(segment.number):
             self.handle.attach(segment)
 
     def teach(self, template: Template) -> None:

@@ -28,7 +28,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.workers import stack_dump as trace
 from penstock.workers.channel import Channel, ChannelClosed, close_other_ends
 from penstock.workers.child.private_memory import PrivateMemory
-from penstock.workers.child.worker import Worker
+from penstock.workers.child.worker import WorkerLoop
 from penstock.workers.protocol import Resume
 from penstock.workers.setup import Setup, reseed_pipes
 
@@ -36,7 +36,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Birth:
+class WorkerStart:
     """What one worker process is started with."""
 
     worker_id: int
@@ -49,7 +49,7 @@ class Birth:
     """Set when this worker takes over from one that died."""
 
 
-def main(sock: socket.socket, setup: Setup, birth: Birth, *, watch: bool) -> None:
+def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) -> None:
     """A worker's whole life; ``watch``: the kernel will not see to it that this worker goes with its trainer."""
     try:
         # Blocked since before the process began, so that Ctrl-C among its imports says nothing.
@@ -59,15 +59,15 @@ def main(sock: socket.socket, setup: Setup, birth: Birth, *, watch: bool) -> Non
         channel = Channel(sock)
         if watch:
             _leave_with_the_trainer(sock)
-        worker = Worker(
+        loop = WorkerLoop(
             channel,
             setup,
-            worker_id=birth.worker_id,
-            where=f"in DataLoader worker process {birth.worker_id}",
+            worker_id=start.worker_id,
+            where=f"in DataLoader worker process {start.worker_id}",
             measure=PrivateMemory(),
             trace_fd=trace.prepare(),
         )
-        worker.run(lambda: _introduce(setup, birth), birth.resume)
+        loop.run(lambda: _introduce(setup, start), start.resume)
     except (KeyboardInterrupt, ChannelClosed, BrokenPipeError, ConnectionResetError):
         pass
 
@@ -84,19 +84,19 @@ def _settle() -> None:
     torch.set_num_threads(1)
 
 
-def _introduce(setup: Setup, birth: Birth) -> None:
+def _introduce(setup: Setup, start: WorkerStart) -> None:
     """torch's order: seeds, worker info, then the user's init function."""
-    seed = birth.base_seed + birth.worker_id
+    seed = start.base_seed + start.worker_id
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(birth.base_seed, birth.worker_id))
-    if isinstance(setup.dataset, IterDataPipe) and birth.shared_seed is not None:
-        reseed_pipes(setup.dataset, birth.shared_seed)
+    np.random.seed(torch_worker._generate_state(start.base_seed, start.worker_id))
+    if isinstance(setup.dataset, IterDataPipe) and start.shared_seed is not None:
+        reseed_pipes(setup.dataset, start.shared_seed)
     torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=birth.worker_id, num_workers=birth.num_workers, seed=seed, dataset=setup.dataset
+        id=start.worker_id, num_workers=start.num_workers, seed=seed, dataset=setup.dataset
     )
-    if birth.init_fn is not None:
-        birth.init_fn(birth.worker_id)
+    if start.init_fn is not None:
+        start.init_fn(start.worker_id)
 
 
 def _leave_with_the_trainer(sock: socket.socket) -> None:

@@ -50,7 +50,7 @@ _LARGE_BYTES = 1 << 20
 """From this size on, holding a result is worth a look at one's memory."""
 
 
-class Worker:
+class WorkerLoop:
     """Works off tasks from one line until told to stop."""
 
     def __init__(
