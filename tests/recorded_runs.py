@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.monitor.runs.format import Alert, Note, Point, Tried
+from penstock.monitor.runs.format import Alert, Note, Point, TriedSettings
 from penstock.monitor.runs.liveness import boot_id
 from penstock.monitor.runs.writer import RunRecord
 
@@ -79,7 +79,7 @@ def fill(record: RunRecord, seconds: int, *, ended_s: float) -> None:
             "wait_s": 0.1 * seconds, "peak_tree_bytes": 7.0 * GIB, "peak_used_bytes": 10.0 * GIB,
         },
         tried={
-            "0:a": Tried(
+            "0:a": TriedSettings(
                 loader=0, configuration=configuration, began_s=began_s, ended_s=ended_s, active_s=float(seconds),
                 samples=640.0 * seconds, wait_s=0.1 * seconds, peak_bytes=7.0 * GIB,
             )

@@ -103,7 +103,7 @@ def main() -> None:
                     continue
                 with penstock.Monitor(loader, run="bench") as monitor:
                     with_s.append(block_s(batches, work, count, steps, monitor.step))
-                    cpu_shares.append(monitor._attendant.cpu_s / (with_s[-1] * steps))
+                    cpu_shares.append(monitor._ticker.cpu_s / (with_s[-1] * steps))
         step_s, line_s = costs(loader)
         harness.result(
             with_s=with_s,

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from commands_here import RunHere
 
-from penstock.monitor.runs.format import Outcome
+from penstock.monitor.runs.format import RunOutcome
 from recorded_runs import begin_run, fill
 
 LONG_S = 30.0
@@ -142,7 +142,7 @@ def test_it_ends_by_signal_with_streams_open_and_its_port_is_free_again(home: Pa
     now_s = time.time()
     record = begin_run(home, "x" * 20_000, started_s=now_s - 1500)
     fill(record, 1500, ended_s=now_s)
-    record.finish(Outcome(state="finished", t_s=now_s))
+    record.finish(RunOutcome(state="finished", t_s=now_s))
     port = 0
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         with dash("--port", str(port)) as page, socket.socket() as deaf:

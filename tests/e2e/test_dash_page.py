@@ -26,7 +26,7 @@ import psutil
 import pytest
 from browser import HOW_TO_INSTALL, Witness, browser_path, faint_texts, started, widest
 
-from penstock.monitor.runs.format import Note, Outcome
+from penstock.monitor.runs.format import Note, RunOutcome
 from penstock.monitor.runs.reader import ask, open_run
 from penstock.units import parse_bytes
 from recorded_runs import begin_run, fill, point_at
@@ -145,7 +145,7 @@ def recorded(process: subprocess.Popen[str], home: Path) -> Recorded:
         record.write(notes=[why])
         # The last one goes on for half an hour without a point.
         over_s = ended_s + 1800 if name == "sweep 14" else ended_s
-        record.finish(Outcome(state="failed" if number % 5 == 1 else "finished", t_s=over_s, what="<i>E</i>: no"))
+        record.finish(RunOutcome(state="failed" if number % 5 == 1 else "finished", t_s=over_s, what="<i>E</i>: no"))
         ids.append(record.id)
     day = begin_run(home, "a day", started_s=now_s - DAY_S - 30_000)
     ended_s = now_s - 30_000
@@ -153,7 +153,7 @@ def recorded(process: subprocess.Popen[str], home: Path) -> Recorded:
     ages = [*range(DAY_S, 10_800, -60), *range(10_800, 600, -10), *range(600, -1, -1)]
     day.write([point_at(ended_s - age_s, number, span_s=60) for number, age_s in enumerate(ages)])
     fill(day, 2, ended_s=ended_s + 2)
-    day.finish(Outcome(state="finished", t_s=ended_s))
+    day.finish(RunOutcome(state="finished", t_s=ended_s))
     return Recorded(day=day.id, hostile=ids[:3], others=ids[3:])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands_here import RunHere
 
-from penstock.monitor.runs.format import Outcome
+from penstock.monitor.runs.format import RunOutcome
 from recorded_runs import begin_run, fill
 
 TRAINING = """
@@ -28,7 +28,7 @@ loader = penstock.DataLoader(Frames(), 8, num_workers=1, memory="64MB", name="tr
 with penstock.Monitor(loader, every=None, run="frames") as monitor:
     deadline_s = time.monotonic() + 30
     # Until a point was taken while batches were in flight.
-    while not monitor._keeper.point.figures.get("loader.0.in_flight_bytes") and time.monotonic() < deadline_s:
+    while not monitor._recorder.point.figures.get("loader.0.in_flight_bytes") and time.monotonic() < deadline_s:
         for batch in loader:
             monitor.step()
     monitor.log("that is enough")
@@ -50,7 +50,7 @@ def run_id(home: Path) -> str:
     now_s = time.time()
     record = begin_run(home, "minute", started_s=now_s - 60)
     fill(record, 60, ended_s=now_s)
-    record.finish(Outcome(state="finished", t_s=now_s))
+    record.finish(RunOutcome(state="finished", t_s=now_s))
     return record.id
 
 

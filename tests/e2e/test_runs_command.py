@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.monitor.runs.format import Outcome
+from penstock.monitor.runs.format import RunOutcome
 from recorded_runs import begin_run, fill
 
 TRAINING = """
@@ -78,7 +78,8 @@ def test_lists_fit_80_columns_and_show_hostile_names_as_text(home: Path) -> None
     for number, name in enumerate(["[red]markup[/] \x1b[31mescape\x07\nline", "🎉" * 5000, "x" * 10_000]):
         record = begin_run(home, name, started_s=now_s - 4000 + number)
         fill(record, 100, ended_s=now_s - 3000)
-        record.finish(Outcome(state="failed", t_s=now_s - 3000, what="RuntimeError: [bold]CUDA[/] out of memory " * 9))
+        what = "RuntimeError: [bold]CUDA[/] out of memory " * 9
+        record.finish(RunOutcome(state="failed", t_s=now_s - 3000, what=what))
     shown = penstock("runs")
     assert "[red]markup[/] [31mescape line" in penstock("runs", columns=200)
     assert "\x1b" not in shown and "\x07" not in shown
@@ -93,7 +94,7 @@ def test_lists_fit_80_columns_and_show_hostile_names_as_text(home: Path) -> None
 def test_runs_are_removed_by_name_and_by_age(home: Path) -> None:
     now_s = time.time()
     for name, age_s in (("old", 40 * 86400), ("recent", 60)):
-        begin_run(home, name, started_s=now_s - age_s).finish(Outcome(state="finished", t_s=now_s - age_s + 1))
+        begin_run(home, name, started_s=now_s - age_s).finish(RunOutcome(state="finished", t_s=now_s - age_s + 1))
     assert penstock("runs", "rm", "--older-than", "30d").startswith("removed ")
     assert penstock("runs", "rm", "--older-than", "30d") == "no run is older than 30d\n"
     assert [each["name"] for each in json.loads(penstock("runs", "--json"))] == ["recent"]

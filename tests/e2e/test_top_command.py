@@ -25,7 +25,7 @@ from rich.console import Console
 from penstock.cli.top.keys import parsed
 from penstock.cli.top.trainings import Training
 from penstock.cli.top.view import Choice, Page
-from penstock.monitor.runs.format import Alert, Note, Outcome
+from penstock.monitor.runs.format import Alert, Note, RunOutcome
 from recorded_runs import GIB, begin_run, fill, point_at
 from terminals import Terminal
 
@@ -227,7 +227,7 @@ def test_hostile_names_are_text_and_a_run_that_is_over_is_still_shown(tmp_path: 
     record = begin_run(tmp_path, "[red]x[/] \x1b[31mescape\x07\n" + "🎉" * 5000, started_s=now_s - 200)
     fill(record, 100, ended_s=now_s - 100)
     record.write(notes=[Note(t_s=now_s, who="training", kind="moment", what="\x1b]0;title\x07 [bold]epoch 2")])
-    record.finish(Outcome(state="failed", t_s=now_s - 100, what="RuntimeError: [bold]CUDA[/] out of memory"))
+    record.finish(RunOutcome(state="failed", t_s=now_s - 100, what="RuntimeError: [bold]CUDA[/] out of memory"))
     shown = top(tmp_path, "last", "--once")
     assert "[red]x[/] [31mescape 🎉" in shown and "\x1b" not in shown and "\x07" not in shown
     assert "failed" in shown and "[bold]CUDA[/] out of memory" in shown and "[bold]epoch 2" in shown

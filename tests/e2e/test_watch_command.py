@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.monitor.runs.format import Outcome
+from penstock.monitor.runs.format import RunOutcome
 from recorded_runs import begin_run, point_at
 from terminals import Terminal
 
@@ -191,7 +191,7 @@ def test_a_run_is_watched_by_its_record_until_it_is_over(home: Path) -> None:
     following = Following("last", "--above", "6GiB")
     raised = following.next()
     assert raised["run"] == record.id and raised["state"] == "raised"
-    record.finish(Outcome(state="failed", t_s=time.time(), what="RuntimeError: \x1b[31mx"))
+    record.finish(RunOutcome(state="failed", t_s=time.time(), what="RuntimeError: \x1b[31mx"))
     assert following.next()["text"] == f"run {record.id} has ended: failed, RuntimeError: [31mx"
     assert following.process.wait(30) == 0
     following.process.communicate()

@@ -163,7 +163,7 @@ def test_a_folder_that_is_removed_stops_recording_and_not_training(home: Path) -
 import os, shutil
 shutil.rmtree(os.environ["PENSTOCK_HOME"])
 for _ in range(12):
-    monitor._keeper.tick()
+    monitor._recorder.tick()
 print("trained")
 """
     done = run(TRAINING.format(before="", after=after))
@@ -186,7 +186,7 @@ with open(os.environ["PENSTOCK_HOME"] + "/filler", "wb", buffering=0) as filler:
         assert full.errno == errno.ENOSPC
 for _ in range(200):
     monitor.step()
-    monitor._keeper.tick()
+    monitor._recorder.tick()
 monitor.close()
 from penstock.monitor.runs.reader import list_runs, open_run
 (summary,) = list_runs(Path(os.environ["PENSTOCK_HOME"]))
@@ -218,7 +218,7 @@ with penstock.Monitor(loader, every=None) as monitor:
     killed = False
     for number, batch in enumerate(loader):
         if number == 5:
-            os.kill(monitor._keeper.loaders[0].workers()[0]["pid"], signal.SIGKILL)
+            os.kill(monitor._recorder.loaders[0].workers()[0]["pid"], signal.SIGKILL)
         if loader.stats().worker_restarts:
             break
 """

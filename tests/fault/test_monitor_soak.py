@@ -12,8 +12,8 @@ import torch
 
 import penstock
 from penstock.monitor.gauges import Gauges
-from penstock.monitor.recorder import Keeper, WallClock
-from penstock.monitor.runs.format import Outcome
+from penstock.monitor.recorder import Recorder, WallClock
+from penstock.monitor.runs.format import RunOutcome
 from penstock.monitor.runs.reader import open_run
 from penstock.monitor.watched_loader import WatchedLoader
 from recorded_runs import begin_run
@@ -43,26 +43,26 @@ def train(home: Path, steps: int) -> tuple[int, int]:
     loader = penstock.DataLoader(Numbers(), 1, memory="64MB", name="train")
     watched = [WatchedLoader(loader, 0, is_only=True)]
     gauges = Gauges(watched, clock=clock)
-    keeper = Keeper(watched, gauges, clock=WallClock(clock, clock), warn_at=None)
-    keeper.record = begin_run(home, started_s=clock.now_s)
-    record = keeper.record
+    recorder = Recorder(watched, gauges, clock=WallClock(clock, clock), warn_at=None)
+    recorder.record = begin_run(home, started_s=clock.now_s)
+    record = recorder.record
     batches = iter(loader)
     warm_bytes = 0
     for step in range(steps):
-        keeper.step += 1
+        recorder.step += 1
         if step % STEPS_PER_S == 0:
             next(batches)
             clock.now_s += 1.0
-            keeper.tick()
+            recorder.tick()
         if step % 1000 == 0:
-            keeper.note("governor", "decision", "x" * 300)
+            recorder.note("governor", "decision", "x" * 300)
         if step == steps // 10:
             gc.collect()
             warm_bytes = psutil.Process().memory_info().rss
     gc.collect()
     grown_bytes = psutil.Process().memory_info().rss - warm_bytes
     size_bytes = sum(path.stat().st_size for path in record.path.parent.iterdir())
-    keeper.close(Outcome(state="finished", t_s=clock.now_s))
+    recorder.close(RunOutcome(state="finished", t_s=clock.now_s))
     with open_run(home, "last") as run:
         points = run.points(most=10**6)
         assert sum(point.span_s for point in points) == pytest.approx(steps // STEPS_PER_S - 1)

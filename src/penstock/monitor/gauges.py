@@ -1,7 +1,7 @@
 """Everything a run is measured by, read in one go, and the figures between two such readings.
 
 In:  /proc, cgroups, NVML, the loaders.
-Out: ``Reading``; ``figures_between``.
+Out: ``GaugeSample``; ``figures_between``.
 Runs in: trainer: the monitor's thread once a second, the training thread for a log line.
 """
 
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from penstock.meter import MemoryReport, Roots, TreeMeter, gpu_status, memory
 from penstock.meter.kernel_files import find_counter, read_text
 from penstock.monitor.system_levels import gpu_levels, system_levels
-from penstock.monitor.watched_loader import LoaderReading, WatchedLoader
+from penstock.monitor.watched_loader import LoaderSample, WatchedLoader
 
 _WALKED_AT_MOST_BYTES = 8 << 30
 """Resident pages of the tree up to which each is looked at: 15 ms for a GiB in every process that maps it."""
 _REAL = Roots()
 
 
-class Reading(NamedTuple):
+class GaugeSample(NamedTuple):
     """A run at one moment."""
 
     t_s: float
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     step: int
     levels: dict[str, float]
     """Figures that stand for themselves: memory, counts, GPUs."""
-    loaders: tuple[LoaderReading, ...]
+    loaders: tuple[LoaderSample, ...]
 
 
 class Gauges:
@@ -54,7 +54,7 @@ class Gauges:
         ]
         self.tree_measure = "rss"
 
-    def read(self, step: int, *, in_haste: bool = False) -> Reading:
+    def read(self, step: int, *, in_haste: bool = False) -> GaugeSample:
         """``in_haste`` leaves the processes as they were last seen: who trains must not wait for /proc."""
         loaders = tuple(each.read() for each in self._loaders)
         levels = system_levels(self._roots)
@@ -66,11 +66,11 @@ class Gauges:
         if self._loaders:
             for name, source in _SUMS.items():
                 levels[name] = sum(each.figures.get(source, 0.0) for each in loaders)
-        return Reading(self._clock(), step, levels, loaders)
+        return GaugeSample(self._clock(), step, levels, loaders)
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _tree(self, levels: dict[str, float], loaders: Sequence[LoaderReading]) -> dict[str, float]:
+    def _tree(self, levels: dict[str, float], loaders: Sequence[LoaderSample]) -> dict[str, float]:
         """Memory of the tree, in parts that add up to it as far as pages can be told apart."""
         if self._is_huge is None:
             self._is_huge = memory(exact=False, roots=self._roots).rss_bytes > _WALKED_AT_MOST_BYTES
@@ -127,7 +127,7 @@ class Gauges:
 _SUMS = {"budget_bytes": "budget_bytes", "workers": "workers", "depth": "depth", "worker_restarts": "worker_restarts"}
 
 
-def _shared(loaders: Sequence[LoaderReading]) -> dict[str, float]:
+def _shared(loaders: Sequence[LoaderSample]) -> dict[str, float]:
     """Memory that processes have in common, each cache once."""
     caches = {each.cache_key: each.figures for each in loaders if each.cache_key is not None}
     levels = {
@@ -140,7 +140,7 @@ def _shared(loaders: Sequence[LoaderReading]) -> dict[str, float]:
     return levels
 
 
-def figures_between(before: Reading | None, now: Reading) -> dict[str, float]:
+def figures_between(before: GaugeSample | None, now: GaugeSample) -> dict[str, float]:
     """All figures of a point: levels as they are now, rates since ``before``."""
     figures = {**now.levels, "step": float(now.step)}
     for number, loader in enumerate(now.loaders):

@@ -23,14 +23,14 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.monitor.alerts.alarm import Alarm
 from penstock.monitor.alerts.rules import AlertRule
 from penstock.monitor.control.server import answerer
-from penstock.monitor.gauges import Gauges, Reading, figures_between
+from penstock.monitor.gauges import Gauges, GaugeSample, figures_between
 from penstock.monitor.log_line import log_line, say
-from penstock.monitor.recorder import Keeper, Sink, WallClock, Watcher
+from penstock.monitor.recorder import Recorder, Sink, WallClock, Watcher
 from penstock.monitor.runs.facts import run_facts, run_name
-from penstock.monitor.runs.format import Outcome
+from penstock.monitor.runs.format import RunOutcome
 from penstock.monitor.runs.home import socket_path
 from penstock.monitor.runs.writer import RunRecord
-from penstock.monitor.ticker import Attendant
+from penstock.monitor.ticker import Ticker
 from penstock.monitor.watched_loader import WatchedLoader
 
 _END_WITHIN_S = 5.0
@@ -80,38 +80,38 @@ class Monitor:
         loaders = [WatchedLoader(each, number, is_only=len(given) == 1) for number, each in enumerate(given)]
         clock = WallClock()
         gauges = Gauges(loaders, clock=clock.monotonic)
-        self._keeper = Keeper(loaders, gauges, clock=clock, warn_at=warn_at, sinks=tuple(sinks))
-        self._keeper.watch_with(alarm)
-        self._attendant = Attendant(self._keeper)
+        self._recorder = Recorder(loaders, gauges, clock=clock, warn_at=warn_at, sinks=tuple(sinks))
+        self._recorder.watch_with(alarm)
+        self._ticker = Ticker(self._recorder)
         self._name = run_name(run)
         self._began_s = clock()
-        self._line: Reading = self._keeper.read()
-        self._keeper.record = self._begin_record(run, warn_at, gauges)
-        self.run_id = self._keeper.run_id
+        self._line: GaugeSample = self._recorder.read()
+        self._recorder.record = self._begin_record(run, warn_at, gauges)
+        self.run_id = self._recorder.run_id
         """What ``penstock set`` and ``penstock runs`` call this run; None where it cannot be recorded."""
-        self._keeper.tick()
+        self._recorder.tick()
         self._say_line("Start", self._line, None)
         _MONITORS.add(self)
         atexit.register(self._end_with_program)
-        self._attendant.start()
+        self._ticker.start()
 
     def step(self) -> None:
         """One training step is done."""
-        keeper = self._keeper
-        keeper.step += 1
-        if keeper.step >= self._next_line:
+        recorder = self._recorder
+        recorder.step += 1
+        if recorder.step >= self._next_line:
             self._log_step()
 
     def log(self, moment: str) -> None:
         """Log a line now, and mark the moment in the record: ``monitor.log("After dataset creation")``."""
         if self._is_over:
             return
-        self._keeper.note("training", "moment", str(moment))
-        self._say_line(str(moment), self._keeper.read(), self._line)
+        self._recorder.note("training", "moment", str(moment))
+        self._say_line(str(moment), self._recorder.read(), self._line)
 
     def watch_with(self, watcher: Watcher) -> None:
         """Have ``watcher`` look at every point, and act; see ``penstock.monitor.recorder.Watcher``."""
-        self._keeper.watch_with(watcher)
+        self._recorder.watch_with(watcher)
 
     def close(self) -> None:
         """The run is over. May be called twice."""
@@ -135,7 +135,7 @@ class Monitor:
         home = state_folder()
         facts = run_facts(name, self._began_s)
         facts |= {
-            "loaders": [each.facts for each in self._keeper.loaders],
+            "loaders": [each.facts for each in self._recorder.loaders],
             "gpus": gauges.gpus,
             "tree_measure": gauges.tree_measure,
             "every": self._every,
@@ -151,7 +151,7 @@ class Monitor:
                 "folder of yours",
             )
             return None
-        self._keeper.run_id = record.id
+        self._recorder.run_id = record.id
         path = self._listen(home, record.id)
         record.set_fact("socket", None if path is None else str(path))
         return record
@@ -160,10 +160,10 @@ class Monitor:
         about = {"id": run_id, "name": self._name, "pid": self._pid, "started_s": self._began_s}
         try:
             path = socket_path(home, run_id)
-            self._attendant.listen(path, answerer(self._keeper, lambda: about))
+            self._ticker.listen(path, answerer(self._recorder, lambda: about))
         except (OSError, AttributeError, PenstockError) as problem:
             # No such sockets on this platform or file system: everything else works.
-            self._keeper.note("monitor", "start", f"no control socket: {problem}")
+            self._recorder.note("monitor", "start", f"no control socket: {problem}")
             return None
         return path
 
@@ -173,11 +173,11 @@ class Monitor:
         if self._is_over:
             self._next_line = _NEVER
             return
-        reading = self._keeper.read(in_haste=True)
+        reading = self._recorder.read(in_haste=True)
         self._say_line(f"Step {reading.step}", reading, self._line)
         self._line = reading
 
-    def _say_line(self, label: str, reading: Reading, since: Reading | None) -> None:
+    def _say_line(self, label: str, reading: GaugeSample, since: GaugeSample | None) -> None:
         figures = figures_between(since, reading)
         say(logging.INFO, log_line(label, figures))
 
@@ -187,11 +187,11 @@ class Monitor:
         self._is_closed = True
         atexit.unregister(self._end_with_program)
         _MONITORS.discard(self)
-        outcome = Outcome(state=state, t_s=self._keeper.now_s(), what=what)
-        if self._attendant.end(_END_WITHIN_S):
-            self._keeper.close(outcome)
+        outcome = RunOutcome(state=state, t_s=self._recorder.now_s(), what=what)
+        if self._ticker.end(_END_WITHIN_S):
+            self._recorder.close(outcome)
         else:
-            self._keeper.leave_word(outcome)
+            self._recorder.leave_word(outcome)
 
     def _end_with_program(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -201,8 +201,8 @@ class Monitor:
         """In a forked child: it is the parent's run. Nothing is written, no line is held open."""
         self._is_closed = True
         self._next_line = _NEVER
-        self._attendant.forget()
-        self._keeper.abandon()
+        self._ticker.forget()
+        self._recorder.abandon()
 
 
 _MONITORS: weakref.WeakSet[Monitor] = weakref.WeakSet()

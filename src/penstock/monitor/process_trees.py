@@ -1,7 +1,7 @@
 """Any training seen from outside, penstock's or not: a process and its descendants, by id or by pattern.
 
 In:  a process id, or a pattern of command lines; /proc.
-Out: ``TreeNow``: figures named as in ``figures``, and each process with what it does.
+Out: ``TreeSample``: figures named as in ``figures``, and each process with what it does.
 Runs in: command line. Does not import torch.
 """
 
@@ -31,7 +31,7 @@ _DOING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessNow:
+class ProcessSample:
     """One process of a tree."""
 
     pid: int
@@ -45,7 +45,7 @@ class ProcessNow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeNow:
+class TreeSample:
     """A process and its descendants at one moment."""
 
     pid: int
@@ -57,7 +57,7 @@ class TreeNow:
     figures: dict[str, float]
     """tree_bytes in trainer_bytes (the process's own), workers_bytes (its descendants' own) and other_bytes (what they
     share); processes; processors_busy and read_bytes_per_s since the last look."""
-    processes: tuple[ProcessNow, ...]
+    processes: tuple[ProcessSample, ...]
     """Root first."""
 
 
@@ -75,10 +75,10 @@ class WatchedTree:
         self._known: dict[int, psutil.Process] = {pid: root}
         self._before: dict[psutil.Process, tuple[float, float]] = {}
         """Seconds of processor and bytes read, as of the last look."""
-        self._looked_s: float | None = None
+        self._sampled_s: float | None = None
         self._command = ""
 
-    def look(self) -> TreeNow | None:
+    def sample(self) -> TreeSample | None:
         """The tree now; None once its root has ended."""
         report, measure = self._memory()
         try:
@@ -88,9 +88,9 @@ class WatchedTree:
         except psutil.Error:
             return None
         now_s = self._clock()
-        elapsed_s = None if self._looked_s is None else max(1e-6, now_s - self._looked_s)
+        elapsed_s = None if self._sampled_s is None else max(1e-6, now_s - self._sampled_s)
         used = {process: _used(process) for each in report.processes if (process := self._process(each.pid))}
-        before, self._before, self._looked_s = self._before, used, now_s
+        before, self._before, self._sampled_s = self._before, used, now_s
         # A process that is new since then has used all it has used since then.
         more = {
             process: (each[0] - then[0], each[1] - then[1])
@@ -112,7 +112,7 @@ class WatchedTree:
         if elapsed_s is not None:
             figures["processors_busy"] = sum(max(0.0, cpu_s) for cpu_s, _ in more.values()) / elapsed_s
             figures["read_bytes_per_s"] = sum(max(0.0, count) for _, count in more.values()) / elapsed_s
-        return TreeNow(
+        return TreeSample(
             pid=self.pid, command=self._command, started_s=self._started_s, measure=measure, figures=figures,
             processes=processes,
         )  # fmt: skip
@@ -143,7 +143,9 @@ class WatchedTree:
             return None
         return known
 
-    def _now(self, each: Any, more: dict[psutil.Process, tuple[float, float]], elapsed_s: float | None) -> ProcessNow:
+    def _now(
+        self, each: Any, more: dict[psutil.Process, tuple[float, float]], elapsed_s: float | None
+    ) -> ProcessSample:
         process = self._known.get(each.pid)
         doing, cpu_s = "ended", None
         if process is not None:
@@ -152,7 +154,7 @@ class WatchedTree:
                 doing = _DOING.get(process.status(), "waiting")
             except psutil.Error:
                 pass  # gone meanwhile
-        return ProcessNow(
+        return ProcessSample(
             pid=each.pid,
             name=each.name,
             doing=doing,

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.advice.live import CALM_BELOW, Subject, warning
-from penstock.monitor.gauges import Gauges, Reading, figures_between
+from penstock.monitor.gauges import Gauges, GaugeSample, figures_between
 from penstock.monitor.log_line import say
-from penstock.monitor.runs.format import Alert, Note, Outcome, Point
+from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
 from penstock.monitor.runs.writer import RunRecord
 from penstock.monitor.tried_settings import Achievements
 from penstock.monitor.watched_loader import WatchedLoader
@@ -47,11 +47,13 @@ class Sink(Protocol):
 
 
 class Watcher(Protocol):
-    """Looks at every point, from the monitor's thread, and may act: ``keeper.loaders`` have valves, ``keeper.note`` and
-    ``keeper.alert`` write down what was done. Must return within milliseconds; what takes longer wants its own thread.
+    """Gets every point, in the monitor's thread, and may act on it.
+
+    ``recorder.loaders`` have valves; ``recorder.note`` and ``recorder.alert`` record what was done. It must return
+    within milliseconds: longer work needs a thread of its own.
     """
 
-    def look(self, point: Point, keeper: Keeper) -> None: ...
+    def observe(self, point: Point, recorder: Recorder) -> None: ...
     def close(self) -> None: ...
 
 
@@ -71,7 +73,7 @@ class WallClock:
         return now_s
 
 
-class Keeper:
+class Recorder:
     def __init__(
         self,
         loaders: Sequence[WatchedLoader],
@@ -94,7 +96,7 @@ class Keeper:
         self._sinks = list(sinks)
         self._watchers: list[Watcher] = []
         self._gauges_lock = threading.Lock()
-        self._reading: Reading | None = None
+        self._reading: GaugeSample | None = None
         self._lock = threading.Lock()
         """Guards what other threads leave for the next tick."""
         self._notes: deque[Note] = deque(maxlen=_PATIENCE_POINTS * 10)
@@ -129,7 +131,7 @@ class Keeper:
         """Have ``watcher`` look at every point from now on."""
         self._watchers = [*self._watchers, watcher]
 
-    def read(self, *, in_haste: bool = False) -> Reading:
+    def read(self, *, in_haste: bool = False) -> GaugeSample:
         """The gauges now, for the training thread; in haste, a moment old if the monitor's thread is reading them."""
         if self._gauges_lock.acquire(blocking=not in_haste or self._reading is None):
             try:
@@ -191,7 +193,7 @@ class Keeper:
             say(logging.WARNING, text)
             self.note("monitor", "warning", text, share=share)
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """The last point, the outcome, and goodbye to who listened."""
         with contextlib.suppress(Exception):
             # Whatever is wrong by now, the outcome is still to be written.
@@ -209,7 +211,7 @@ class Keeper:
         if record is not None:
             record.abandon()
 
-    def leave_word(self, outcome: Outcome) -> None:
+    def leave_word(self, outcome: RunOutcome) -> None:
         """The outcome, where the thread that has the record does not come to an end."""
         record = self.record or self._stopped
         if record is not None:
@@ -229,7 +231,7 @@ class Keeper:
             kind = "memory" if set(changed) == {"memory"} else "cache" if set(changed) == {"cache_bytes"} else "resize"
             self.note(who, kind, f"{loader.name}: {words}", loader=loader.name, number=number, now=now)
 
-    def _note_endings(self, reading: Reading) -> None:
+    def _note_endings(self, reading: GaugeSample) -> None:
         for loader, seen in zip(self.loaders, reading.loaders, strict=True):
             for ending in loader.new_endings(int(seen.figures.get("worker_restarts", 0))):
                 what = f"{loader.name}: {ending}; another took its place"
@@ -240,7 +242,7 @@ class Keeper:
             if not self._try(lambda sink=sink: sink.write(self.step, dict(point.figures)), type(sink).__name__):
                 self._sinks.remove(sink)
         for watcher in self._watchers:
-            if not self._try(lambda watcher=watcher: watcher.look(point, self), type(watcher).__name__):
+            if not self._try(lambda watcher=watcher: watcher.observe(point, self), type(watcher).__name__):
                 self._watchers = [each for each in self._watchers if each is not watcher]
 
     @staticmethod

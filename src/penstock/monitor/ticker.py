@@ -1,6 +1,6 @@
 """The monitor's thread: a tick every second, the control socket in between.
 
-In:  a keeper; messages from other terminals.
+In:  a recorder; messages from other terminals.
 Out: points, answers.
 Runs in: trainer, a daemon thread.
 """
@@ -19,16 +19,16 @@ from typing import Any
 
 from penstock.monitor.control.server import Control
 from penstock.monitor.log_line import say
-from penstock.monitor.recorder import Keeper
+from penstock.monitor.recorder import Recorder
 
 EVERY_S = 1.0
 _MOST_DUTY = 0.05
 """Share of one processor that a tick may take until the next: points of a large tree are rarer."""
 
 
-class Attendant:
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+class Ticker:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -101,7 +101,7 @@ class Attendant:
     def _tick(self) -> bool:
         began_s = time.thread_time()
         try:
-            self._keeper.tick()
+            self._recorder.tick()
         except Exception as problem:
             # A training must not end over its monitor.
             say(logging.WARNING, f"penstock: the monitor has failed, training goes on without it: {problem!r}")

@@ -1,7 +1,7 @@
 """What a run has achieved: in all, and with each configuration that was tried.
 
 In:  readings, one after another.
-Out: totals; ``Tried`` by configuration.
+Out: totals; ``TriedSettings`` by configuration.
 Runs in: trainer.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.monitor.gauges import Reading
-from penstock.monitor.runs.format import Tried
+from penstock.monitor.gauges import GaugeSample
+from penstock.monitor.runs.format import TriedSettings
 
 _MOST_TRIED = 200
 """Configurations that are told apart; a governor may try many."""
@@ -22,13 +22,13 @@ _MOST_TRIED = 200
 class Achievements:
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
-        self.tried: dict[str, Tried] = {}
+        self.tried: dict[str, TriedSettings] = {}
         self.changed: set[str] = set()
         """Keys of ``tried`` that are not written down yet."""
         self._active_s = self._wait_s = 0.0
 
     def note(
-        self, before: Reading | None, now: Reading, configurations: Sequence[Mapping[str, Any]], t_s: float
+        self, before: GaugeSample | None, now: GaugeSample, configurations: Sequence[Mapping[str, Any]], t_s: float
     ) -> None:
         tree_bytes, used_bytes = now.levels.get("tree_bytes", 0.0), now.levels.get("used_bytes", 0.0)
         totals = self.totals
@@ -63,7 +63,7 @@ class Achievements:
         if found is None:
             if len(self.tried) >= _MOST_TRIED:
                 return
-            found = Tried(
+            found = TriedSettings(
                 loader=number, configuration=dict(configuration), began_s=t_s - span_s, ended_s=t_s, active_s=0.0,
                 samples=0.0, wait_s=0.0, peak_bytes=0.0,
             )  # fmt: skip

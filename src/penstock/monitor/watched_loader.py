@@ -25,7 +25,7 @@ _ARGUMENTS = ("batch_size", "num_workers", "prefetch_factor", "memory", "pin_mem
 _VALVES = ("workers", "depth", "memory")
 
 
-class LoaderReading(NamedTuple):
+class LoaderSample(NamedTuple):
     """A loader at one moment. None: torch's loader does not say."""
 
     samples: int | None
@@ -37,7 +37,7 @@ class LoaderReading(NamedTuple):
     """Which cache it has: several loaders may share one."""
 
 
-_NOTHING = LoaderReading(None, None, False, {}, None)
+_NOTHING = LoaderSample(None, None, False, {}, None)
 
 
 class WatchedLoader:
@@ -57,7 +57,7 @@ class WatchedLoader:
 
     # -- gauges -----------------------------------------------------------------------------
 
-    def read(self) -> LoaderReading:
+    def read(self) -> LoaderSample:
         loader = self.loader
         if loader is None:
             # Counters stay; memory went with it.
@@ -66,7 +66,7 @@ class WatchedLoader:
         if not self.is_penstock:
             workers = float(getattr(loader, "num_workers", 0) or 0)
             depth = workers * (getattr(loader, "prefetch_factor", None) or 0)
-            return LoaderReading(None, None, False, {"workers": workers, "depth": float(depth)}, None)
+            return LoaderSample(None, None, False, {"workers": workers, "depth": float(depth)}, None)
         try:
             stats = loader.stats()
         except RuntimeError:
@@ -89,7 +89,7 @@ class WatchedLoader:
                 "cache_bytes": stats.cache.bytes, "cache_limit_bytes": stats.cache.limit_bytes,
                 "cache_hits": stats.cache.hits, "cache_misses": stats.cache.misses,
             }  # fmt: skip
-        self._last = LoaderReading(
+        self._last = LoaderSample(
             stats.samples, wait_s, is_iterating(loader), {name: float(value) for name, value in figures.items()}, key
         )
         return self._last

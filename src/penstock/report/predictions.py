@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from penstock.errors import DataError
 from penstock.formatting import one_line
-from penstock.monitor.runs.format import Tried
+from penstock.monitor.runs.format import TriedSettings
 from penstock.planner.feeding import FED
 from penstock.report.account import Account
 
@@ -153,21 +153,21 @@ def _finite(value: Any) -> float:
     return number
 
 
-def _closest(account: Account, number: int, plans: Sequence[Prediction]) -> tuple[Prediction, Tried] | None:
+def _closest(account: Account, number: int, plans: Sequence[Prediction]) -> tuple[Prediction, TriedSettings] | None:
     """The plan and the settings tried that are most alike, settings that were in force for long first."""
     tried = [each for each in account.summary.tried if each.loader == number and each.samples]
     pairs = [(plan, each) for each in sorted(tried, key=lambda each: -each.active_s) for plan in plans]
     return min(pairs, key=lambda pair: _distance(*pair), default=None)
 
 
-def _distance(plan: Prediction, tried: Tried) -> float:
+def _distance(plan: Prediction, tried: TriedSettings) -> float:
     settings = tried.configuration
     workers, batch_size = settings.get("workers"), settings.get("batch_size")
     apart = abs(plan.workers - workers) if isinstance(workers, int) else 100
     return apart + 1000 * (batch_size != plan.batch_size)
 
 
-def _against(account: Account, number: int, plan: Prediction, tried: Tried) -> Iterator[Compared]:
+def _against(account: Account, number: int, plan: Prediction, tried: TriedSettings) -> Iterator[Compared]:
     settings, name = tried.configuration, account.name_of(number)
     remark = _difference(plan, settings)
     if not remark and tried.active_s < _SHORTEST_S:

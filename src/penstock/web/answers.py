@@ -1,7 +1,7 @@
 """What the page is answered, as plain values read from the records.
 
 In:  a home (``home.state_folder()``), which run, what was seen of it already.
-Out: dictionaries; ``encoded`` makes JSON of them. ``Wrong`` where there is no answer, with an HTTP status.
+Out: dictionaries; ``encoded`` makes JSON of them. ``RequestError`` where there is no answer, with an HTTP status.
 Runs in: command line, in threads: everything here may wait for a file or a training.
 
 A record is opened for each answer and closed again: the training makes one tidy file of it at its end, which it cannot
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.monitor.runs.format import SUFFIX, Alert, Note, Point, Tried
+from penstock.monitor.runs.format import SUFFIX, Alert, Note, Point, TriedSettings
 from penstock.monitor.runs.home import runs_folder
 from penstock.monitor.runs.reader import Run, RunSummary, ask
 from penstock.units import parse_size
@@ -36,7 +36,7 @@ _COUNTS = ("workers", "depth")
 _T = TypeVar("_T", Note, Alert)
 
 
-class Wrong(Exception):
+class RequestError(Exception):
     """A request that cannot be answered."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -46,7 +46,7 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class StreamPosition:
     """How far somebody has followed a run."""
 
     points_s: float | None = None
@@ -57,10 +57,10 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class RunUpdate:
     """What a run has to say to somebody who has seen some of it."""
 
-    seen: Seen
+    seen: StreamPosition
     """How far this goes."""
     journal: list[dict[str, Any]]
     alerts: list[dict[str, Any]]
@@ -114,14 +114,14 @@ class Answers:
             }
 
     def find(self, run_id: str) -> None:
-        """Raises Wrong where there is no such run."""
+        """Raises RequestError where there is no such run."""
         self._opened(run_id).close()
 
     def points(self, run_id: str, since_s: float | None, most: int) -> dict[str, Any]:
         with self._opened(run_id) as run:
             return columns(run.points(since_s, most))
 
-    def news(self, run_id: str, seen: Seen) -> News:
+    def news(self, run_id: str, seen: StreamPosition) -> RunUpdate:
         """What has come since."""
         with self._opened(run_id) as run:
             # Before the rest: what a run wrote last is there once its outcome is.
@@ -129,8 +129,9 @@ class Answers:
             notes, last_note = _new(run.journal(after=seen.last_note or 0), seen.points_s, seen.last_note)
             alerts, last_alert = _new(run.alerts(after=seen.last_alert or 0), seen.points_s, seen.last_alert)
             points = run.points(seen.points_s, POINTS)
-        return News(
-            seen=Seen(points_s=points[-1].t_s if points else seen.points_s, last_note=last_note, last_alert=last_alert),
+        points_s = points[-1].t_s if points else seen.points_s
+        return RunUpdate(
+            seen=StreamPosition(points_s=points_s, last_note=last_note, last_alert=last_alert),
             journal=[asdict(note) for note in notes],
             alerts=[asdict(alert) for alert in alerts],
             points=columns(points) if points else None,
@@ -155,22 +156,22 @@ class Answers:
                 answer = ask(run, message, timeout_s=_SET_WITHIN_S)
             except PenstockError as silent:
                 _refuse_if_over(run)
-                raise Wrong(503, str(silent)) from None
+                raise RequestError(503, str(silent)) from None
         if not answer.get("ok"):
-            raise Wrong(409, str(answer.get("why", "refused without a reason")))
+            raise RequestError(409, str(answer.get("why", "refused without a reason")))
         return {"now": answer.get("now", {})}
 
     def _opened(self, run_id: str) -> Run:
         path = runs_folder(self.home) / f"{run_id}{SUFFIX}"
         # An id comes from a request: it must not lead anywhere else.
         if not _ID.fullmatch(run_id) or not path.is_file():
-            raise Wrong(404, f"no run {run_id[:100]!r} is recorded in {self.home}; it may have been removed")
+            raise RequestError(404, f"no run {run_id[:100]!r} is recorded in {self.home}; it may have been removed")
         try:
             return Run(path)
         except PenstockError as problem:
             if not path.is_file():
-                raise Wrong(404, f"the record of {run_id} was removed") from None
-            raise Wrong(503, str(problem)) from None
+                raise RequestError(404, f"the record of {run_id} was removed") from None
+            raise RequestError(503, str(problem)) from None
 
 
 def columns(points: Sequence[Point]) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def listed(home: Path, runs: bytes) -> bytes:
     return encoded({"now_s": time.time(), "home": str(home)})[:-1] + b',"runs":' + runs + b"}"
 
 
-def _plain_tried(tried: Tried) -> dict[str, Any]:
+def _plain_tried(tried: TriedSettings) -> dict[str, Any]:
     return {**asdict(tried), "samples_per_s": tried.samples_per_s, "wait_fraction": tried.wait_fraction}
 
 
@@ -222,33 +223,33 @@ def _new(entries: list[_T], seen_s: float | None, last: int | None) -> tuple[lis
 def _refuse_if_over(run: Run) -> None:
     outcome = run.outcome
     if outcome is not None:
-        raise Wrong(409, f"{run.id} is over ({outcome.state}): nothing is left to set")
+        raise RequestError(409, f"{run.id} is over ({outcome.state}): nothing is left to set")
 
 
 def _checked(wanted: Any) -> dict[str, Any]:
     """The values of a request, each of its kind; whether they can be is for the training to say."""
     if not isinstance(wanted, dict):
-        raise Wrong(400, 'send an object, such as {"loader": null, "workers": 8}')
+        raise RequestError(400, 'send an object, such as {"loader": null, "workers": 8}')
     known = (*_COUNTS, "memory", "loader")
     for name in wanted:
         if name not in known:
-            raise Wrong(400, f"{name[:60]!r} cannot be set; workers, depth and memory can, of a loader")
+            raise RequestError(400, f"{name[:60]!r} cannot be set; workers, depth and memory can, of a loader")
     for name in _COUNTS:
         value = wanted.get(name, 1)
         if type(value) is not int or not 0 <= value < 1 << 31:
-            raise Wrong(400, f"{name}={str(value)[:60]} is not a whole number from 0 up")
+            raise RequestError(400, f"{name}={str(value)[:60]} is not a whole number from 0 up")
     if "memory" in wanted:
         try:
             if not isinstance(wanted["memory"], str):
                 raise ConfigError(f'memory={str(wanted["memory"])[:60]} is no size; write it as text: "6GB"')
             parse_size(wanted["memory"])
         except ConfigError as wrong:
-            raise Wrong(400, str(wrong)) from None
+            raise RequestError(400, str(wrong)) from None
     loader = wanted.get("loader")
     if loader is not None and type(loader) not in (str, int):
-        raise Wrong(400, "loader is the name or the number of one, or null for the only one")
+        raise RequestError(400, "loader is the name or the number of one, or null for the only one")
     if not set(wanted) - {"loader"}:
-        raise Wrong(400, "nothing to set: send workers, depth or memory")
+        raise RequestError(400, "nothing to set: send workers, depth or memory")
     return wanted
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.web.answers import Answers, News, Seen, Wrong, encoded, listed
+from penstock.web.answers import Answers, RequestError, RunUpdate, StreamPosition, encoded, listed
 from penstock.web.blocking import Aside
 
 EVERY_S = 1.0
@@ -35,7 +35,7 @@ _ASKED_AGAIN = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class RunList:
     """The list of runs at one moment."""
 
     number: int
@@ -44,41 +44,41 @@ class Listed:
     """Id, name and state of each."""
     runs: bytes
 
-    def is_news_to(self, told: Listed | None, age_s: float, *, figures_every_s: float) -> bool:
+    def is_news_to(self, told: RunList | None, age_s: float, *, figures_every_s: float) -> bool:
         """Whether it is to be told to somebody who was told the other one so long ago."""
         if told is None or self.names != told.names:
             return True
         return self.number != told.number and age_s >= figures_every_s
 
 
-class Listing:
+class RunListReader:
     """The list of runs, read at most every two seconds however many ask."""
 
     def __init__(self, answers: Answers, aside: Aside, every_s: float) -> None:
         self._answers = answers
         self._aside = aside
         self._every_s = _LIST_EVERY * every_s
-        self._latest = Listed(number=0, names=(), runs=b"")
+        self._latest = RunList(number=0, names=(), runs=b"")
         self._due_s = 0.0
         self._lock = asyncio.Lock()
 
-    async def latest(self) -> Listed:
+    async def latest(self) -> RunList:
         async with self._lock:
             if time.monotonic() >= self._due_s:
                 self._latest = await self._aside.run(self._read, self._latest)
                 self._due_s = time.monotonic() + self._every_s
             return self._latest
 
-    def _read(self, before: Listed) -> Listed:
+    def _read(self, before: RunList) -> RunList:
         found = self._answers.runs()
         runs = encoded(found)
         if runs == before.runs:
             return before
         names = tuple((each["id"], each["name"], each["state"]) for each in found)
-        return Listed(number=before.number + 1, names=names, runs=runs)
+        return RunList(number=before.number + 1, names=names, runs=runs)
 
 
-class Lives:
+class LiveStates:
     """The word of each training, asked for at most once a second however many listen."""
 
     def __init__(self, answers: Answers, aside: Aside, every_s: float = EVERY_S) -> None:
@@ -104,7 +104,7 @@ class Lives:
     async def _ask(self, run_id: str) -> dict[str, Any]:
         try:
             word, looks = await self._aside.run(self._answers.state, run_id), _FRESH_FOR
-        except (PenstockError, Wrong) as silent:
+        except (PenstockError, RequestError) as silent:
             word, looks = {"trouble": str(silent)}, _ASKED_AGAIN
         now_s = time.monotonic()
         # Runs come and go while a server stays: words that have lost their worth are not kept.
@@ -116,12 +116,12 @@ class Lives:
 class Events:
     """Makes the streams."""
 
-    def __init__(self, answers: Answers, aside: Aside, lives: Lives, every_s: float = EVERY_S) -> None:
+    def __init__(self, answers: Answers, aside: Aside, lives: LiveStates, every_s: float = EVERY_S) -> None:
         self._answers = answers
         self._aside = aside
         self._lives = lives
         self._every_s = every_s
-        self._listing = Listing(answers, aside, every_s)
+        self._listing = RunListReader(answers, aside, every_s)
         self._ended = asyncio.Event()
 
     def end(self) -> None:
@@ -130,7 +130,7 @@ class Events:
 
     async def stream(self, run_id: str | None, since_s: float | None) -> AsyncIterator[bytes]:
         """What is there now, then what comes, until the server ends or nobody listens."""
-        known, seen, followed = None, Seen(points_s=since_s), run_id
+        known, seen, followed = None, StreamPosition(points_s=since_s), run_id
         said_s = known_s = time.monotonic()
         figures_every_s = 0.0 if run_id is None else _FIGURES_EVERY * self._every_s
         while not self._ended.is_set():
@@ -142,7 +142,7 @@ class Events:
             if followed is not None:
                 try:
                     news, told = await self._aside.run(self._read, followed, seen)
-                except Wrong as wrong:
+                except RequestError as wrong:
                     pieces.append(_event("live", {"trouble": wrong.why}))
                     # Removed: nothing more will come of it. What cannot be read now may be readable again.
                     followed = None if wrong.status == 404 else followed
@@ -160,16 +160,16 @@ class Events:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), self._every_s)
 
-    def _read(self, run_id: str, seen: Seen) -> tuple[News, list[bytes]]:
-        """News, and the events that tell them: a day of points takes a while to write out. Raises Wrong."""
+    def _read(self, run_id: str, seen: StreamPosition) -> tuple[RunUpdate, list[bytes]]:
+        """RunUpdate, and the events that tell them: a day of points takes a while to write out. Raises RequestError."""
         try:
             news = self._answers.news(run_id, seen)
         except PenstockError as unreadable:
-            raise Wrong(503, str(unreadable)) from None
+            raise RequestError(503, str(unreadable)) from None
         return news, _told(news)
 
 
-def _told(news: News) -> list[bytes]:
+def _told(news: RunUpdate) -> list[bytes]:
     pieces = []
     # Entries before points: whoever is cut off in between goes on from the last point, and must not have lost them.
     if news.journal:

@@ -26,10 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.web.access import HEADERS, Access
-from penstock.web.answers import MOST_POINTS, POINTS, Answers, Wrong, encoded, listed
+from penstock.web.answers import MOST_POINTS, POINTS, Answers, RequestError, encoded, listed
 from penstock.web.blocking import Aside
 from penstock.web.connections import patient_for
-from penstock.web.events import EVERY_S, Events, Lives
+from penstock.web.events import EVERY_S, Events, LiveStates
 from penstock.web.files import page_files
 
 LONGEST_BODY_BYTES = 64 << 10
@@ -157,7 +157,7 @@ class _Routes:
         self._answers = Answers(home)
         self._reading = Aside(_READERS, "penstock-dash-reading")
         self._asking = Aside(_ASKERS, "penstock-dash-asking")
-        self._lives = Lives(self._answers, self._asking, every_s)
+        self._lives = LiveStates(self._answers, self._asking, every_s)
         self.events = Events(self._answers, self._reading, self._lives, every_s)
         self._files = page_files()
 
@@ -177,7 +177,7 @@ class _Routes:
                 route("/api/events", self._events),
             ],
             exception_handlers={
-                Wrong: _wrong,
+                RequestError: _wrong,
                 PenstockError: _wrong,
                 HTTPException: _not_served,
             },
@@ -199,7 +199,7 @@ class _Routes:
     def _shown(self, name: str) -> Response:
         found = self._files.get(name)
         if found is None:
-            raise Wrong(404, "there is no such file")
+            raise RequestError(404, "there is no such file")
         return Response(found.content, headers={"content-type": found.type, "cache-control": "no-cache"})
 
     async def _metrics(self, request: Request) -> Response:
@@ -223,7 +223,7 @@ class _Routes:
         run_id, since_s = request.path_params["run"], _number(request, "since")
         most = _number(request, "most")
         if most is not None and not 1 <= most <= MOST_POINTS:
-            raise Wrong(400, f"most={most:g} must be from 1 to {MOST_POINTS}")
+            raise RequestError(400, f"most={most:g} must be from 1 to {MOST_POINTS}")
         wanted = POINTS if most is None else int(most)
         return _json(await self._reading.run(lambda: encoded(self._answers.points(run_id, since_s, wanted))))
 
@@ -231,16 +231,16 @@ class _Routes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # A form of another page can be sent without asking first; JSON cannot.
         if kind != "application/json":
-            raise Wrong(400, "send Content-Type: application/json")
+            raise RequestError(400, "send Content-Type: application/json")
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > LONGEST_BODY_BYTES:
-                raise Wrong(413, f"a request has at most {LONGEST_BODY_BYTES:,} bytes")
+                raise RequestError(413, f"a request has at most {LONGEST_BODY_BYTES:,} bytes")
         try:
             wanted = json.loads(body)
         except (ValueError, RecursionError):
-            raise Wrong(400, "this is no JSON") from None
+            raise RequestError(400, "this is no JSON") from None
         return _json(encoded(await self._asking.run(self._answers.turn, request.path_params["run"], wanted)))
 
     async def _events(self, request: Request) -> Response:
@@ -266,7 +266,7 @@ def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> Re
 
 
 def _wrong(request: Request, problem: Exception) -> Response:
-    if isinstance(problem, Wrong):
+    if isinstance(problem, RequestError):
         return _refused(problem.status, problem.why)
     # A record that cannot be read now, as on a disk that is away.
     return _refused(503, str(problem))
@@ -293,4 +293,4 @@ def _finite_number(name: str, text: str) -> float:
         number = float(text)
         if math.isfinite(number) and abs(number) < 1e12:
             return number
-    raise Wrong(400, f"{name}={text[:60]!r} is not a number")
+    raise RequestError(400, f"{name}={text[:60]!r} is not a number")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.monitor.runs.format import Alert, Note, Point, Tried
+from penstock.monitor.runs.format import Alert, Note, Point, TriedSettings
 from penstock.monitor.runs.reader import RunSummary
 from penstock.report.account import Account
 
@@ -16,8 +16,8 @@ SETTINGS = {"workers": 4, "depth": None, "prefetch_factor": 2, "memory": "4GB", 
 
 def tried(
     wait: float = 0.0, *, speed: float = 640.0, active_s: float = 100.0, ended_s: float = 100.0, **now: Any
-) -> Tried:
-    return Tried(
+) -> TriedSettings:
+    return TriedSettings(
         loader=0, configuration={**SETTINGS, **now}, began_s=BEGAN_S + ended_s - active_s, ended_s=BEGAN_S + ended_s,
         active_s=active_s, samples=speed * active_s, wait_s=wait * active_s, peak_bytes=2.0 * GIB,
     )  # fmt: skip
@@ -30,7 +30,7 @@ def account_of(
     used: float = 4.0,
     busy: float | None = None,
     figures: Callable[[int], Mapping[str, float]] = lambda second: {},
-    all_tried: Sequence[Tried] | None = None,
+    all_tried: Sequence[TriedSettings] | None = None,
     journal: Sequence[Note] = (),
     alerts: Sequence[Alert] = (),
     loader: Mapping[str, Any] | None = None,

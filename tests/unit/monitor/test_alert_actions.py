@@ -19,7 +19,7 @@ import torch
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.monitor.alerts.actions import Performer
+from penstock.monitor.alerts.actions import ActionRunner
 from penstock.monitor.alerts.rules import AlertRule, Command, GiveBack, Log, Webhook
 from penstock.monitor.runs.reader import open_run
 
@@ -42,7 +42,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.performer = Performer(self.said.append)
+        self.performer = ActionRunner(self.said.append)
 
     def outcome(self) -> str:
         return wait_until(lambda: self.said)[-1]

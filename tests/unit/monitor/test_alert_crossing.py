@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.monitor.alerts.debounce import Standing, judge
-from penstock.monitor.alerts.release_steps import Holding, Step, next_step
+from penstock.monitor.alerts.debounce import AlertState, next_state
+from penstock.monitor.alerts.release_steps import Holding, ReleaseStep, next_step
 from penstock.monitor.alerts.rules import AlertRule, Command, GiveBack, Log, Webhook
-from penstock.monitor.alerts.values import Watched, in_words
+from penstock.monitor.alerts.values import WatchedValue, in_words
 
 GIB = 1 << 30
 R, C = "raised", "cleared"
@@ -31,16 +31,17 @@ def test_an_alert_is_raised_once_per_crossing_and_over_after_a_calm_while(
     for_s: float, calm_s: float, values: list[float | None], news: list[str | None]
 ) -> None:
     rule = AlertRule(on="memory", at=100 * GIB, for_s=for_s, calm_s=calm_s)
-    standing, heard = Standing(), []
+    standing, heard = AlertState(), []
     for now_s, value in enumerate(values):
-        standing, new = judge(standing, rule, value, 100.0, float(now_s))
+        standing, new = next_state(standing, rule, value, 100.0, float(now_s))
         heard.append(new)
     assert heard == news
 
 
 def test_a_threshold_that_is_not_known_decides_nothing() -> None:
     rule = AlertRule(on="memory", at="90%", for_s=0)
-    assert judge(Standing(), rule, 1e18, Watched(rule).threshold({"used_bytes": 1e18}), 0.0) == (Standing(), None)
+    threshold = WatchedValue(rule).threshold({"used_bytes": 1e18})
+    assert next_state(AlertState(), rule, 1e18, threshold, 0.0) == (AlertState(), None)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_rule_reads_its_value_off_the_figures(
     on: Any, at: Any, figures: dict[str, float], value: float | None, threshold: float, words: str | None
 ) -> None:
     rule = AlertRule(on=on, at=at)
-    watched = Watched(rule)
+    watched = WatchedValue(rule)
     found = watched.value(figures, 0.0)
     assert found == (None if value is None else pytest.approx(value))
     assert watched.threshold(figures) == pytest.approx(threshold)
@@ -71,11 +72,11 @@ def test_a_rule_reads_its_value_off_the_figures(
 
 
 def test_growth_counts_from_the_lowest_of_the_last_while() -> None:
-    watched = Watched(AlertRule(on="swap", at="1GB", within_s=10))
+    watched = WatchedValue(AlertRule(on="swap", at="1GB", within_s=10))
     levels = {0: 5, 1: 4, 5: 6, 10: 9, 11: 9, 12: 9, 15: 9, 16: 9, 21: 9, 30: 2, 31: 3}
     grown = {now_s: watched.value({"swap_used_bytes": float(level)}, float(now_s)) for now_s, level in levels.items()}
     assert grown == {0: 0, 1: 0, 5: 2, 10: 5, 11: 5, 12: 3, 15: 3, 16: 0, 21: 0, 30: 0, 31: 1}
-    restarts = Watched(AlertRule(on="restarts", at=2, within_s=60))
+    restarts = WatchedValue(AlertRule(on="restarts", at=2, within_s=60))
     assert [restarts.value({"worker_restarts": float(n)}, float(t)) for t, n in ((0, 7), (30, 8), (80, 9))] == [0, 1, 1]
 
 
@@ -116,7 +117,7 @@ def test_depth_is_given_back_before_workers_and_neither_below_1() -> None:
         1: Holding(number=1, depth=2, workers=2, in_flight_bytes=9.0, workers_private_bytes=2.0),
         2: Holding(number=2, depth=8, workers=0, in_flight_bytes=99.0, workers_private_bytes=0.0),
     }
-    steps: list[Step] = []
+    steps: list[ReleaseStep] = []
     while (step := next_step(list(loaders.values()))) is not None:
         steps.append(step)
         held = loaders[step.number]
@@ -132,6 +133,5 @@ def test_depth_is_given_back_before_workers_and_neither_below_1() -> None:
         (0, "workers", 2), (0, "workers", 1), (1, "workers", 1),
     ]  # fmt: skip
     assert next_step([Holding(number=0, depth=0, workers=9, in_flight_bytes=0, workers_private_bytes=0)]) is None
-    assert next_step([Holding(number=0, depth=64, workers=64, in_flight_bytes=1, workers_private_bytes=1)]) == Step(
-        number=0, valve="depth", to=48
-    )
+    deep = Holding(number=0, depth=64, workers=64, in_flight_bytes=1, workers_private_bytes=1)
+    assert next_step([deep]) == ReleaseStep(number=0, valve="depth", to=48)

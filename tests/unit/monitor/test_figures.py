@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.monitor.figures import FIGURES, figure_of, merged, part
-from penstock.monitor.gauges import Reading, figures_between
-from penstock.monitor.watched_loader import LoaderReading
+from penstock.monitor.gauges import GaugeSample, figures_between
+from penstock.monitor.watched_loader import LoaderSample
 
 
 def test_rates_are_averaged_over_time_memory_keeps_its_peak_and_counters_their_last() -> None:
@@ -34,9 +34,9 @@ def test_every_figure_of_bytes_says_so_in_its_name() -> None:
     assert part({"loader.1.depth": 2.0, "loader.10.depth": 3.0, "depth": 5.0}, "loader.1") == {"depth": 2.0}
 
 
-def reading(t_s: float, samples: int, wait_s: float, hits: float, misses: float) -> Reading:
+def reading(t_s: float, samples: int, wait_s: float, hits: float, misses: float) -> GaugeSample:
     levels = {"tree_bytes": 5.0, "cache_hits": hits, "cache_misses": misses}
-    return Reading(t_s, samples // 8, levels, (LoaderReading(samples, wait_s, True, {"depth": 2.0}, None),))
+    return GaugeSample(t_s, samples // 8, levels, (LoaderSample(samples, wait_s, True, {"depth": 2.0}, None),))
 
 
 def test_rates_are_those_between_two_readings() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.monitor.gauges import Reading
-from penstock.monitor.recorder import Keeper, WallClock
-from penstock.monitor.runs.format import Alert, Outcome, Point
+from penstock.monitor.gauges import GaugeSample
+from penstock.monitor.recorder import Recorder, WallClock
+from penstock.monitor.runs.format import Alert, Point, RunOutcome
 from penstock.monitor.runs.reader import open_run
 from recorded_runs import begin_run
 
@@ -38,25 +38,25 @@ class PaperGauges:
     def __init__(self, clock: PaperClock) -> None:
         self.clock, self.used = clock, 5.0
 
-    def read(self, step: int, *, in_haste: bool = False) -> Reading:
+    def read(self, step: int, *, in_haste: bool = False) -> GaugeSample:
         levels = {"used_bytes": self.used * GIB, "limit_bytes": 10.0 * GIB, "tree_bytes": 2.0 * GIB}
-        return Reading(self.clock.now_s, step, levels, ())
+        return GaugeSample(self.clock.now_s, step, levels, ())
 
 
 class Kept:
-    """A keeper on paper: ``tick`` is one second."""
+    """A recorder on paper: ``tick`` is one second."""
 
     def __init__(self, home: Path, **options: Any) -> None:
         self.clock = PaperClock()
         self.gauges = PaperGauges(self.clock)
         clock = WallClock(self.clock.wall, self.clock.monotonic)
-        self.keeper = Keeper((), self.gauges, clock=clock, warn_at=0.9, **options)  # type: ignore[arg-type]
-        self.keeper.record = begin_run(home, started_s=self.clock.wall_s)
+        self.recorder = Recorder((), self.gauges, clock=clock, warn_at=0.9, **options)  # type: ignore[arg-type]
+        self.recorder.record = begin_run(home, started_s=self.clock.wall_s)
 
     def tick(self, used: float | None = None) -> Point:
         self.clock.go(1.0)
         self.gauges.used = self.gauges.used if used is None else used
-        return self.keeper.tick()
+        return self.recorder.tick()
 
 
 def test_a_warning_comes_once_per_crossing_and_again_after_memory_was_calm(
@@ -67,7 +67,7 @@ def test_a_warning_comes_once_per_crossing_and_again_after_memory_was_calm(
         kept.tick(used)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert "memory is 91.0% full" in caplog.messages[0] and "memory is 93.0% full" in caplog.messages[1]
-    kept.keeper.close(Outcome(state="finished", t_s=1.0))
+    kept.recorder.close(RunOutcome(state="finished", t_s=1.0))
     with open_run(tmp_path, "last") as run:
         assert [note.kind for note in run.journal()] == ["warning"] * 2
         assert len(run.points()) == 11
@@ -93,22 +93,22 @@ def test_a_sink_that_fails_is_called_no_more_and_the_others_go_on(
     kept = Kept(tmp_path, sinks=(bad, good))
     for _ in range(3):
         kept.tick()
-    kept.keeper.close(Outcome(state="finished", t_s=1.0))
+    kept.recorder.close(RunOutcome(state="finished", t_s=1.0))
     assert (bad.written, good.written, good.closed) == (1, 4, 1)
     assert len(caplog.messages) == 1 and "Sink failed and is not called again" in caplog.messages[0]
 
 
 def test_a_watcher_sees_every_point_and_its_alerts_are_recorded(tmp_path: Path) -> None:
     class Watcher:
-        def look(self, point: Point, keeper: Keeper) -> None:
-            keeper.alert(Alert(t_s=point.t_s, rule="memory", state="raised", what="full"))
+        def observe(self, point: Point, recorder: Recorder) -> None:
+            recorder.alert(Alert(t_s=point.t_s, rule="memory", state="raised", what="full"))
 
         def close(self) -> None: ...
 
     kept = Kept(tmp_path)
-    kept.keeper.watch_with(Watcher())
+    kept.recorder.watch_with(Watcher())
     points = [kept.tick(), kept.tick()]
-    kept.keeper.close(Outcome(state="finished", t_s=1.0))
+    kept.recorder.close(RunOutcome(state="finished", t_s=1.0))
     with open_run(tmp_path, "last") as run:
         assert [alert.t_s for alert in run.alerts()][:2] == [point.t_s for point in points]
 
@@ -118,7 +118,7 @@ def test_a_full_disk_stops_recording_with_one_warning_and_the_outcome_is_still_k
 ) -> None:
     kept = Kept(tmp_path)
     kept.tick()
-    record = kept.keeper.record
+    record = kept.recorder.record
     assert record is not None
 
     def full(*_: Any, **__: Any) -> None:
@@ -128,24 +128,24 @@ def test_a_full_disk_stops_recording_with_one_warning_and_the_outcome_is_still_k
     for _ in range(3):
         kept.tick()
     assert len(caplog.messages) == 1 and "recorded no further, training goes on" in caplog.messages[0]
-    kept.keeper.close(Outcome(state="failed", t_s=7.0, what="x"))
+    kept.recorder.close(RunOutcome(state="failed", t_s=7.0, what="x"))
     with open_run(tmp_path, "last") as run:
-        assert run.outcome == Outcome(state="failed", t_s=7.0, what="x") and len(run.points()) == 1
+        assert run.outcome == RunOutcome(state="failed", t_s=7.0, what="x") and len(run.points()) == 1
 
 
 def test_a_database_that_is_locked_for_a_while_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept(tmp_path)
     kept.tick()
-    assert kept.keeper.record is not None
-    blocker = sqlite3.connect(kept.keeper.record.path, isolation_level=None)
+    assert kept.recorder.record is not None
+    blocker = sqlite3.connect(kept.recorder.record.path, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     for number in range(3):
-        kept.keeper.note("training", "moment", f"moment {number}")
+        kept.recorder.note("training", "moment", f"moment {number}")
         kept.tick()
     blocker.execute("ROLLBACK")
     blocker.close()
     kept.tick()
-    kept.keeper.close(Outcome(state="finished", t_s=1.0))
+    kept.recorder.close(RunOutcome(state="finished", t_s=1.0))
     with open_run(tmp_path, "last") as run:
         assert len(run.points()) == 6
         assert [note.what for note in run.journal()] == ["moment 0", "moment 1", "moment 2"]
@@ -157,12 +157,12 @@ def test_a_record_that_somebody_removed_is_noticed_and_said_once(
 ) -> None:
     kept = Kept(tmp_path)
     kept.tick()
-    assert kept.keeper.record is not None
-    kept.keeper.record.path.unlink()
+    assert kept.recorder.record is not None
+    kept.recorder.record.path.unlink()
     for _ in range(25):
         kept.tick()
-    assert kept.keeper.record is None and len(caplog.messages) == 1 and "is gone" in caplog.messages[0]
-    kept.keeper.close(Outcome(state="finished", t_s=1.0))
+    assert kept.recorder.record is None and len(caplog.messages) == 1 and "is gone" in caplog.messages[0]
+    kept.recorder.close(RunOutcome(state="finished", t_s=1.0))
 
 
 def test_time_never_goes_back_and_follows_a_clock_that_jumps_ahead() -> None:

@@ -175,11 +175,11 @@ def test_a_change_made_by_the_training_itself_is_in_the_journal_and_compared(hom
     loader = penstock.DataLoader(Frames(), 4, memory="64MB", name="train")
     with penstock.Monitor(loader, every=None) as monitor:
         list(loader)
-        monitor._keeper.tick()
+        monitor._recorder.tick()
         loader.set_memory("48MB")
-        monitor._keeper.tick()
+        monitor._recorder.tick()
         list(loader)
-        monitor._keeper.tick()
+        monitor._recorder.tick()
     with open_run(home, "last") as run:
         (note,) = [each for each in run.journal() if each.kind == "memory"]
         assert (note.who, note.what) == ("training", "train: memory 64MB -> 48MB")
@@ -201,10 +201,10 @@ def test_the_monitor_does_not_keep_a_loader_that_the_training_dropped(home: Path
     loader = penstock.DataLoader(Frames(), 4, num_workers=1, memory="64MB", persistent_workers=True)
     with penstock.Monitor(loader, every=None) as monitor, open_run(home, "last") as run:
         next(iter(loader))
-        monitor._keeper.tick()
+        monitor._recorder.tick()
         del loader
         wait_until(lambda: len(penstock.memory().processes) == before)
-        point = monitor._keeper.tick()
+        point = monitor._recorder.tick()
         assert point.figures["samples"] == 4 and point.figures["arena_bytes"] == 0
         assert "is gone" in ask(run, {"do": "set", "workers": 1})["why"]
 
@@ -231,7 +231,7 @@ def test_a_forked_child_writes_nothing_and_its_parents_run_goes_on(home: Path) -
 def test_settings_files_give_the_advice_their_own_names(home: Path, tmp_path: Path) -> None:
     loader = penstock.DataLoader.from_settings(Frames(), {"TRAIN": {"NUM_WORKERS": 2, "BATCH_SIZE": 4}})
     with penstock.Monitor(loader, every=None) as monitor:
-        assert monitor._keeper.loaders[0].keys["num_workers"] == "TRAIN.NUM_WORKERS"
+        assert monitor._recorder.loaders[0].keys["num_workers"] == "TRAIN.NUM_WORKERS"
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 2.5}, {"warn_at": 0}, {"warn_at": 90}])

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from penstock.monitor.runs.format import Alert, Note, Outcome, Point
+from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
 from penstock.monitor.runs.writer import RunRecord
 from penstock.web import answers as answers_file
-from penstock.web.answers import Answers, Seen, Wrong, columns, encoded
+from penstock.web.answers import Answers, RequestError, StreamPosition, columns, encoded
 from recorded_runs import begin_run, fill, point_at
 
 
 def over(record: RunRecord) -> str:
-    record.finish(Outcome(state="finished", t_s=time.time()))
+    record.finish(RunOutcome(state="finished", t_s=time.time()))
     return record.id
 
 
@@ -105,7 +105,7 @@ def test_one_run_has_facts_without_its_socket_and_what_happened(home: Path) -> N
 def test_an_id_leads_to_a_record_or_nowhere(home: Path, run_id: str) -> None:
     over(begin_run(home, "train.py"))
     (home / "x.sqlite").write_bytes(b"")
-    with pytest.raises(Wrong) as wrong:
+    with pytest.raises(RequestError) as wrong:
         Answers(home).run(run_id)
     assert wrong.value.status == 404 and len(wrong.value.why) < 300
 
@@ -135,7 +135,7 @@ def test_news_come_once_and_late_entries_too(home: Path) -> None:
     record = begin_run(home, "x", started_s=now_s - 50)
     record.write([point_at(now_s - 40, 0)], notes=[note(now_s - 40.5, "old")])
     since_s = round(now_s - 39, 3)
-    first = answers.news(record.id, Seen(points_s=since_s))
+    first = answers.news(record.id, StreamPosition(points_s=since_s))
     assert (first.journal, first.alerts, first.points, first.ended) == ([], [], None, None)
     # Written later than the last point's time, though it bears an earlier one.
     alert = Alert(t_s=now_s - 38, rule="memory", state="raised", what="full")
@@ -155,7 +155,7 @@ def test_news_come_once_and_late_entries_too(home: Path) -> None:
     over(record)
     last = answers.news(record.id, late.seen)
     assert last.points is not None and last.ended is not None and last.ended["state"] == "finished"
-    everything = answers.news(record.id, Seen())
+    everything = answers.news(record.id, StreamPosition())
     assert [each["what"] for each in everything.journal] == ["old", "late", "much too late"]
     assert everything.points is not None and len(everything.points["t_s"]) == 3
 
@@ -168,7 +168,7 @@ def test_news_come_once_and_late_entries_too(home: Path) -> None:
 )  # fmt: skip
 def test_values_that_cannot_be_are_refused_before_a_training_is_asked(home: Path, wanted: Any) -> None:
     record = begin_run(home, "x")
-    with pytest.raises(Wrong) as wrong:
+    with pytest.raises(RequestError) as wrong:
         Answers(home).turn(record.id, wanted)
     assert wrong.value.status == 400 and wrong.value.why
     record.abandon()
@@ -176,9 +176,9 @@ def test_values_that_cannot_be_are_refused_before_a_training_is_asked(home: Path
 
 def test_a_training_without_a_socket_does_not_answer_and_one_that_is_over_refuses(home: Path) -> None:
     record, answers = begin_run(home, "x"), Answers(home)
-    with pytest.raises(Wrong, match="no socket") as silent:
+    with pytest.raises(RequestError, match="no socket") as silent:
         answers.turn(record.id, {"workers": 1})
     assert silent.value.status == 503
-    with pytest.raises(Wrong, match="is over") as refused:
+    with pytest.raises(RequestError, match="is over") as refused:
         answers.turn(over(record), {"workers": 1})
     assert refused.value.status == 409

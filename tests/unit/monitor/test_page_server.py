@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from served_page import LONG_S, TOKEN, FakeTraining, Served, serve
 
-from penstock.monitor.runs.format import Note, Outcome
+from penstock.monitor.runs.format import Note, RunOutcome
 from penstock.monitor.runs.home import socket_path
 from penstock.monitor.runs.writer import RunRecord
-from penstock.web.events import Listed
+from penstock.web.events import RunList
 from penstock.web.server import LONGEST_BODY_BYTES
 from recorded_runs import begin_run, fill, point_at
 
@@ -54,7 +54,7 @@ def training(live: tuple[RunRecord, FakeTraining]) -> FakeTraining:
 def finished(home: Path, name: str = "done", seconds: int = 20) -> str:
     record = begin_run(home, name, started_s=time.time() - seconds)
     fill(record, seconds, ended_s=time.time())
-    record.finish(Outcome(state="finished", t_s=time.time()))
+    record.finish(RunOutcome(state="finished", t_s=time.time()))
     return record.id
 
 
@@ -181,7 +181,7 @@ def test_a_stream_tells_what_is_there_then_what_comes_then_the_end(served: Serve
         assert note["what"] == "<b>2 -> 4</b>"
         points, _ = events.until("points")
         assert points["figures"]["step"] == [40.0]
-        running.finish(Outcome(state="failed", t_s=time.time(), what="RuntimeError: x"))
+        running.finish(RunOutcome(state="failed", t_s=time.time(), what="RuntimeError: x"))
         ended, passed = events.until("ended")
         assert ended["state"] == "failed" and ended["what"] == "RuntimeError: x" and "points" not in passed
         _, passed = events.until("", holds=lambda words: words == "keep")
@@ -332,10 +332,10 @@ def test_who_follows_a_run_gets_the_list_again_when_runs_change_and_figures_now_
 
 
 def test_a_list_is_news_when_a_run_came_went_or_changed_its_name_or_state() -> None:
-    told = Listed(number=1, names=(("a", "frames", "running"),), runs=b"1")
+    told = RunList(number=1, names=(("a", "frames", "running"),), runs=b"1")
     for names in ((), (("a", "frames", "failed"),), (("a", "other", "running"),), (("b", "x", "running"), *told.names)):
-        assert Listed(number=2, names=names, runs=b"2").is_news_to(told, 0.0, figures_every_s=10.0)
-    moved = Listed(number=2, names=told.names, runs=b"2")
+        assert RunList(number=2, names=names, runs=b"2").is_news_to(told, 0.0, figures_every_s=10.0)
+    moved = RunList(number=2, names=told.names, runs=b"2")
     assert not moved.is_news_to(told, 9.9, figures_every_s=10.0) and moved.is_news_to(told, 10.0, figures_every_s=10.0)
     assert moved.is_news_to(told, 0.0, figures_every_s=0.0), "to who sees nothing but the list"
     assert not told.is_news_to(told, 1e9, figures_every_s=0.0) and told.is_news_to(None, 0.0, figures_every_s=10.0)

@@ -22,7 +22,7 @@ from penstock.monitor.export.prometheus import (
     grafana_dashboard,
 )
 from penstock.monitor.figures import FIGURES, GPU_FIGURES, LOADER_FIGURES
-from penstock.monitor.runs.format import Alert, Outcome
+from penstock.monitor.runs.format import Alert, RunOutcome
 from recorded_runs import GIB, begin_run, fill, point_at
 
 CACHED = {"loader.0.cache_limit_bytes": 1.0 * GIB, "loader.0.device_ahead_bytes": 5.0}
@@ -101,7 +101,7 @@ def test_what_has_just_ended_leaves_its_outcome_for_five_minutes_and_no_figures(
     for name, ago_s in (("just", 100.0), ("long", 400.0)):
         record = begin_run(home, name, started_s=now_s - 1000)
         fill(record, 10, ended_s=now_s - ago_s)
-        record.finish(Outcome(state="failed", t_s=now_s - ago_s, what="OSError"))
+        record.finish(RunOutcome(state="failed", t_s=now_s - ago_s, what="OSError"))
     assert only(home, "penstock_run_state", state="failed") == 1
     assert only(home, "penstock_run_end_time_seconds", name="just") == pytest.approx(now_s - 100)
     assert "penstock_memory_bytes" not in scraped(home)
@@ -151,7 +151,7 @@ def test_a_home_without_runs_is_an_empty_scrape(home: Path) -> None:
 def test_old_runs_are_passed_over_without_being_opened(home: Path) -> None:
     now_s = time.time()
     record = begin_run(home, started_s=now_s - 9000)
-    record.finish(Outcome(state="finished", t_s=now_s - 8000))
+    record.finish(RunOutcome(state="finished", t_s=now_s - 8000))
     # Would be counted as unreadable if it were opened.
     record.path.write_bytes(b"no database any more")
     os.utime(record.path, (now_s - 8000, now_s - 8000))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataError, PenstockError
-from penstock.monitor.runs.format import MOST_ENTRIES, TIERS, Note, Outcome, Point, pack, unpack
+from penstock.monitor.runs.format import MOST_ENTRIES, THINNING, Note, Point, RunOutcome, pack, unpack
 from penstock.monitor.runs.reader import Run, delete_run, list_runs, open_run
 from penstock.monitor.runs.writer import RunRecord, new_id
 from recorded_runs import GIB, begin_run, fill, point_at
@@ -74,9 +74,9 @@ def test_old_points_thin_out_to_their_tier_and_keep_sums_and_peaks(tmp_path: Pat
         assert max(point.figures["tree_bytes"] for point in points) == 9.0
         assert all(point.figures["samples_per_s"] == pytest.approx(100.0) for point in points)
         assert points[-1].figures["samples"] == 2_000_000
-        spans = {point.span_s for point in points if point.t_s < now_s - TIERS[1].after_s - 120}
+        spans = {point.span_s for point in points if point.t_s < now_s - THINNING[1].after_s - 120}
         assert spans <= {60.0, 40.0, 20.0, 59.0}, "older than three hours: a minute each, but for the edges"
-        assert all(point.span_s == 1.0 for point in points if point.t_s > now_s - TIERS[0].after_s)
+        assert all(point.span_s == 1.0 for point in points if point.t_s > now_s - THINNING[0].after_s)
     record.abandon()
 
 
@@ -84,7 +84,7 @@ def test_a_day_of_points_is_small_and_read_in_far_less_than_a_second(tmp_path: P
     ended_s = time.time()
     record = begin_run(tmp_path, started_s=ended_s - 24 * 3600)
     fill(record, 24 * 3600, ended_s=ended_s)
-    record.finish(Outcome(state="finished", t_s=ended_s))
+    record.finish(RunOutcome(state="finished", t_s=ended_s))
     assert record.path.stat().st_size < 5 << 20
     began_s = time.process_time()
     with open_run(tmp_path, "last") as run:
@@ -108,7 +108,7 @@ def test_the_journal_is_bounded_and_forgets_the_oldest(tmp_path: Path) -> None:
 def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
     records = [begin_run(tmp_path, name, started_s=1_700_000_000.0 + 100 * n) for n, name in enumerate("aab")]
     for record in records:
-        record.finish(Outcome(state="finished", t_s=1.0))
+        record.finish(RunOutcome(state="finished", t_s=1.0))
 
     def found(which: str) -> str:
         with open_run(tmp_path, which) as run:
@@ -140,7 +140,7 @@ def test_a_run_without_a_last_word_whose_process_is_gone_was_killed_and_stays_so
     with open_run(tmp_path, "last") as run:
         assert run.outcome is None and run.state == "running"
         record.abandon()
-        assert run.outcome == Outcome(state="killed", t_s=1234.5)
+        assert run.outcome == RunOutcome(state="killed", t_s=1234.5)
     assert [each.state for each in list_runs(tmp_path)] == ["killed"]
     with sqlite3.connect(record.path) as db:
         assert db.execute("SELECT state FROM outcome").fetchall() == [("killed",)], "the first reader writes it down"
@@ -158,10 +158,10 @@ def test_a_run_of_another_machine_is_taken_to_run_while_it_is_heard_of(tmp_path:
 
 def test_an_outcome_that_the_database_did_not_take_is_found_beside_it(tmp_path: Path) -> None:
     record = begin_run(tmp_path)
-    record.leave_word(Outcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉"))
+    record.leave_word(RunOutcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉"))
     record.abandon()
     with open_run(tmp_path, "last") as run:
-        assert run.outcome == Outcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉")
+        assert run.outcome == RunOutcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉")
         assert run.summary().what == "OutOfMemoryError: no room 🎉"
 
 

@@ -26,13 +26,13 @@ from penstock.cli.top.view import Page
 from penstock.errors import PenstockError
 from penstock.monitor.control.client import ask, own_socket
 from penstock.monitor.export.prometheus import exposition
-from penstock.monitor.runs.format import FACTS, TOTALS, Outcome
+from penstock.monitor.runs.format import FACTS, TOTALS, RunOutcome
 from penstock.monitor.runs.home import socket_path
 from penstock.monitor.runs.reader import Run, RunSummary, delete_run, list_runs, open_run
 from penstock.monitor.runs.writer import RunRecord
 from penstock.report.account import gather
 from penstock.report.page import Report
-from penstock.web.answers import Answers, Seen, encoded
+from penstock.web.answers import Answers, StreamPosition, encoded
 from recorded_runs import begin_run, fill
 
 FACT_NAMES = sorted(set(FACTS) - {"format", "id", "boot_id"})
@@ -118,7 +118,7 @@ def show_everywhere(beside: tuple[Path, str], record: RunRecord) -> None:
     answers = Answers(beside[0])
     encoded(answers.run(record.id))
     encoded(answers.points(record.id, None, 3))
-    answers.news(record.id, Seen(points_s=1.0))
+    answers.news(record.id, StreamPosition(points_s=1.0))
     with Run(record.path) as run:
         report = Report(gather(run), (), time.time())
         json.dumps(report.as_json(), allow_nan=False)
@@ -184,7 +184,7 @@ def test_a_last_word_that_makes_no_sense_is_none(home: Path, word: str) -> None:
     record.abandon()
     record.path.with_suffix(".alive").write_text(word)
     with open_run(home, "last") as run:
-        assert run.outcome == Outcome(state="killed", t_s=1234.5)
+        assert run.outcome == RunOutcome(state="killed", t_s=1234.5)
 
 
 # -- paths that a record names -----------------------------------------------------------------

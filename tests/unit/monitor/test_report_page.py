@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from reported_runs import BEGAN_S, GIB, account_of
 
-from penstock.monitor.runs.format import Alert, Note, Outcome, Point
+from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
 from penstock.monitor.runs.reader import open_run
 from penstock.report.account import MOST_POINTS, gather
 from penstock.report.markup import Html, tag, text
@@ -192,7 +192,7 @@ def test_a_week_is_a_page_below_half_a_megabyte(home: Path) -> None:
     points = [point_at(began_s + 240 * number, number, span_s=240.0) for number in range(1, 2520)]
     notes = [Note(t_s=point.t_s, who="governor", kind="decision", what="depth 3 -> 4 " * 40) for point in points[:2000]]
     record.write(points, notes=notes)
-    record.finish(Outcome(state="finished", t_s=now_s))
+    record.finish(RunOutcome(state="finished", t_s=now_s))
     html, page, account = read(home)
     assert len(html.encode()) < 500_000 and len(account.points) <= MOST_POINTS
     assert "less telling ones are left out" in page.text and "6d 00:00" in page.text
@@ -205,7 +205,7 @@ def test_a_run_in_any_state_has_a_report(home: Path, state: str) -> None:
     if state == "killed":
         record.abandon()
     elif state != "running":
-        record.finish(Outcome(state=state, t_s=time.time(), what="OSError: gone" if state == "failed" else None))  # type: ignore[arg-type]
+        record.finish(RunOutcome(state=state, t_s=time.time(), what="OSError: gone" if state == "failed" else None))  # type: ignore[arg-type]
     try:
         _, page, account = read(home)
     finally:
@@ -219,7 +219,7 @@ def test_a_run_in_any_state_has_a_report(home: Path, state: str) -> None:
 def test_a_run_with_hardly_anything_in_it_has_a_report(home: Path, points: list[dict[str, float]]) -> None:
     record = begin_run(home, loaders=[], machine=None, gpus=None)
     record.write([Point(time.time(), 0.0, figures) for figures in points])
-    record.finish(Outcome(state="finished", t_s=time.time()))
+    record.finish(RunOutcome(state="finished", t_s=time.time()))
     _, page, _ = read(home)
     assert "The bottleneck is not known: no loader was given to the monitor." in page.text
 
@@ -235,7 +235,7 @@ def test_a_record_that_holds_anything_has_a_report(home: Path) -> None:
     }
     record = begin_run(home, started_s=time.time() - 50, **odd)
     fill(record, 40, ended_s=time.time())
-    record.finish(Outcome(state="finished", t_s=time.time()))
+    record.finish(RunOutcome(state="finished", t_s=time.time()))
     with sqlite3.connect(record.path) as db:
         db.execute("UPDATE configurations SET configuration = 'no JSON'")
         db.execute("UPDATE journal SET details = '[' ")
@@ -247,6 +247,6 @@ def test_a_record_that_holds_anything_has_a_report(home: Path) -> None:
 def test_a_clock_that_was_set_back_makes_no_picture_of_negative_width(home: Path) -> None:
     record = begin_run(home, started_s=time.time() + 5000)
     fill(record, 30, ended_s=time.time())
-    record.finish(Outcome(state="finished", t_s=time.time()))
+    record.finish(RunOutcome(state="finished", t_s=time.time()))
     html, _, _ = read(home)
     assert not re.search(r'd="[^"]*(nan|inf|-\d{3})', html)

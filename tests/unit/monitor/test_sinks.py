@@ -118,7 +118,7 @@ def test_a_failing_sink_costs_a_training_one_warning(home: Path, caplog: pytest.
     good = Call(lambda step, figures: heard.append(step))
     with penstock.Monitor(every=None, warn_at=None, sinks=[Call(refuse), good]) as monitor:
         monitor.step()
-        monitor._keeper.tick()
+        monitor._recorder.tick()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "Call failed and is not called again" in caplog.text and heard[-1] == 1
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.meter import Gpu, Roots
-from penstock.monitor.process_trees import TreeNow, WatchedTree
+from penstock.monitor.process_trees import TreeSample, WatchedTree
 from penstock.monitor.runs.reader import Run, ask
 from penstock.monitor.system_levels import gpu_levels, system_levels
 
@@ -152,11 +152,11 @@ class StrangeTraining:
         self.id = f"process {tree.pid}"
         self._tree = tree
         self._roots = roots
-        self._last: TreeNow | None = None
+        self._last: TreeSample | None = None
         self._last_s = 0.0
 
     def look(self, gpus: tuple[Gpu, ...]) -> Training:
-        now = self._tree.look()
+        now = self._tree.sample()
         if now is not None:
             self._last, self._last_s = now, time.time()
         seen = self._last

@@ -1,4 +1,4 @@
-"""The loop of `penstock watch`: look, judge, act, wait.
+"""The loop of `penstock watch`: look, next_state, act, wait.
 
 In:  a subject, rules.
 Out: news to the report; actions begun.
@@ -14,9 +14,9 @@ from typing import Any
 from penstock.cli.watch.subjects import Subject
 from penstock.cli.watch.view import Report
 from penstock.errors import PenstockError
-from penstock.monitor.alerts.debounce import News, Standing, judge
+from penstock.monitor.alerts.debounce import AlertState, Transition, next_state
 from penstock.monitor.alerts.rules import AlertRule, Command, Webhook
-from penstock.monitor.alerts.values import Watched, in_words
+from penstock.monitor.alerts.values import WatchedValue, in_words
 
 _LAST_ACTIONS_S = 40.0
 """How long the end waits for commands and webhooks, which have time limits of their own."""
@@ -27,8 +27,8 @@ def watch_on(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:  # fmt: skip
     """Until what is watched has ended."""
-    watched = [Watched(rule) for rule in rules]
-    standings = [Standing()] * len(rules)
+    watched = [WatchedValue(rule) for rule in rules]
+    standings = [AlertState()] * len(rules)
     due_s = clock()
     while True:
         seen = subject.look()
@@ -39,7 +39,7 @@ def watch_on(
         now_s = clock()
         for number, rule in enumerate(rules):
             value, threshold = watched[number].value(seen, now_s), watched[number].threshold(seen)
-            standings[number], news = judge(standings[number], rule, value, threshold, now_s)
+            standings[number], news = next_state(standings[number], rule, value, threshold, now_s)
             if news is not None and value is not None and threshold is not None:
                 _tell(subject, rule, news, value, threshold, seen, report)
         report.status(seen, rules, is_raised=any(each.is_raised for each in standings))
@@ -52,7 +52,7 @@ def look_once(
     subject: Subject, rules: Sequence[AlertRule], report: Report, *, every_s: float, twice: bool
 ) -> bool:  # fmt: skip
     """Whether anything is over its line."""
-    watched = [Watched(rule) for rule in rules]
+    watched = [WatchedValue(rule) for rule in rules]
     if twice:
         seen = subject.look()
         if not isinstance(seen, str):
@@ -74,7 +74,7 @@ def look_once(
 
 
 def _tell(
-    subject: Subject, rule: AlertRule, news: News, value: float, threshold: float, seen: dict[str, float],
+    subject: Subject, rule: AlertRule, news: Transition, value: float, threshold: float, seen: dict[str, float],
     report: Report, *, quietly: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     text = in_words(rule, value, threshold, seen, whose=subject.whose)

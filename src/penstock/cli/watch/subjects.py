@@ -71,7 +71,7 @@ class OneProcess:
         self._tree = tree_of(pid)
 
     def look(self) -> dict[str, float] | str:
-        now = self._tree.look()
+        now = self._tree.sample()
         return f"{self.whose} has ended" if now is None else system_levels(self._roots) | now.figures
 
     def close(self) -> None: ...
@@ -94,7 +94,7 @@ class Matching:
 
     def look(self) -> dict[str, float] | str:
         self._refresh()
-        seen = {pid: now for pid, tree in self._trees.items() if (now := tree.look()) is not None}
+        seen = {pid: now for pid, tree in self._trees.items() if (now := tree.sample()) is not None}
         self._trees = {pid: self._trees[pid] for pid in seen}
         if not seen:
             return f"{self.whose} has ended"

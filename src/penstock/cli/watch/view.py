@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from penstock.cli.watch.subjects import Subject
-from penstock.monitor.alerts.actions import Performer
+from penstock.monitor.alerts.actions import ActionRunner
 from penstock.monitor.alerts.rules import AlertRule
 from penstock.units import format_bytes
 
@@ -36,7 +36,7 @@ class Report:
         """Characters of the status line that stands on the terminal."""
         self._has_begun = False
         # stdout is for the alerts alone: a program may be reading them.
-        self.performer = Performer(self._told, output=_STDERR)
+        self.performer = ActionRunner(self._told, output=_STDERR)
 
     def alert(self, facts: dict[str, Any]) -> None:
         self._line(facts, f"{_time(facts['t_s'])} {_STANDING[facts['state']]} {facts['text']}")

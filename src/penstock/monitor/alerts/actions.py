@@ -37,7 +37,7 @@ _VARIABLES = {
 }
 
 
-class Performer:
+class ActionRunner:
     """Performs actions. ``tell`` gets what came of each, from its thread; ``output`` is where commands write."""
 
     def __init__(self, tell: Callable[[str], None], *, output: int = subprocess.DEVNULL) -> None:

@@ -15,17 +15,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.monitor.alerts.actions import Performer
-from penstock.monitor.alerts.debounce import News, Standing, judge
+from penstock.monitor.alerts.actions import ActionRunner
+from penstock.monitor.alerts.debounce import AlertState, Transition, next_state
 from penstock.monitor.alerts.release_steps import Holding, next_step
 from penstock.monitor.alerts.rules import AlertRule, Command, GiveBack, Log, Webhook
-from penstock.monitor.alerts.values import Watched, in_words
+from penstock.monitor.alerts.values import WatchedValue, in_words
 from penstock.monitor.figures import part
 from penstock.monitor.log_line import say
 from penstock.monitor.runs.format import Alert, Point
 
 if TYPE_CHECKING:
-    from penstock.monitor.recorder import Keeper
+    from penstock.monitor.recorder import Recorder
 
 _WHOSE = "this training"
 _HALF_A_POINT_S = 0.5
@@ -36,8 +36,8 @@ class _Rule:
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
-        self.watched = Watched(rule)
-        self.standing = Standing()
+        self.watched = WatchedValue(rule)
+        self.standing = AlertState()
         self.gives_at_s: float | None = None
         """When the next step back is due; None: none is."""
         self.refused: set[int] = set()
@@ -45,21 +45,21 @@ class _Rule:
 
 
 class Alarm:
-    """A watcher of the keeper's; see ``keeping.Watcher``."""
+    """A watcher of the recorder's; see ``recorder.Watcher``."""
 
     def __init__(self, rules: Iterable[AlertRule]) -> None:
         self._rules = [_Rule(rule) for rule in _checked(rules)]
-        self._performer: Performer | None = None
+        self._performer: ActionRunner | None = None
 
-    def look(self, point: Point, keeper: Keeper) -> None:
+    def observe(self, point: Point, recorder: Recorder) -> None:
         for each in self._rules:
             value = each.watched.value(point.figures, point.t_s)
             threshold = each.watched.threshold(point.figures)
-            each.standing, news = judge(each.standing, each.rule, value, threshold, point.t_s)
+            each.standing, news = next_state(each.standing, each.rule, value, threshold, point.t_s)
             if news is not None and value is not None and threshold is not None:
-                self._tell(each, news, value, threshold, point, keeper)
+                self._tell(each, news, value, threshold, point, recorder)
             if each.gives_at_s is not None and point.t_s >= each.gives_at_s - _HALF_A_POINT_S:
-                self._give_back(each, point, keeper)
+                self._give_back(each, point, recorder)
 
     def close(self) -> None:
         if self._performer is not None:
@@ -68,17 +68,17 @@ class Alarm:
     # -- inside -----------------------------------------------------------------------------
 
     def _tell(
-        self, each: _Rule, news: News, value: float, threshold: float, point: Point, keeper: Keeper
+        self, each: _Rule, news: Transition, value: float, threshold: float, point: Point, recorder: Recorder
     ) -> None:  # fmt: skip
         rule = each.rule
         text = in_words(rule, value, threshold, point.figures, whose=_WHOSE)
         facts: dict[str, Any] = {
             "alert": rule.on, "state": news, "text": text, "value": value, "threshold": threshold, "t_s": point.t_s,
-            "run": keeper.run_id, "pid": os.getpid(), "step": keeper.step,
+            "run": recorder.run_id, "pid": os.getpid(), "step": recorder.step,
         }  # fmt: skip
         actions = [str(action) for action in rule.then if not isinstance(action, Log)]
-        details = {"value": value, "threshold": threshold, "step": keeper.step, "actions": actions}
-        keeper.alert(Alert(t_s=point.t_s, rule=rule.on, state=news, what=text, details=details))
+        details = {"value": value, "threshold": threshold, "step": recorder.step, "actions": actions}
+        recorder.alert(Alert(t_s=point.t_s, rule=rule.on, state=news, what=text, details=details))
         each.gives_at_s = None
         each.refused.clear()
         for action in rule.then:
@@ -88,17 +88,17 @@ class Alarm:
             elif isinstance(action, GiveBack):
                 each.gives_at_s = point.t_s if news == "raised" else None
             elif isinstance(action, Webhook) or news == "raised":
-                self._perform(action, facts, keeper)
+                self._perform(action, facts, recorder)
 
-    def _perform(self, action: Command | Webhook, facts: dict[str, Any], keeper: Keeper) -> None:
+    def _perform(self, action: Command | Webhook, facts: dict[str, Any], recorder: Recorder) -> None:
         if self._performer is None:
-            self._performer = Performer(lambda said: keeper.note("alert", "action", said))
+            self._performer = ActionRunner(lambda said: recorder.note("alert", "action", said))
         self._performer.perform(action, facts)
 
-    def _give_back(self, each: _Rule, point: Point, keeper: Keeper) -> None:
+    def _give_back(self, each: _Rule, point: Point, recorder: Recorder) -> None:
         held = [
             loader
-            for loader in keeper.loaders
+            for loader in recorder.loaders
             if loader.is_penstock and loader.loader is not None and loader.number not in each.refused
         ]
         holdings = [_holding(loader.number, point) for loader in held]
@@ -107,19 +107,19 @@ class Alarm:
             if any(holding.workers and not holding.depth for holding in holdings):
                 return  # not read yet: it will have something to give
             each.gives_at_s = None
-            keeper.note(
+            recorder.note(
                 "alert", "decision", f"{each.rule.on}: nothing is left to give back, depth and workers are at 1"
             )
             return
         waits = next(action for action in each.rule.then if isinstance(action, GiveBack))
         each.gives_at_s = point.t_s + waits.every_s
         try:
-            # The keeper writes down what has changed, and on whose behalf.
-            keeper.turn(keeper.loaders[step.number], {step.valve: step.to}, who="alert")
+            # The recorder writes down what has changed, and on whose behalf.
+            recorder.turn(recorder.loaders[step.number], {step.valve: step.to}, who="alert")
         except Exception as problem:
             # A loader that ends just now, or refuses: the others still have something to give.
             each.refused.add(step.number)
-            keeper.note("alert", "decision", f"{step.valve}={step.to} could not be set: {problem}")
+            recorder.note("alert", "decision", f"{step.valve}={step.to} could not be set: {problem}")
 
 
 def _holding(number: int, point: Point) -> Holding:

@@ -12,11 +12,11 @@ from typing import Literal
 
 from penstock.monitor.alerts.rules import AlertRule
 
-News = Literal["raised", "cleared"]
+Transition = Literal["raised", "cleared"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class AlertState:
     """Where one alert stands."""
 
     is_raised: bool = False
@@ -24,18 +24,18 @@ class Standing:
     """Since when the value has been where it would change that, without a break; None: it is not there."""
 
 
-def judge(
-    standing: Standing, rule: AlertRule, value: float | None, threshold: float | None, now_s: float
-) -> tuple[Standing, News | None]:
+def next_state(
+    standing: AlertState, rule: AlertRule, value: float | None, threshold: float | None, now_s: float
+) -> tuple[AlertState, Transition | None]:
     """One look. A value that is not known is neither above nor below, and no time passes for it."""
     if value is None or threshold is None:
-        return Standing(is_raised=standing.is_raised), None
+        return AlertState(is_raised=standing.is_raised), None
     is_raised = standing.is_raised
     # Well below, not just below: a value that trembles around the line would raise it every few seconds.
     is_turning = value < threshold * (1 - rule.margin) if is_raised else value >= threshold
     if not is_turning:
-        return Standing(is_raised=is_raised), None
+        return AlertState(is_raised=is_raised), None
     since_s = now_s if standing.turning_s is None else standing.turning_s
     if now_s - since_s < (rule.calm_s if is_raised else rule.for_s):
-        return Standing(is_raised=is_raised, turning_s=since_s), None
-    return Standing(is_raised=not is_raised), "cleared" if is_raised else "raised"
+        return AlertState(is_raised=is_raised, turning_s=since_s), None
+    return AlertState(is_raised=not is_raised), "cleared" if is_raised else "raised"

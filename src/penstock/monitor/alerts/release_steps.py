@@ -29,7 +29,7 @@ class Holding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ReleaseStep:
     """One valve, turned down."""
 
     number: int
@@ -39,17 +39,17 @@ class Step:
     to: int
 
 
-def next_step(loaders: Sequence[Holding]) -> Step | None:
+def next_step(loaders: Sequence[Holding]) -> ReleaseStep | None:
     """Depth first, of who holds most; then workers. A loader without workers has nothing ahead to give."""
     loaders = [each for each in loaders if each.depth and each.workers]
     deep = [each for each in loaders if each.depth > 1]
     if deep:
         most = max(deep, key=lambda each: each.in_flight_bytes)
-        return Step(number=most.number, valve="depth", to=_less(most.depth))
+        return ReleaseStep(number=most.number, valve="depth", to=_less(most.depth))
     crowded = [each for each in loaders if each.workers > 1]
     if crowded:
         most = max(crowded, key=lambda each: each.workers_private_bytes)
-        return Step(number=most.number, valve="workers", to=_less(most.workers))
+        return ReleaseStep(number=most.number, valve="workers", to=_less(most.workers))
     return None
 
 

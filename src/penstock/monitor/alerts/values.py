@@ -1,7 +1,7 @@
 """What a rule is about, read off a run's figures: the value, the threshold, and both in words.
 
 In:  figures over time.
-Out: ``Watched``: one value per look; sentences for people.
+Out: ``WatchedValue``: one value per look; sentences for people.
 Runs in: trainer, command line. Does not import torch.
 """
 
@@ -20,7 +20,7 @@ _LEVELS = {"memory": "used_bytes", "tree": "tree_bytes", "stall": "wait_fraction
 _GROWTHS = {"swap": "swap_used_bytes", "restarts": "worker_restarts"}
 
 
-class Watched:
+class WatchedValue:
     """The value of one rule over time."""
 
     def __init__(self, rule: AlertRule) -> None:

@@ -29,7 +29,7 @@ from penstock.monitor.runs.home import LONGEST_SOCKET_PATH_BYTES
 LONGEST_ANSWER_BYTES = 8 << 20
 
 
-class _Run(Protocol):
+class ReachableRun(Protocol):
     id: str
     path: Path
 
@@ -37,7 +37,7 @@ class _Run(Protocol):
     def facts(self) -> dict[str, Any]: ...
 
 
-def own_socket(run: _Run) -> Path | None:
+def own_socket(run: ReachableRun) -> Path | None:
     """The run's socket, where it has one: where ``home.socket_path`` puts it, and called as the run is.
 
     What the record says of it is not followed anywhere else: a record that somebody made could name any file of the
@@ -70,7 +70,7 @@ def _is_socket(path: Path) -> bool:
         return False
 
 
-def ask(run: _Run, message: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
+def ask(run: ReachableRun, message: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
     """Send one message and wait for the answer. Raises PenstockError where nobody answers."""
     path = own_socket(run)
     if path is None:

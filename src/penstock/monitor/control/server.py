@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.monitor.recorder import Keeper
+from penstock.monitor.recorder import Recorder
 from penstock.monitor.watched_loader import WatchedLoader
 
 LONGEST_MESSAGE_BYTES = 64 << 10
@@ -162,18 +162,18 @@ class Control:
             client.line.close()
 
 
-def answerer(keeper: Keeper, describe: Callable[[], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+def answerer(recorder: Recorder, describe: Callable[[], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     """What is answered to each message; ``describe`` gives the run's own facts for a state."""
 
     def answer(message: Any) -> dict[str, Any]:
         what = message.get("do") if isinstance(message, dict) else None
         if what == "state":
-            return {"ok": True, "state": _state(keeper, describe())}
+            return {"ok": True, "state": _state(recorder, describe())}
         if what == "set":
-            loader = _chosen(keeper.loaders, message.get("loader"))
+            loader = _chosen(recorder.loaders, message.get("loader"))
             who = next((known for known in _WHOS if known == message.get("who")), "terminal")
             wanted = {name: value for name, value in message.items() if name not in ("do", "loader", "who")}
-            return {"ok": True, "now": keeper.turn(loader, wanted, who=who)}
+            return {"ok": True, "now": recorder.turn(loader, wanted, who=who)}
         return {"ok": False, "why": f'do={what!r} is unknown; write "state" or "set"'}
 
     return answer
@@ -191,8 +191,8 @@ def _chosen(loaders: Any, which: Any) -> WatchedLoader:
     return found[0]
 
 
-def _state(keeper: Keeper, about: dict[str, Any]) -> dict[str, Any]:
-    point = keeper.point
+def _state(recorder: Recorder, about: dict[str, Any]) -> dict[str, Any]:
+    point = recorder.point
     loaders = [
         {
             "number": each.number,
@@ -202,15 +202,15 @@ def _state(keeper: Keeper, about: dict[str, Any]) -> dict[str, Any]:
             "configuration": each.configuration,
             "workers": each.workers(),
         }
-        for each in keeper.loaders
+        for each in recorder.loaders
     ]
     return {
         **about,
-        "step": keeper.step,
+        "step": recorder.step,
         "t_s": None if point is None else point.t_s,
         "figures": {} if point is None else point.figures,
         "loaders": loaders,
-        "is_recorded": keeper.record is not None,
+        "is_recorded": recorder.record is not None,
     }
 
 

@@ -115,7 +115,7 @@ _ALERT = _gauge("alert_active", "1 while an alert stands, 0 once it is over.")
 _UNREADABLE = _gauge("unreadable_runs", "Files of recent runs that could not be read.")
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     metric: Metric
     labels: dict[str, str]
     value: float
@@ -124,7 +124,7 @@ class Sample(NamedTuple):
 def exposition(home: Path, *, now_s: float | None = None) -> bytes:
     """All runs that go on, and for five minutes the outcome of those that are over."""
     now_s = time.time() if now_s is None else now_s
-    samples: list[Sample] = []
+    samples: list[MetricSample] = []
     unreadable = 0
     for path in sorted(runs_folder(home).glob(f"*{SUFFIX}")):
         if not _may_be_recent(path, now_s):
@@ -135,7 +135,7 @@ def exposition(home: Path, *, now_s: float | None = None) -> bytes:
         except PenstockError:
             # Removed meanwhile, or damaged: the others are to be scraped all the same.
             unreadable += path.exists()
-    samples.append(Sample(_UNREADABLE, {}, float(unreadable)))
+    samples.append(MetricSample(_UNREADABLE, {}, float(unreadable)))
     return _text(samples)
 
 
@@ -156,30 +156,30 @@ def _may_be_recent(path: Path, now_s: float) -> bool:
         return False
 
 
-def _of_run(run: Run, now_s: float) -> list[Sample]:
+def _of_run(run: Run, now_s: float) -> list[MetricSample]:
     facts, outcome = run.facts, run.outcome
     if outcome is not None and not abs(now_s - outcome.t_s) <= ENDED_FOR_S:
         return []
     labels = {"run": _label(run.id), "name": _label(facts.get("name"))}
     about = {**labels, "host": _label(facts.get("host")), "pid": _label(facts.get("pid")), **_rank(facts.get("rank"))}
     state = "running" if outcome is None else outcome.state
-    found = [Sample(_INFO, about, 1.0)]
-    found += [Sample(_STATE, {**labels, "state": each}, float(each == state)) for each in STATES]
+    found = [MetricSample(_INFO, about, 1.0)]
+    found += [MetricSample(_STATE, {**labels, "state": each}, float(each == state)) for each in STATES]
     if isinstance(facts.get("started_s"), (int, float)):
-        found.append(Sample(_STARTED, labels, float(facts["started_s"])))
+        found.append(MetricSample(_STARTED, labels, float(facts["started_s"])))
     if outcome is not None:
-        return [*found, Sample(_ENDED, labels, outcome.t_s)]
+        return [*found, MetricSample(_ENDED, labels, outcome.t_s)]
     point = run.latest
     if point is not None:
-        found.append(Sample(_HEARD, labels, point.t_s))
+        found.append(MetricSample(_HEARD, labels, point.t_s))
         found += _of_figures(point.figures, facts, labels)
     states = {each.rule: each.state for each in run.alerts()}
     for rule, raised in list(_unique(states).items())[:_MOST_RULES]:
-        found.append(Sample(_ALERT, {**labels, "rule": rule}, float(raised == "raised")))
+        found.append(MetricSample(_ALERT, {**labels, "rule": rule}, float(raised == "raised")))
     return found
 
 
-def _of_figures(figures: Mapping[str, float], facts: Mapping[str, Any], labels: dict[str, str]) -> list[Sample]:
+def _of_figures(figures: Mapping[str, float], facts: Mapping[str, Any], labels: dict[str, str]) -> list[MetricSample]:
     found = _told(OF_RUN, figures, labels)
     names = _named(facts.get("loaders"), "name", "loader ")
     for number in range(_MOST_LOADERS):
@@ -192,13 +192,13 @@ def _of_figures(figures: Mapping[str, float], facts: Mapping[str, Any], labels: 
     return found
 
 
-def _told(metrics: Mapping[str, Metric], figures: Mapping[str, float], labels: dict[str, str]) -> list[Sample]:
+def _told(metrics: Mapping[str, Metric], figures: Mapping[str, float], labels: dict[str, str]) -> list[MetricSample]:
     found = []
     for name, metric in metrics.items():
         value = figures.get(name)
         if value is not None and math.isfinite(value):
             component = {} if metric.component is None else {"component": metric.component}
-            found.append(Sample(metric, {**labels, **component}, value))
+            found.append(MetricSample(metric, {**labels, **component}, value))
     return found
 
 
@@ -232,8 +232,8 @@ def _label(value: Any) -> str:
 # -- how it is written ----------------------------------------------------------------------
 
 
-def _text(samples: Iterable[Sample]) -> bytes:
-    groups: dict[str, list[Sample]] = {}
+def _text(samples: Iterable[MetricSample]) -> bytes:
+    groups: dict[str, list[MetricSample]] = {}
     for each in samples:
         groups.setdefault(each.metric.name, []).append(each)
     lines: list[str] = []

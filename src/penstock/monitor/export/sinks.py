@@ -7,9 +7,8 @@ Runs in: trainer, in the monitor's thread.
     penstock.Monitor(loader, sinks=[TensorBoard("runs/today")])
     penstock.Monitor(loader, sinks=[WandB(wandb.run), Call(lambda step, figures: print(step, figures["tree_bytes"]))])
 
-Nothing is imported until it is used, and what is passed in is used as it is. An object of your own with ``write`` and
-``close`` (``keeping.Sink``) is a sink too. One that fails is left out from then on, with one warning; the training does
-not notice.
+Packages are imported on first use only. An object of your own with ``write`` and ``close`` (``recorder.Sink``) is a
+sink, too. A sink that raises is not called again and one warning is logged; the training goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Call", "TensorBoard", "WandB"]
 PREFIX = "penstock/"
 
 
-class Spaced:
+class PeriodicSink:
     """Passes on every so many seconds' figures as one: rates their mean, memory its peak, counters the latest."""
 
     def __init__(self, every_s: int) -> None:
@@ -55,7 +54,7 @@ class Spaced:
         raise NotImplementedError
 
 
-class Call(Spaced):
+class Call(PeriodicSink):
     """Calls ``function(step, figures)``. It runs beside the training and must return soon."""
 
     def __init__(self, function: Callable[[int, dict[str, float]], object], *, every_s: int = 1) -> None:
@@ -68,7 +67,7 @@ class Call(Spaced):
         self._function(step, figures)
 
 
-class TensorBoard(Spaced):
+class TensorBoard(PeriodicSink):
     """Writes scalars by training step.
 
     Args:
@@ -97,7 +96,7 @@ class TensorBoard(Spaced):
             self._writer.add_scalar(PREFIX + name, value, step)
 
 
-class WandB(Spaced):
+class WandB(PeriodicSink):
     """Adds figures to a run of Weights & Biases.
 
     Args:

@@ -1,7 +1,7 @@
 """The file a run is recorded in: its tables, how points are packed, how old ones thin out. Read this first.
 
 In:  nothing.
-Out: the schema; ``Point``, ``Note``, ``Alert``, ``Outcome``; ``pack`` and ``unpack``; ``TIERS``.
+Out: the schema; ``Point``, ``Note``, ``Alert``, ``RunOutcome``; ``pack`` and ``unpack``; ``THINNING``.
 Runs in: trainer (writes), command line (reads).
 
 One SQLite file per run, ``<home>/runs/<id>.sqlite``, and beside it ``<id>.alive``, which the writer holds locked while
@@ -95,14 +95,19 @@ TOTALS = {
 """Name -> what it says."""
 
 
-class Tier(NamedTuple):
+class ThinningStep(NamedTuple):
     """Points older than ``after_s`` are made one for each ``step_s``."""
 
     after_s: float
     step_s: float
 
 
-TIERS = (Tier(600, 10), Tier(3 * 3600, 60), Tier(24 * 3600, 600), Tier(30 * 24 * 3600, 3600))
+THINNING = (
+    ThinningStep(600, 10),
+    ThinningStep(3 * 3600, 60),
+    ThinningStep(24 * 3600, 600),
+    ThinningStep(30 * 24 * 3600, 3600),
+)
 """Every second for ten minutes, every 10 s for three hours, every minute for a day, every 10 minutes for a month, and
 then every hour: 8,000 points in a month, 9,000 more in each year."""
 
@@ -149,7 +154,7 @@ class Alert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     state: Literal["finished", "failed", "killed"]
@@ -160,7 +165,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedSettings:
     """What one configuration of one loader has achieved so far in a run."""
 
     loader: int

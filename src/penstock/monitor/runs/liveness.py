@@ -1,7 +1,7 @@
 """Whether the process that records a run still lives, told by a lock that the kernel takes away with it.
 
 In:  ``<id>.alive`` beside the run's file.
-Out: ``Life`` for the writer; ``is_alive`` for readers.
+Out: ``WriterLock`` for the writer; ``is_alive`` for readers.
 Runs in: trainer (holds), command line (asks).
 
 The file also has room for the outcome, written when the run is recorded in advance: on a full disk nothing can be
@@ -28,7 +28,7 @@ except ImportError:  # Windows
     fcntl = None
 
 
-class Life:
+class WriterLock:
     """The writer's side: holds the lock until it is released, or its process is gone."""
 
     def __init__(self, path: Path) -> None:

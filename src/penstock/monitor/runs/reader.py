@@ -32,7 +32,7 @@ from penstock.errors import DataError, PenstockError
 from penstock.monitor.control.client import ask, own_socket
 from penstock.monitor.figures import merged
 from penstock.monitor.runs import values as record_values
-from penstock.monitor.runs.format import ALIVE_SUFFIX, FORMAT, SUFFIX, Alert, Note, Outcome, Point, Tried
+from penstock.monitor.runs.format import ALIVE_SUFFIX, FORMAT, SUFFIX, Alert, Note, Point, RunOutcome, TriedSettings
 from penstock.monitor.runs.home import runs_folder
 from penstock.monitor.runs.liveness import is_alive, last_word
 
@@ -74,7 +74,7 @@ class RunSummary:
     worker_restarts: int
     loaders: list[dict[str, Any]] = field(default_factory=list)
     """Name and arguments of each at the start."""
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[TriedSettings] = field(default_factory=list)
     """What each configuration has achieved."""
 
     @property
@@ -114,7 +114,7 @@ class Run:
         return record_values.totals(self._rows("SELECT name, value FROM totals"))
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RunOutcome | None:
         """How it ended; None while it runs. A run whose process is gone without a word was killed, and that is
         written down by whoever finds it first."""
         heard_s = self.totals.get("t_s", 0.0)
@@ -163,7 +163,7 @@ class Run:
         return _sound(record_values.alert, self._entries(f"SELECT {columns} FROM alerts", since, after))
 
     @property
-    def tried(self) -> list[Tried]:
+    def tried(self) -> list[TriedSettings]:
         """What each configuration of each loader has achieved, in the order they were first tried."""
         columns = "loader, configuration, began_s, ended_s, active_s, samples, wait_s, peak_bytes"
         return _sound(record_values.tried, self._rows(f"SELECT {columns} FROM configurations ORDER BY began_s"))
@@ -228,11 +228,11 @@ class Run:
         names = self._names
         return _sound(lambda row: record_values.point(row, names), rows)
 
-    def _written_outcome(self, heard_s: float) -> Outcome | None:
+    def _written_outcome(self, heard_s: float) -> RunOutcome | None:
         rows = self._rows("SELECT state, t_s, what FROM outcome")
         return record_values.outcome(*rows[0], heard_s=heard_s) if rows else None
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: RunOutcome) -> None:
         """Write down how a run ended whose process cannot; what cannot be written is found again next time."""
         with contextlib.suppress(sqlite3.Error):
             db = sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True, timeout=_BUSY_S)

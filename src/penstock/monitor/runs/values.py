@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from penstock.monitor.runs.format import LONGEST_NAME, Alert, Note, Outcome, Point, Tried
+from penstock.monitor.runs.format import LONGEST_NAME, Alert, Note, Point, RunOutcome, TriedSettings
 
 _LARGEST = 1 << 63
 """More is no figure of a run, and does not fit where it goes: floats, SQLite, other programs' integers."""
@@ -234,7 +234,7 @@ def _entry(row: Sequence[Any]) -> tuple[int, float, str, Any, str, dict[str, Any
     return place, t_s, first, second, words, _object(parsed(row[5])) or {}
 
 
-def tried(row: Sequence[Any]) -> Tried | None:
+def tried(row: Sequence[Any]) -> TriedSettings | None:
     loader, configuration = row[0], parsed(row[1])
     known = [each for each in (*map(time_s, row[2:4]), *map(number, row[4:8])) if each is not None]
     if type(loader) is not int or not 0 <= loader < _MOST_LOADERS or not isinstance(configuration, dict):
@@ -242,16 +242,16 @@ def tried(row: Sequence[Any]) -> Tried | None:
     if len(known) < 6:
         return None
     began_s, ended_s, active_s, samples, wait_s, peak_bytes = known
-    return Tried(
+    return TriedSettings(
         loader=loader, configuration=settings(configuration), began_s=began_s, ended_s=ended_s,
         active_s=active_s, samples=samples, wait_s=wait_s, peak_bytes=peak_bytes,
     )  # fmt: skip
 
 
-def outcome(state: Any, ended_s: Any, what: Any, *, heard_s: float) -> Outcome:
+def outcome(state: Any, ended_s: Any, what: Any, *, heard_s: float) -> RunOutcome:
     """What was written of the end; where that cannot be read, the run was over without a word all the same."""
     when_s = time_s(ended_s)
-    return Outcome(
+    return RunOutcome(
         state=state if state in ("finished", "failed") else "killed",
         t_s=heard_s if when_s is None else when_s,
         what=text(what),

@@ -32,17 +32,17 @@ from penstock.monitor.runs.format import (
     MOST_ENTRIES,
     SCHEMA,
     SUFFIX,
-    TIERS,
+    THINNING,
     Alert,
     Note,
-    Outcome,
     Point,
-    Tried,
+    RunOutcome,
+    TriedSettings,
     pack,
     unpack,
 )
 from penstock.monitor.runs.home import make_private, runs_folder
-from penstock.monitor.runs.liveness import Life
+from penstock.monitor.runs.liveness import WriterLock
 
 _BUSY_S = 0.2
 """How long a commit waits for a reader, on file systems where readers and the writer exclude each other."""
@@ -69,11 +69,11 @@ class RunRecord:
         self._pid = os.getpid()
         self._places: dict[str, int] = {}
         self._last_ms = 0
-        self._thinned_to_ms = [0] * len(TIERS)
+        self._thinned_to_ms = [0] * len(THINNING)
         self._thin_due_s = started_s + _THIN_EVERY_S
         self._alive_path = folder / f"{self.id}{ALIVE_SUFFIX}"
         # Before the database: whoever finds that finds it locked.
-        self.life = Life(self._alive_path)
+        self.life = WriterLock(self._alive_path)
         self._db: sqlite3.Connection | None = None
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -105,7 +105,7 @@ class RunRecord:
         notes: Sequence[Note] = (),
         alerts: Sequence[Alert] = (),
         totals: Mapping[str, float] | None = None,
-        tried: Mapping[str, Tried] | None = None,
+        tried: Mapping[str, TriedSettings] | None = None,
     ) -> None:
         """All of it, or nothing."""
         with self._transaction() as db:
@@ -138,7 +138,7 @@ class RunRecord:
         with self._transaction() as db:
             self._set_fact(db, name, value)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: RunOutcome) -> None:
         """How it ended, unless that is known already; closes the file and lets go of the lock."""
         try:
             row = (outcome.state, outcome.t_s, None if outcome.what is None else _cut(outcome.what))
@@ -152,7 +152,7 @@ class RunRecord:
         finally:
             self.abandon()
 
-    def leave_word(self, outcome: Outcome) -> None:
+    def leave_word(self, outcome: RunOutcome) -> None:
         """The outcome, where the database does not take it."""
         self.life.leave_word({"state": outcome.state, "t_s": outcome.t_s, "what": (outcome.what or "")[:500] or None})
 
@@ -184,7 +184,7 @@ class RunRecord:
     ) -> None:
         if self._db is not None:
             state = "finished" if error is None else "failed"
-            self.finish(Outcome(state=state, t_s=time.time(), what=None if error is None else repr(error)))
+            self.finish(RunOutcome(state=state, t_s=time.time(), what=None if error is None else repr(error)))
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class RunRecord:
         """Make fewer of old points. Each tier goes on from where it was; what it has seen it need not look at again."""
         self._thin_due_s = now_s + _THIN_EVERY_S
         names = list(self._places)
-        for number, tier in enumerate(TIERS):
+        for number, tier in enumerate(THINNING):
             step_ms = round(tier.step_s * 1000)
             upto_ms = round((now_s - tier.after_s) * 1000) // step_ms * step_ms
             from_ms, self._thinned_to_ms[number] = self._thinned_to_ms[number], upto_ms
