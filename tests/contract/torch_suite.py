@@ -142,7 +142,7 @@ def force_shared_batches(loader: type[penstock.DataLoader]) -> None:
     """The one place that knows the private knobs: every batch split over the workers, two slots in all."""
     import dataclasses
 
-    loader._tuning = dataclasses.replace(loader._tuning, split_always=True, max_slots=2)
+    loader._rules = dataclasses.replace(loader._rules, split_always=True, most_slots=2)
 
 
 def replace_loader(variant: str) -> None:

@@ -19,7 +19,7 @@ from kit.datasets import Noisy, Ragged, Stream, WithPid, joined, listed, plain
 from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 
 import penstock
-from penstock.loader.engine.tuning import Tuning
+from penstock.loader.engine.rules import LoaderRules
 
 MIB = 1 << 20
 
@@ -264,7 +264,7 @@ def test_workers_with_batches_of_their_own_change_at_the_epochs_edge(seeding: st
 
 def test_between_two_epochs_the_memory_stays_and_a_loader_that_rests_longer_gives_it_back() -> None:
     with penstock.DataLoader(Noisy(64, values=1 << 17), batch_size=8, num_workers=2, persistent_workers=True) as loader:
-        loader._tuning = Tuning(rest_s=3.0)
+        loader._rules = LoaderRules(epoch_end_release_s=3.0)
         assert sum(1 for _ in loader) == 8
         arena = next(iter(loader._live))._engine.arena
         kept = {segment.number for segment in arena._free}

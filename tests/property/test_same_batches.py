@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 class Split(penstock.DataLoader[Any]):
     """Every batch is cut as finely as can be, and no more than two are in the arena."""
 
-    _tuning = dataclasses.replace(penstock.DataLoader._tuning, split_always=True, max_slots=2)
+    _rules = dataclasses.replace(penstock.DataLoader._rules, split_always=True, most_slots=2)
 
 
 CASES: dict[str, dict[str, Any]] = {

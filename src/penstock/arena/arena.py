@@ -25,11 +25,11 @@ import numpy as np
 
 from penstock.arena.segment import HAS_MEMFD, Segment, capacity_for, create_segment
 
-_REUSE_UP_TO = 2.0
+REUSE_UP_TO = 2.0
 """A free segment over this many times the need is closed instead of reused: its bytes are wanted elsewhere."""
-_REUSE_ANY_BELOW_BYTES = 1 << 20
+REUSE_ANY_BELOW_BYTES = 1 << 20
 """Below this size a loose fit wastes less than a new segment costs."""
-_RECENT_NEEDS = 64
+RECENT_NEEDS = 64
 """Needs that are remembered, to tell which free segments are of use."""
 
 _MOST_LENT = 16
@@ -112,7 +112,7 @@ class Arena:
         self._is_closed = False
         self._in_use: dict[int, Segment] = {}
         self._free: list[Segment] = []
-        self._needs: deque[int] = deque(maxlen=_RECENT_NEEDS)
+        self._needs: deque[int] = deque(maxlen=RECENT_NEEDS)
         self._leases: dict[int, Lease] = {}
         self._returned: deque[Lease] = deque()
         self._next_number = 0
@@ -328,7 +328,7 @@ class Arena:
         if not fitting:
             return None
         segment = min(fitting, key=lambda s: s.capacity_bytes)
-        if segment.capacity_bytes > max(_REUSE_UP_TO * capacity, _REUSE_ANY_BELOW_BYTES):
+        if segment.capacity_bytes > max(REUSE_UP_TO * capacity, REUSE_ANY_BELOW_BYTES):
             return None
         # A loose fit must not push the budget over where a tight one would not.
         if segment.capacity_bytes > capacity and self.in_use_bytes + segment.capacity_bytes > self.limit_bytes:
@@ -350,7 +350,7 @@ class Arena:
         """Of the free ones, one that is too large for what was needed of late, or else the smallest: large ones take
         longest to make again."""
         largest = max(self._free, key=lambda s: s.capacity_bytes)
-        is_too_large = largest.capacity_bytes > _REUSE_UP_TO * max(self._needs)
+        is_too_large = largest.capacity_bytes > REUSE_UP_TO * max(self._needs)
         return largest if is_too_large else min(self._free, key=lambda s: s.capacity_bytes)
 
     def _close(self, segment: Segment) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.environment import local_ranks
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
-from penstock.loader.engine.tuning import Tuning
+from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.epochs import counting_sampler
 from penstock.loader.iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
@@ -62,7 +62,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         name: what monitors call this loader.
     """
 
-    _tuning = Tuning()
+    _rules = LoaderRules()
     _settings_keys: Mapping[str, str] = MappingProxyType({})
     """Argument -> its name in the settings it came from: what advice calls it."""
 
@@ -313,7 +313,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         """The budget in bytes on this machine, now."""
         if self._memory.fixed_bytes is not None:
             return self._memory.fixed_bytes
-        return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=self._tuning.auto_memory) // local_ranks())
+        share = self._rules.auto_memory_share
+        return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=share) // local_ranks())
 
     def _cache_stats(self) -> CacheStats | None:
         try:
@@ -345,7 +346,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             wait_s=counters.wait_s,
             stall_fraction=min(1.0, counters.iteration_wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
             worker_restarts=counters.restarts,
-            shared_batches=newest.dispatcher.shared_batches if newest else counters.shared_batches,
+            shared_batches=newest.dispatcher.pace.splits if newest else counters.shared_batches,
             cache=self._cache_stats(),
             device_ahead_bytes=counters.device_ahead_bytes,
             stages=StageTimes(

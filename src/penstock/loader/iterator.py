@@ -126,7 +126,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             headroom_bytes=headroom_bytes,
             spare_files=spare_files(),
             diagnosis=OomWatch().sentence,
-            tuning=loader._tuning,
+            rules=loader._rules,
             counters=self._counters,
             depth=loader._depth,
             depth_ceiling=loader._depth_ceiling,

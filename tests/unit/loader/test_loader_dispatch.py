@@ -16,10 +16,10 @@ from penstock.errors import BudgetError, WorkerError
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.crashes import DeathToll
 from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.estimates import Pace
 from penstock.loader.engine.order import Order
-from penstock.loader.engine.pacing import Pace
+from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.engine.seat import Seat
-from penstock.loader.engine.tuning import Tuning
 from penstock.workers.protocol import DROP, NO_SEGMENT, Collate, Done, Fetch, Learn, Need, Outcome, Room, Started
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -94,7 +94,8 @@ class Works:
         max_slots: int = 256,
         depth: int | None = None,
     ) -> None:
-        pace = Pace(Tuning())
+        rules = LoaderRules(most_slots=max_slots)
+        pace = Pace(rules, splits=splittable)
         if row_s is not None:
             pace.note(1, row_s)
         self.arena = Arena(
@@ -107,6 +108,7 @@ class Works:
         self.replaced: list[Seat] = []
         self.dispatcher = Dispatcher(
             arena=self.arena,
+            rules=rules,
             pace=pace,
             order=Order(
                 rows=rows,
@@ -116,7 +118,6 @@ class Works:
                 batch_rows=batch_rows,
                 keeps_generators=False,
             ),
-            max_slots=max_slots,
             workers=workers,
             memory_bytes=limit_bytes + workers * WORKER_BYTES + OWN_BYTES,
             deaths=DeathToll(in_hand=self._in_hand, diagnosis=lambda: None),
@@ -674,10 +675,10 @@ def test_samples_that_cannot_travel_make_their_batches_whole_from_then_on() -> N
     works = Works(workers=2, rows=False)
     works.dispatcher.admission.shapes.note_size(100)
     works.offer(3)
-    assert works.dispatcher.shared_batches
+    assert works.dispatcher.pace.splits
     seat, fetch = works.all_tasks()[0]
     works.done(seat, fetch.task, Outcome("cannot travel"))
-    assert not works.dispatcher.shared_batches
+    assert not works.dispatcher.pace.splits
     for pair in works.all_tasks():
         if not pair[1].alone:
             works.done(pair[0], pair[1].task, Outcome("cannot travel"))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.loader.engine.pacing import Pace
-from penstock.loader.engine.tuning import Tuning
+from penstock.loader.engine.estimates import Pace
+from penstock.loader.engine.rules import LoaderRules
 from penstock.workers.rng import stretch_rows
 
 MS = 1e-3
 
 
-def pace(row_s: float | None, **tuning: float | bool) -> Pace:
-    made = Pace(Tuning(**tuning))  # type: ignore[arg-type]
+def pace(row_s: float | None, *, splits: bool = True, **rules: float | bool) -> Pace:
+    made = Pace(LoaderRules(**rules), splits=splits)  # type: ignore[arg-type]
     if row_s is not None:
         made.note(1, row_s)
     return made
@@ -90,7 +90,7 @@ def test_short_tasks_are_queued_so_that_workers_never_wait(
 def test_depth_is_the_least_that_keeps_all_workers_busy(
     row_s: float | None, batch_rows: int, workers: int, splittable: bool, depth: int
 ) -> None:
-    assert pace(row_s).depth(batch_rows, workers, splittable=splittable, in_order=True) == depth
+    assert pace(row_s, splits=splittable).depth(batch_rows, workers, in_order=True) == depth
 
 
 def test_estimates_follow_the_dataset_slowly_and_ignore_nothing_done() -> None:

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.arena import arena as pool
-from penstock.loader.engine import shapes
-from penstock.loader.engine.pacing import Pace
-from penstock.loader.engine.tuning import Tuning
+from penstock.loader.engine.rules import LoaderRules
 from penstock.planner.profile import LoaderCost, Profile, Sample
 from penstock.planner.simulate import arena
 from penstock.planner.simulate import penstock_pipeline as own_pipeline
@@ -70,7 +67,9 @@ def test_ours_holds_as_many_batches_as_it_is_deep_whatever_the_workers(workers: 
 
 
 def test_segments_and_their_room_are_as_in_the_loader() -> None:
-    assert own_pipeline.RECENT == shapes._RECENT and arena.REUSE_UP_TO == pool._REUSE_UP_TO
+    rules = LoaderRules()
+    assert rules.recent_batches == own_pipeline.RECENT
+    assert (rules.reuse_up_to, rules.recent_needs) == (arena.REUSE_UP_TO, arena.RECENT_NEEDS)
 
 
 def test_a_segment_is_used_again_for_what_fits_well_and_closed_where_more_lies_free_than_was_in_use() -> None:
@@ -175,10 +174,10 @@ def test_without_workers_the_training_loop_loads_for_itself() -> None:
 @pytest.mark.parametrize("workers", [1, 4, 16])
 def test_depth_and_tasks_are_those_of_the_loader(row_s: float, batch_size: int, workers: int) -> None:
     profile = load(wait_s=row_s, cost=FREE).profile
-    pace = Pace(Tuning())
-    pace.note(1, row_s)
-    assert rows_a_task(profile, batch_size) == pace.rows_per_task(batch_size, workers)
-    assert usual_depth(profile, batch_size, workers) == pace.depth(batch_size, workers, splittable=True, in_order=True)
+    rules = LoaderRules()
+    rows = rules.rows_per_task(row_s, batch_size)
+    assert rows_a_task(profile, batch_size) == rows
+    assert usual_depth(profile, batch_size, workers) == rules.depth(row_s, batch_size, workers, rows=rows)
 
 
 def test_a_heap_keeps_what_samples_took_unless_they_are_mapped_on_their_own() -> None:

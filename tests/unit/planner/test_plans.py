@@ -12,7 +12,7 @@ import pytest
 
 from penstock import settings
 from penstock.errors import ConfigError
-from penstock.loader.engine.tuning import Tuning
+from penstock.loader.engine.rules import LoaderRules
 from penstock.planner.choices import worker_counts
 from penstock.planner.plans import AUTO_SHARE, NAMES, Facts, PlanTable, allowed_bytes, make_plans
 from penstock.planner.profile import LoaderCost, Profile, Sample
@@ -260,7 +260,7 @@ def test_a_size_is_each_rank_s_own_and_a_share_is_divided_among_them(memory: Any
 
 
 def test_auto_is_what_the_loader_itself_takes() -> None:
-    assert Tuning().auto_memory == AUTO_SHARE
+    assert LoaderRules().auto_memory_share == AUTO_SHARE
 
 
 def test_long_times_are_written_out_and_short_ones_have_three_digits() -> None:

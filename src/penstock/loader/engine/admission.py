@@ -23,17 +23,20 @@ from penstock.arena.arena import Arena
 from penstock.arena.segment import Segment
 from penstock.errors import BudgetError
 from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.estimates import Shapes
+from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.engine.seat import Seat, Task
-from penstock.loader.engine.shapes import Shapes
 from penstock.units import format_bytes
 from penstock.workers.protocol import NO_SEGMENT, Need, Room
 
 
 class Admission:
-    def __init__(self, arena: Arena, *, refetches: bool, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, arena: Arena, rules: LoaderRules, *, refetches: bool, fail: Callable[[BaseException], None]
+    ) -> None:
         """``refetches``: whether a batch may be dropped and fetched again; ``fail`` ends the epoch with an error."""
         self.arena = arena
-        self.shapes = Shapes()
+        self.shapes = Shapes(rules)
         self.upcoming: deque[Batch] = deque()
         """Drawn and not opened, in order."""
         self.open: dict[int, Batch] = {}

@@ -20,17 +20,16 @@ from penstock.errors import WorkerError
 from penstock.loader.engine.admission import Admission
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.crashes import DeathToll, how_it_died
+from penstock.loader.engine.estimates import Pace
 from penstock.loader.engine.order import Order
-from penstock.loader.engine.pacing import Pace
 from penstock.loader.engine.roster import Roster, most_more
+from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.engine.seat import Seat, Task
 from penstock.workers.protocol import NO_SEGMENT, Collate, Done, Fetch, Need, Outcome, Resume, Started
 from penstock.workers.rng import stretch_rows
 
 _REAP_S = 0.5
 """How long a worker that has hung up may take to be gone by itself, so that its exit status is its own."""
-_OWN_BYTES = 4 << 20
-"""What the pipeline itself takes in the trainer, counted against the budget."""
 _BOUND_IN_HAND = 2
 """Tasks a worker with batches of its own may have: one in work and one waiting."""
 _MANY_IN_HAND = 4
@@ -42,18 +41,19 @@ class Dispatcher:
         self,
         *,
         arena: Arena,
+        rules: LoaderRules,
         pace: Pace,
         order: Order,
         workers: int,
         memory_bytes: int,
         deaths: DeathToll,
-        max_slots: int,
     ) -> None:
+        self._rules = rules
         self.pace = pace
         self.order = order
         self.roster = Roster(workers)
         self._memory_bytes = memory_bytes
-        self.admission = Admission(arena, refetches=not order.bound, fail=self._fail)
+        self.admission = Admission(arena, rules, refetches=not order.bound, fail=self._fail)
         self.depth = 2
         """Batches that may be ahead of the user now."""
         self.depth_wanted: int | None = None
@@ -61,10 +61,7 @@ class Dispatcher:
         self.paused = False
         self.failure: BaseException | None = None
         """Ends the epoch: raised by the next next()."""
-        self.shared_batches = order.splittable
-        """Whether rows of one batch may come from several workers."""
         self._deaths = deaths
-        self._max_slots = max_slots
         self._slots = 3
         self._most_in_hand = 1
         self._tasks: dict[int, Task] = {}
@@ -208,7 +205,7 @@ class Dispatcher:
         self.roster.has_changed = False
         taken_bytes = self.roster.taken_bytes(self._fetch_bytes())
         if taken_bytes is not None:
-            taken_bytes += min(_OWN_BYTES, self._memory_bytes // 25)
+            taken_bytes += self._rules.own_bytes(self._memory_bytes)
         self.admission.arena.set_limit(max(0, self._memory_bytes - (taken_bytes or 0)))
 
     def _fetch_bytes(self) -> int:
@@ -216,18 +213,15 @@ class Dispatcher:
         shapes, rows = self.admission.shapes, self.order.batch_rows
         if self.order.rows:
             return shapes.sample_bytes
-        if not self.shared_batches or not rows:
+        if not self.pace.splits or not rows:
             return 0
         return (shapes.expected_bytes(rows) or 0) * self._rows_per_task(rows) // rows
 
     def _private_bytes_for(self, batch: Batch) -> int:
         """What a worker takes that builds ``batch`` alone under a collate function of the user's: samples, result."""
-        if self.order.rows or self.shared_batches:
+        if self.order.rows or self.pace.splits:
             return 0
         return 2 * (self.admission.shapes.expected_bytes(batch.rows) or 0)
-
-    def _more_for(self, seats: list[Seat], private_bytes: int) -> int:
-        return most_more(seats, private_bytes, self._fetch_bytes())
 
     # -- handing out ------------------------------------------------------------------------
 
@@ -237,15 +231,13 @@ class Dispatcher:
         rows = self._rows_per_task(self.order.batch_rows)
         self._most_in_hand = self.pace.tasks_queued(rows, in_order=self.order.in_order)
         depth = self.depth_wanted or self.pace.depth(
-            self.order.batch_rows, self.roster.workers, splittable=self.shared_batches, in_order=self.order.in_order
+            self.order.batch_rows, self.roster.workers, in_order=self.order.in_order
         )
         if self.order.bound and not self.order.in_order:
             # A slow worker fills its share of what is ahead, not all of it.
             depth = max(depth, _BOUND_IN_HAND * self.roster.workers)
         self.depth = depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
-        # What the user holds is besides what is ahead.
-        slots = self.depth + self.admission.user_holds
-        self._slots = min(slots, self._max_slots)
+        self._slots = self._rules.slots(self.depth, user_holds=self.admission.user_holds)
 
     def _give_up_unfinished(self) -> None:
         """There are no workers any more: what they have not begun is the training thread's."""
@@ -311,7 +303,7 @@ class Dispatcher:
             return None
         rows = self.admission.upcoming[0].rows
         private_bytes = self._private_bytes_for(self.admission.upcoming[0])
-        splits = self.shared_batches and self._rows_per_task(rows) < rows
+        splits = self.pace.splits and self._rows_per_task(rows) < rows
         batch = self.admission.open_next(
             slots=self._slots,
             # Workers that write rows ask as soon as they hold one sample, so one batch each may start blind.
@@ -337,7 +329,7 @@ class Dispatcher:
         return min(loads, key=lambda worker_id: loads[worker_id], default=0)
 
     def _rows_per_task(self, batch_rows: int) -> int:
-        return self.pace.rows_per_task(batch_rows, self.roster.workers) if self.shared_batches else batch_rows
+        return self.pace.rows_per_task(batch_rows, self.roster.workers)
 
     def _hand_out(self, seat: Seat, batch: Batch) -> None:
         if batch.wants_collate:
@@ -414,7 +406,7 @@ class Dispatcher:
         if done.error is not None:
             batch.note_error(0 if task.rows is None else task.rows.start, done.error)
         elif outcome.kind == "cannot travel":
-            self.shared_batches = False
+            self.pace.splits = False
             self.admission.evict(batch)
             return
         elif outcome.kind == "exhausted":

@@ -11,6 +11,7 @@ computes. One lock guards all state; nobody sleeps with it held.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -31,11 +32,11 @@ from penstock.loader.engine.crashes import DeathToll
 from penstock.loader.engine.crew import Crew, forget_segment
 from penstock.loader.engine.delivery import Delivery
 from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.estimates import Pace
 from penstock.loader.engine.order import Order
-from penstock.loader.engine.pacing import Pace
+from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.engine.seat import Seat
 from penstock.loader.engine.timeout_report import who_is_late
-from penstock.loader.engine.tuning import Tuning
 from penstock.loader.stats import Counters
 from penstock.workers.channel import ChannelClosed
 from penstock.workers.pool import WorkerPool
@@ -51,7 +52,6 @@ _LOOK_AT_DEVICE_S = 0.001
 """How often to ask whether the device is done with memory: it tells nobody."""
 _GATHER_S = 0.0004
 """Reports of short tasks that come faster than this are left to gather: every look costs as much as a small batch."""
-_MOST_SLOTS = 256
 _GAUGE_WITHIN_S = 0.1
 
 
@@ -78,7 +78,7 @@ class Engine:
         headroom_bytes: Callable[[], int],
         spare_files: int | None,
         diagnosis: Callable[[], str | None],
-        tuning: Tuning,
+        rules: LoaderRules,
         counters: Counters,
         depth: int | None,
         depth_ceiling: int | None,
@@ -94,7 +94,7 @@ class Engine:
         """Lets go of memory the device has read, and says whether it is still reading some."""
         self._fetch_here = fetch_here
         self._resume_at = resume
-        self._tuning = tuning
+        self._rules = rules
         self._counters = counters
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -112,21 +112,21 @@ class Engine:
         self._looked_s = 0.0
         """When a thread last stopped waiting for something to happen."""
         self._last_asked_s = self._left_s = time.monotonic()
-        self._patience_s = tuning.idle_release_s
+        self._patience_s = rules.idle_release_s
         """How long nobody may ask before the memory goes back."""
         self._away_s = 0.0
         """How long the user last took between two batches."""
         self._pid = os.getpid()
         self._crew = Crew(pool, self._selector, lock=self._lock, woken=functools.partial(self._wake, always=True))
         # A segment has a descriptor, and another for each worker it is on its way to; free ones are kept as well.
-        max_slots = _MOST_SLOTS if spare_files is None else max(2, min(_MOST_SLOTS, spare_files // 4))
-        max_slots = min(max_slots, tuning.max_slots or max_slots)
+        if spare_files is not None:
+            rules = dataclasses.replace(rules, most_slots=max(2, min(rules.most_slots, spare_files // 4)))
         self.arena = Arena(
             limit_bytes=memory_bytes,
             headroom_bytes=headroom_bytes,
             closed=lambda segment: forget_segment(self.dispatcher.roster.seats, segment),
             woken=self._wake,
-            keep_free=max_slots,
+            keep_free=rules.most_slots,
             use_memfd=HAS_MEMFD,
             locks=page_locks,
             fence=None if page_locks is None else Fence(mark_everything),
@@ -134,12 +134,12 @@ class Engine:
         self._delivery = Delivery(self.arena, page_locks)
         self.dispatcher = Dispatcher(
             arena=self.arena,
-            pace=Pace(tuning),
+            rules=rules,
+            pace=Pace(rules, splits=order.splittable),
             order=order,
             workers=workers,
             memory_bytes=memory_bytes,
             deaths=DeathToll(in_hand=self._crew.in_hand, diagnosis=diagnosis),
-            max_slots=max_slots,
         )
         self.dispatcher.depth_wanted = depth
         self.dispatcher.depth_ceiling = depth_ceiling
@@ -226,7 +226,7 @@ class Engine:
         with self._lock:
             self.dispatcher.abandon()
             self._last_asked_s = time.monotonic()
-            self._patience_s = self._tuning.idle_release_s
+            self._patience_s = self._rules.idle_release_s
         while True:
             with self._lock:
                 if self.dispatcher.is_idle or self.dispatcher.failure is not None:
@@ -240,7 +240,7 @@ class Engine:
 
     def rest(self) -> None:
         """The epoch is over. The next one usually begins at once; if not, the workers stay and the memory goes."""
-        self._patience_s = self._tuning.rest_s
+        self._patience_s = self._rules.epoch_end_release_s
 
     @property
     def is_closed(self) -> bool:
@@ -458,7 +458,7 @@ class Engine:
         counters = self._counters
         counters.peak_bytes = max(counters.peak_bytes, self.arena.peak_bytes)
         counters.handed_over_bytes += self.arena.handed_over_bytes
-        counters.depth, counters.shared_batches = self.dispatcher.depth, self.dispatcher.shared_batches
+        counters.depth, counters.shared_batches = self.dispatcher.depth, self.dispatcher.pace.splits
 
     def _start_thread(self) -> None:
         if self.dispatcher.roster.workers and self._thread.ident is None:

@@ -1,0 +1,100 @@
+"""Estimates of one pipeline: how long a row takes to fetch, what batches look like and how many bytes they have.
+
+In:  times of finished tasks; finished batches.
+Out: rows per task, tasks per worker, batches ahead; the expected layout and size of the next batch.
+Runs in: trainer, under the pipeline's lock.
+
+Only speed and memory depend on these numbers. The content of a batch never does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+from penstock.arena.template import Template, layout_of
+from penstock.loader.engine.rules import LoaderRules
+
+_WEIGHT = 0.2
+"""Weight of the latest task in the average time per row."""
+_AGREE_AFTER_CHANGE = 3
+"""Once samples have changed shape, this many batches must agree before rows are laid out in advance again."""
+
+
+class Pace:
+    """How long a row takes, and what the rules make of it."""
+
+    def __init__(self, rules: LoaderRules, *, splits: bool) -> None:
+        self._rules = rules
+        self.splits = splits
+        """Whether rows of one batch may come from several workers."""
+        self.row_s: float | None = None
+        """Seconds one worker takes per row; None while no task is done."""
+        self.most_open = sys.maxsize
+        """Batches that memory allows to be filled at a time."""
+
+    def note(self, rows: int, spent_s: float) -> None:
+        if rows <= 0:
+            return
+        row_s = spent_s / rows
+        self.row_s = row_s if self.row_s is None else self.row_s + _WEIGHT * (row_s - self.row_s)
+
+    def rows_per_task(self, batch_rows: int, workers: int) -> int:
+        """How many rows one task has; all of them where a batch is not split."""
+        if not self.splits:
+            return batch_rows
+        return self._rules.rows_per_task(self.row_s, batch_rows, workers=workers, most_open=self.most_open)
+
+    def tasks_queued(self, rows: int, *, in_order: bool) -> int:
+        """How many tasks of ``rows`` rows a worker may have at a time."""
+        return self._rules.tasks_queued(self.row_s, rows, in_order=in_order)
+
+    def depth(self, batch_rows: int, workers: int, *, in_order: bool) -> int:
+        """The least number of batches ahead that keeps all workers busy, at least 2."""
+        rows = self.rows_per_task(batch_rows, workers)
+        return self._rules.depth(self.row_s, batch_rows, workers, rows=rows, in_order=in_order)
+
+
+class Shapes:
+    """The layout and the size of batches, learnt from earlier ones."""
+
+    def __init__(self, rules: LoaderRules) -> None:
+        self.template: Template | None = None
+        """The layout expected of every sample; None while it is unknown or changing."""
+        self._sizes: deque[int] = deque(maxlen=rules.recent_batches)
+        self._sample_sizes: deque[int] = deque([0], maxlen=rules.recent_batches)
+        self._last: Template | None = None
+        self._agreeing = 0
+        self._has_changed = False
+
+    def note_match(self, template: Template, rows: int) -> None:
+        """A batch was laid out by ``template`` and every sample fitted."""
+        self.note_size(layout_of(template, rows).total_bytes)
+        self._agreeing = self._agreeing + 1 if template == self._last else 1
+        self._last = template
+        if self.template is None and self._agreeing >= (_AGREE_AFTER_CHANGE if self._has_changed else 1):
+            self.template = template
+
+    def note_mismatch(self) -> None:
+        """A batch had to go through torch's collate function."""
+        self._has_changed = True
+        self.template = None
+        self._agreeing = 0
+
+    def note_size(self, batch_bytes: int) -> None:
+        self._sizes.append(batch_bytes)
+
+    def note_sample(self, sample_bytes: int) -> None:
+        self._sample_sizes.append(sample_bytes)
+
+    @property
+    def sample_bytes(self) -> int:
+        """What a worker holds while it makes one sample; where sizes vary, a quarter more than the largest so far."""
+        largest = max(self._sample_sizes)
+        return largest if self.template is not None else largest * 5 // 4
+
+    def expected_bytes(self, rows: int) -> int | None:
+        """The size of the next batch if it has ``rows`` samples; None while no size is known."""
+        if self.template is not None:
+            return layout_of(self.template, rows).total_bytes
+        return max(self._sizes) if self._sizes else None
