@@ -4,7 +4,7 @@ In:  needs in bytes; segments coming back from the user and from failed batches.
 Out: segments to fill, never more bytes in use than the limit unless the caller says the need is due.
 Runs in: trainer, under the dispatcher's lock; ``Lease`` ends from any thread.
 
-A segment is *in use* from ``take`` until ``give_back``: being filled, ready, or lent to the user. Free segments
+A segment is *in use* from ``take`` until ``release``: being filled, ready, or lent to the user. Free segments
 keep their pages for the next batch and are closed the moment their bytes are wanted elsewhere. A lent segment
 the user goes on holding while the next batch needs its bytes is *handed over*: it leaves the arena as it is,
 which costs what a private copy would, without copying.
@@ -167,7 +167,7 @@ class Arena:
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes + self.free_bytes)
         return segment
 
-    def give_back(self, segment: Segment) -> None:
+    def release(self, segment: Segment) -> None:
         """The segment's bytes are nobody's: keep it for the next batch, or close it."""
         segment.filled = True
         self._in_use.pop(segment.number)
@@ -178,7 +178,7 @@ class Arena:
         while len(self._free) > self.keep_free:
             self._close(min(self._free, key=lambda s: s.capacity_bytes))
 
-    def release_free(self) -> None:
+    def close_free(self) -> None:
         """Close every free segment: the loader is idle and somebody else may need the memory."""
         self._close_free_beyond(0)
 
@@ -194,7 +194,7 @@ class Arena:
         if self.lent_count >= _MOST_LENT and used_bytes < _COPY_BELOW_BYTES:
             copy = segment.array()[:used_bytes].copy()
             self.handed_over_bytes += used_bytes
-            self.give_back(segment)
+            self.release(segment)
             return copy
         while self.lent_count >= _MOST_LENT:
             self.hand_over_oldest()
@@ -212,7 +212,7 @@ class Arena:
                 assert self._fence is not None
                 self._fence.put(lease)
             elif not lease.handed_over:
-                self.give_back(lease.segment)
+                self.release(lease.segment)
                 came = True
         return came
 
@@ -287,7 +287,7 @@ class Arena:
                 self.in_use_bytes -= self._in_use.pop(lease.segment.number).capacity_bytes
                 lease.segment.close_descriptor()
         self._leases.clear()
-        self.release_free()
+        self.close_free()
         for segment in list(self._in_use.values()):
             self._in_use.pop(segment.number)
             self.in_use_bytes -= segment.capacity_bytes
@@ -316,7 +316,7 @@ class Arena:
             self._unlock(lease.segment)
             lease.segment.close()
         else:
-            self.give_back(lease.segment)
+            self.release(lease.segment)
 
     def _unlock(self, segment: Segment) -> None:
         if self._locks is not None:

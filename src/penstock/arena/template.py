@@ -11,7 +11,6 @@ match, and its batch goes through torch's own collate, for its result or its err
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +19,16 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-from penstock.arena.codec import ALIGN_BYTES, is_plain
+from penstock.arena.codec import is_plain
 
 _PRISTINE_COLLATE_MAP = dict(torch_collate.default_collate_fn_map)
 _NUMBERS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _TEXTS = (str, bytes)
+_LEAF = ("leaf",)
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class TemplateLeaf:
     """One value inside a sample. ``dtype`` is that of the batch, None for what is only listed."""
 
     kind: str
@@ -47,7 +47,7 @@ class Template:
 
     shape: Any
     """("leaf",) | ("dict", keys, children) | ("list" | "tuple" | namedtuple type, children)"""
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[TemplateLeaf, ...]
 
     @property
     def row_bytes(self) -> int:
@@ -61,7 +61,7 @@ def is_default_collate(collate_fn: Callable[..., Any]) -> bool:
 
 def learn(sample: Any) -> Template | None:
     """The template of ``sample``, or None where only torch's collate knows what to do."""
-    leaves: list[Leaf] = []
+    leaves: list[TemplateLeaf] = []
     try:
         shape = _learn(sample, leaves)
     except _Unknown:
@@ -95,7 +95,7 @@ def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
     return match
 
 
-def _check(leaf: Leaf) -> Callable[[Any], bool]:
+def _check(leaf: TemplateLeaf) -> Callable[[Any], bool]:
     kind, dtype, shape, np_dtype = leaf.exact_type, leaf.dtype, leaf.shape, leaf.np_dtype
     if leaf.kind == "tensor":
         return lambda v: type(v) is kind and v.dtype is dtype and v.shape == shape
@@ -107,153 +107,23 @@ def _check(leaf: Leaf) -> Callable[[Any], bool]:
     return lambda v: type(v) is kind
 
 
-class Layout:
-    """Where each leaf's rows lie for a batch of ``rows`` samples."""
-
-    def __init__(self, template: Template, rows: int) -> None:
-        self.template = template
-        self.rows = rows
-        self.offsets: list[int] = []
-        end = 0
-        for leaf in template.leaves:
-            start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
-            self.offsets.append(start)
-            end = start + leaf.row_bytes * rows
-        self.total_bytes = end
-        self.match = matcher(template)
-
-    def spans(self, rows: range) -> list[tuple[int, int]]:
-        """Where consecutive rows lie: first byte and end, per leaf that takes bytes."""
-        return [
-            (offset + rows.start * leaf.row_bytes, offset + rows.stop * leaf.row_bytes)
-            for leaf, offset in zip(self.template.leaves, self.offsets, strict=True)
-            if leaf.row_bytes
-        ]
-
-    def columns(self, source: np.ndarray) -> list[torch.Tensor | None]:
-        """Per leaf, a tensor of all rows over ``source`` (None for text). Each keeps ``source`` alive."""
-        return [
-            None if leaf.dtype is None else _column(source, leaf, offset, self.rows)
-            for leaf, offset in zip(self.template.leaves, self.offsets, strict=True)
-        ]
-
-    def batch(self, source: np.ndarray, texts: Sequence[list[Any]], rows: int) -> Any:
-        """What ``default_collate`` gives for the first ``rows`` samples; ``texts`` has one list per text leaf."""
-        columns = iter(self.columns(source))
-        listed = iter(texts)
-        if rows == self.rows:
-            values = [next(listed) if c is None else c for c in columns]
-        else:
-            values = [next(listed)[:rows] if c is None else c[:rows] for c in columns]
-        return _collated(self.template.shape, iter(values))
-
-    def rebuild(self, values: Sequence[Any]) -> Any:
-        """The sample a matcher took apart into ``values``."""
-        return _rebuilt(self.template.shape, iter(values))
-
-    def sample(
-        self, columns: Sequence[torch.Tensor | None], texts: Sequence[Sequence[Any]], row: int, text_row: int
-    ) -> Any:
-        """The sample that was written at ``row``, as it was; its texts are at ``text_row`` of theirs."""
-        listed = iter(texts)
-        values = [
-            next(listed)[text_row] if column is None else _row_value(leaf, column[row])
-            for leaf, column in zip(self.template.leaves, columns, strict=True)
-        ]
-        return _rebuilt(self.template.shape, iter(values))
-
-
-@functools.lru_cache(maxsize=256)
-def layout_of(template: Template, rows: int) -> Layout:
-    return Layout(template, rows)
-
-
-class RowWriter:
-    """Writes samples into their rows of one segment, a chunk at a time."""
-
-    def __init__(self, layout: Layout, target: np.ndarray) -> None:
-        self._layout = layout
-        self._columns = layout.columns(target)
-        self._arrays = [None if c is None else _as_numpy(c) for c in self._columns]
-
-    def write(self, first_row: int, flat: Sequence[Sequence[Any]], texts: list[list[Any]]) -> None:
-        """Write the values of matching samples at consecutive rows; texts are appended to ``texts``, a list per leaf.
-
-        Raises TypeError or RuntimeError, before any text is appended, if a tensor is not plain bytes.
-        """
-        end = first_row + len(flat)
-        found: list[Sequence[Any]] = []
-        for leaf, column, array, values in zip(
-            self._layout.template.leaves, self._columns, self._arrays, zip(*flat, strict=True), strict=True
-        ):
-            if column is None:
-                found.append(values)
-            elif leaf.row_bytes == 0:
-                continue
-            elif leaf.kind == "tensor":
-                if array is not None and len(values) == 1:
-                    np.copyto(array[first_row:end], values[0].numpy())
-                else:
-                    torch.stack(values, out=column[first_row:end])
-            elif leaf.kind == "array":
-                assert array is not None
-                if len(values) == 1:
-                    np.copyto(array[first_row:end], values[0])
-                else:
-                    np.stack(values, out=array[first_row:end])
-            else:
-                assert array is not None
-                array[first_row:end] = values
-        for listed, values in zip(texts, found, strict=True):
-            listed.extend(values)
-
-
-def _column(source: np.ndarray, leaf: Leaf, offset: int, rows: int) -> torch.Tensor:
-    assert leaf.dtype is not None
-    shape = (rows, *leaf.shape)
-    if leaf.row_bytes == 0 or rows == 0:
-        return torch.empty(shape, dtype=leaf.dtype)
-    count = rows * leaf.row_bytes // leaf.dtype.itemsize
-    return torch.frombuffer(source, dtype=leaf.dtype, count=count, offset=offset).view(shape)
-
-
-def _as_numpy(column: torch.Tensor) -> np.ndarray | None:
-    """The same rows for numpy, or None for dtypes numpy does not have (bfloat16, float8)."""
-    try:
-        return column.numpy()
-    except TypeError:
-        return None
-
-
-def _row_value(leaf: Leaf, row: torch.Tensor) -> Any:
-    if leaf.kind == "tensor":
-        return row
-    if leaf.kind == "number":
-        return row.item()
-    array = row.numpy()
-    return array if leaf.kind == "array" else array[()]
-
-
-_LEAF = ("leaf",)
-
-
 class _Unknown(Exception):
     pass
 
 
-def _learn(value: Any, leaves: list[Leaf]) -> Any:
+def _learn(value: Any, leaves: list[TemplateLeaf]) -> Any:
     kind = type(value)
     if kind is torch.Tensor:
         if not is_plain(value):
             raise _Unknown
-        leaves.append(Leaf("tensor", value.dtype, tuple(value.shape), value.nbytes, kind))
+        leaves.append(TemplateLeaf("tensor", value.dtype, tuple(value.shape), value.nbytes, kind))
     elif kind is np.ndarray or isinstance(value, np.generic):
         leaves.append(_numpy_leaf(value, kind))
     elif kind in _NUMBERS:
         dtype = _NUMBERS[kind]
-        leaves.append(Leaf("number", dtype, (), dtype.itemsize, kind))
+        leaves.append(TemplateLeaf("number", dtype, (), dtype.itemsize, kind))
     elif kind in _TEXTS:
-        leaves.append(Leaf("text", None, (), 0, kind))
+        leaves.append(TemplateLeaf("text", None, (), 0, kind))
     elif kind is dict:
         return "dict", tuple(value), tuple(_learn(v, leaves) for v in value.values())
     elif kind is list:
@@ -267,7 +137,7 @@ def _learn(value: Any, leaves: list[Leaf]) -> Any:
     return _LEAF
 
 
-def _numpy_leaf(value: Any, kind: type) -> Leaf:
+def _numpy_leaf(value: Any, kind: type) -> TemplateLeaf:
     if value.dtype.kind in "SUOVMm" or not value.dtype.isnative or min(value.strides, default=0) < 0:
         raise _Unknown
     try:
@@ -277,7 +147,7 @@ def _numpy_leaf(value: Any, kind: type) -> Leaf:
     shape, what = (tuple(value.shape), "array") if kind is np.ndarray else ((), "scalar")
     if dtype.itemsize != value.dtype.itemsize:
         raise _Unknown
-    return Leaf(what, dtype, shape, int(value.nbytes), kind, value.dtype)
+    return TemplateLeaf(what, dtype, shape, int(value.nbytes), kind, value.dtype)
 
 
 def _flatten(shape: Any, value: Any, out: list[Any]) -> bool:
@@ -293,28 +163,3 @@ def _flatten(shape: Any, value: Any, out: list[Any]) -> bool:
     if type(value) is not expected or len(value) != len(shape[1]):
         return False
     return all(_flatten(child, v, out) for child, v in zip(shape[1], value, strict=True))
-
-
-def _collated(shape: Any, values: Any) -> Any:
-    """Containers as ``default_collate`` returns them: a plain tuple becomes a list."""
-    head = shape[0]
-    if head == "leaf":
-        return next(values)
-    if head == "dict":
-        return {key: _collated(child, values) for key, child in zip(shape[1], shape[2], strict=True)}
-    # Texts inside a sequence come out of torch's transposition as a tuple, elsewhere as a list.
-    items = [_collated(child, values) for child in shape[1]]
-    items = [
-        tuple(i) if child[0] == "leaf" and type(i) is list else i for child, i in zip(shape[1], items, strict=True)
-    ]
-    return items if head in ("list", "tuple") else head(*items)
-
-
-def _rebuilt(shape: Any, values: Any) -> Any:
-    head = shape[0]
-    if head == "leaf":
-        return next(values)
-    if head == "dict":
-        return {key: _rebuilt(child, values) for key, child in zip(shape[1], shape[2], strict=True)}
-    items = [_rebuilt(child, values) for child in shape[1]]
-    return items if head == "list" else tuple(items) if head == "tuple" else head(*items)

@@ -36,7 +36,7 @@ from penstock.cache.store.store import Tier
 from penstock.cache.store.values import Packed, least_bytes, unpack
 from penstock.errors import CacheError, ConfigError
 from penstock.units import format_bytes, parse_size
-from penstock.workers.child import turn
+from penstock.workers import forecast_position
 from penstock.workers.child.kept_generators import KeptGenerators
 from penstock.workers.rng import mix, seed_stretch
 
@@ -159,8 +159,8 @@ class Cache:
         region, path = registry.open_region(self.name, self._make_memory, Memory)
         registry.remove_stale()
         policies: dict[int, Any] = {STATIC: Static(), LRU: Lru()}
-        tier = Tier(region, policies, headroom_bytes=self._machine.headroom_bytes, turn=turn.current)
-        policies[NEXT_USE] = NextUse(Plans(region, tier), turn.current)
+        tier = Tier(region, policies, headroom_bytes=self._machine.headroom_bytes, position=forecast_position.current)
+        policies[NEXT_USE] = NextUse(Plans(region, tier), forecast_position.current)
         return tier, lambda: registry.leave(path, region.lock_fd)
 
     def _make_memory(self, lock_fd: int) -> Memory:

@@ -1,1 +1,1 @@
-"""From the arena to the accelerator: page-locking slots, fences around their reuse, copying ahead."""
+"""The way from the arena to the accelerator: page-locked segments, fences before their reuse, copies ahead of need."""

@@ -1,8 +1,8 @@
-"""Batches on their way to a device, copied ahead of need: how many at a time, and when their slots are free again.
+"""Copies of batches to a device, started before the user needs them.
 
 In:  host batches, in order.
-Out: the same batches on the device, for the stream that asks.
-Runs in: trainer: the training thread; ``let_go`` also in the engine's.
+Out: the same batches on the device, for the current stream; their segments, once they are copied.
+Runs in: trainer: the training thread; ``release_copied`` also in the engine's.
 """
 
 from __future__ import annotations
@@ -12,81 +12,82 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from penstock.device.fence import Mark
+from penstock.device.fence import QueueMark
 
 MOST_AHEAD = 2
 """Batches of device memory that may be ahead of the user."""
 _MOST_COPYING = 3
-"""Copies queued at a time: enough to keep the link busy; more would only keep slots from being filled again."""
+"""Copies queued at a time: enough to keep the link busy. More would only keep segments from being refilled."""
 _MOST_STEPS = 4
-"""How many batches the training loop may be ahead of the device. Memory of a batch that was used on another stream than
-it was copied on is free only when the device is past that use, so a loop that never waits would fill the device."""
+"""Batches by which the training loop may be ahead of the device. The allocator reuses memory that was copied on one
+stream and used on another only after the device has finished that use, so a loop that never waits would fill the
+device."""
 
 
-class Lane(Protocol):
-    """What copies to a device; see ``lane.CudaLane``."""
+class CopyStream(Protocol):
+    """Copies batches to one device; see ``copy_stream.CudaCopyStream``."""
 
-    def copy(self, host: Any, /) -> tuple[Any, Mark]: ...
-    def user_mark(self) -> Mark: ...
+    def copy(self, host: Any, /) -> tuple[Any, QueueMark]: ...
+    def user_mark(self) -> QueueMark: ...
     def hand_over(self, data: Any, copied: Any, /) -> Any: ...
     def wait(self) -> None: ...
 
 
-class Parcel:
-    """One batch under way."""
+class BatchCopy:
+    """The copy of one batch."""
 
-    def __init__(self, data: Any, host: Any, copied: Mark, arrived: Callable[[], None]) -> None:
+    def __init__(self, data: Any, host: Any, copied: QueueMark, arrived: Callable[[], None]) -> None:
         self.data = data
         self.host = host
-        """What it was copied from: kept until the copy is done, and with it the slot."""
+        """The source, kept until the copy is done: it keeps its segment from being refilled."""
         self.copied = copied
         self.arrived = arrived
 
 
-class Courier:
-    """Copies batches over one lane."""
+class CopyQueue:
+    """Copies batches over one stream."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, stream: CopyStream) -> None:
+        self._stream = stream
         self._lock = threading.Lock()
-        self._copying: deque[Parcel] = deque()
-        """Whose copy was not done when last looked."""
-        self._steps: deque[Mark] = deque()
-        """Ends of what the user queued from one batch to the next."""
+        self._copying: deque[BatchCopy] = deque()
+        """Copies that were not done at the last check."""
+        self._steps: deque[QueueMark] = deque()
+        """Per batch that was handed out, the end of the user's work before it."""
 
-    def send(self, host: Any, arrived: Callable[[], None]) -> Parcel:
-        """Start copying a batch; ``arrived`` is called, by any thread, once it was copied and let go of."""
-        while len(under_way := self.let_go()) >= _MOST_COPYING:
-            under_way[0].copied.wait()
-        data, copied = self._lane.copy(host)
-        parcel = Parcel(data, host, copied, arrived)
+    def send(self, host: Any, arrived: Callable[[], None]) -> BatchCopy:
+        """Start copying a batch. ``arrived`` is called from any thread, once the source is copied and released."""
+        while len(unfinished := self.release_copied()) >= _MOST_COPYING:
+            unfinished[0].copied.wait()
+        data, copied = self._stream.copy(host)
+        copy = BatchCopy(data, host, copied, arrived)
         with self._lock:
-            self._copying.append(parcel)
-        return parcel
+            self._copying.append(copy)
+        return copy
 
-    def hand_out(self, parcel: Parcel) -> Any:
+    def hand_out(self, copy: BatchCopy) -> Any:
         """The batch, for use on the current stream."""
-        self._steps.append(self._lane.user_mark())
+        self._steps.append(self._stream.user_mark())
         if len(self._steps) > _MOST_STEPS:
             self._steps.popleft().wait()
-        data, parcel.data = parcel.data, None
-        return self._lane.hand_over(data, parcel.copied)
+        data, copy.data = copy.data, None
+        return self._stream.hand_over(data, copy.copied)
 
-    def let_go(self) -> list[Parcel]:
-        """Let go of what was copied from, as far as the copies are done. Gives the parcels that are still under way."""
+    def release_copied(self) -> list[BatchCopy]:
+        """Release the sources of finished copies; returns the unfinished ones."""
         done = []
         with self._lock:
             while self._copying and self._copying[0].copied.passed():
                 done.append(self._copying.popleft())
-            under_way = list(self._copying)
-        # Not under the lock: the last reference to a batch may run anybody's code.
-        for parcel in done:
-            parcel.host = None
-            parcel.arrived()
-        return under_way
+            unfinished = list(self._copying)
+        # Outside the lock: dropping the last reference to a batch may run the user's code.
+        for copy in done:
+            copy.host = None
+            copy.arrived()
+        return unfinished
 
     def close(self) -> None:
-        """Wait for copies under way: what they read is about to go."""
-        self._lane.wait()
-        self.let_go()
+        """Wait for all copies: the memory they read is about to be unmapped."""
+        self._stream.wait()
+        self.release_copied()
         self._steps.clear()

@@ -1,12 +1,12 @@
-"""A CUDA stream that does nothing but copy batches to one device.
+"""A CUDA stream used only for copying batches to one device.
 
 In:  host batches.
-Out: the same on the device, and marks that pass when a copy, or the user's work so far, is done.
-Runs in: trainer: the training thread; marks are asked from any.
+Out: the same batches on the device, and marks that pass when a copy, or the user's work so far, is done.
+Runs in: trainer: the training thread; marks are queried from any thread.
 
-Plain tensors are copied here. Everything else that can move (sparse and nested tensors, batch types with a ``to`` of
-their own) does so when it is handed over, on the stream of whoever asked: only its own code knows which tensors it
-holds, and memory of one stream must not be used on another without the allocator being told.
+Plain tensors are copied on this stream. Everything else with a ``to`` method (sparse and nested tensors, batch types)
+is moved when it is handed over, on the user's stream: which tensors such an object holds is visible to its own code
+only, and memory of one stream may be used on another only after ``record_stream``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.device.tree import is_ordinary, leaves, map_leaves
 
 
 class StreamMark:
-    """All work queued on one stream at the moment of making it."""
+    """All work queued on one stream when the mark is made."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(blocking=True)
@@ -32,19 +32,20 @@ class StreamMark:
         self.event.synchronize()
 
 
-class CudaLane:
+class CudaCopyStream:
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self.device)
 
     def copy(self, host: Any) -> tuple[Any, StreamMark]:
-        """Start copying: the batch, its plain tensors on the device, and when they are there."""
+        """Start copying; returns the batch with its plain tensors on the device, and a mark that passes when they are
+        copied."""
         with torch.cuda.stream(self._stream):
             return map_leaves(self._copied, host), StreamMark(self._stream)
 
     def user_mark(self) -> StreamMark:
-        """All the user has queued on the current stream."""
+        """The end of all work queued on the current stream."""
         return StreamMark(torch.cuda.current_stream(self.device))
 
     def hand_over(self, data: Any, copied: StreamMark) -> Any:
@@ -54,7 +55,7 @@ class CudaLane:
         return map_leaves(lambda leaf: self._for_use(leaf, stream), data)
 
     def wait(self) -> None:
-        """For every copy."""
+        """Wait for every copy."""
         self._stream.synchronize()
 
     def _copied(self, leaf: Any) -> Any:
@@ -73,7 +74,7 @@ def move(data: Any, device: torch.device) -> Any:
 
 
 def _moved(leaf: Any, device: torch.device) -> Any:
-    """Anything that knows how to move, moved; the rest as it is."""
+    """The leaf moved, if it has a ``to`` method; otherwise the leaf itself."""
     if isinstance(leaf, torch.Tensor):
         return leaf.to(device, non_blocking=True)
     move = getattr(leaf, "to", None)
@@ -86,8 +87,8 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a leaf is nothing but a dense tensor: its memory is all there is to it."""
-    # The copy of a tensor that wants gradients would hold on to the tensor it was made from.
+    """Whether a leaf is a dense tensor that consists of its memory, dtype and shape only."""
+    # The copy of a tensor that requires gradients would keep the original alive.
     return (
         type(leaf) is torch.Tensor
         and leaf.layout is torch.strided
@@ -102,7 +103,7 @@ def plain_bytes(data: Any) -> int:
 
 
 def stays_on_host(data: Any) -> bool:
-    """Whether something in the batch that is not a plain tensor could hold on to memory of the arena."""
+    """Whether the batch contains something, not a plain tensor, that could keep arena memory alive."""
     return not is_ordinary(data) or not all(is_plain(leaf) or isinstance(leaf, _VALUES) for leaf in leaves(data))
 
 

@@ -1,7 +1,7 @@
-"""What CUDA can do for the arena, and two calls torch does not offer.
+"""Page-locking and device-wide events, through CUDA calls that torch does not offer.
 
-In:  addresses of slots; the moment a slot was dropped.
-Out: page-locked slots; marks that pass when all work queued on the devices by then is done.
+In:  addresses of segments.
+Out: page-locked segments; marks that pass when all work queued so far on the devices is done.
 Runs in: trainer.
 """
 
@@ -18,25 +18,26 @@ import torch
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for every device."""
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: this thread's calls are no business of a graph another thread is capturing."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: this thread's calls do not invalidate a graph that another thread captures."""
 
 
 def page_lock(address: int, size_bytes: int) -> str | None:
-    """Page-lock a range; None if that worked, else what CUDA says."""
+    """Page-lock a range. Returns None on success, otherwise CUDA's error message."""
     runtime: Any = torch.cuda.cudart()
-    with beside_captures():
+    with ignoring_captures():
         status = runtime.cudaHostRegister(address, size_bytes, _PORTABLE)
     return None if int(status) == 0 else str(runtime.cudaGetErrorString(status))
 
 
 def page_unlock(address: int) -> None:
     runtime: Any = torch.cuda.cudart()
-    with beside_captures():
+    with ignoring_captures():
         runtime.cudaHostUnregister(address)
 
 
 @contextlib.contextmanager
-def beside_captures() -> Iterator[None]:
+def ignoring_captures() -> Iterator[None]:
+    """CUDA calls inside do not disturb a graph that another thread is capturing."""
     driver = _driver()
     if driver is None:
         yield
@@ -49,13 +50,13 @@ def beside_captures() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def can_mark_everything() -> bool:
-    """Whether the device can be asked when all that is queued now will be done, without waiting for it."""
+def can_mark_all_work() -> bool:
+    """Whether an event can be recorded behind all work queued now, without waiting for that work."""
     return torch.cuda.is_available() and _driver() is not None
 
 
 class DeviceMark:
-    """All work queued on every device in use, at the moment of making it."""
+    """All work queued on every device in use when the mark is made."""
 
     def __init__(self, events: list[torch.cuda.Event]) -> None:
         self._events = events
@@ -68,8 +69,8 @@ class DeviceMark:
             event.synchronize()
 
 
-def mark_everything() -> DeviceMark | None:
-    """Mark the end of everything queued now, whichever stream it is on. None while a graph is being captured here."""
+def mark_all_work() -> DeviceMark | None:
+    """Mark the end of all work queued now, on every stream. None while this thread captures a graph."""
     if torch.cuda.is_current_stream_capturing():
         return None
     events = []
@@ -78,15 +79,15 @@ def mark_everything() -> DeviceMark | None:
             continue
         with torch.cuda.device(index):
             event = torch.cuda.Event()
-            # Recording it makes it; the driver then records it again, for the context instead of one stream.
+            # record() creates the event; the driver then records it again, for the context instead of one stream.
             event.record()
             _record_for_context(event)
             events.append(event)
     return DeviceMark(events)
 
 
-def wait_for_everything() -> None:
-    mark = mark_everything()
+def wait_for_all_work() -> None:
+    mark = mark_all_work()
     if mark is not None:
         mark.wait()
 
@@ -103,7 +104,7 @@ def _record_for_context(event: torch.cuda.Event) -> None:
 
 @functools.cache
 def _driver() -> Any:
-    """The CUDA driver's library, if it can record events for whole contexts (12.5 and later)."""
+    """The CUDA driver library, if it can record events for whole contexts (12.5 and later)."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuCtxRecordEvent.argtypes = [ctypes.c_void_p, ctypes.c_void_p]

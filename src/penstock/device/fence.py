@@ -1,9 +1,9 @@
-"""A fence between the user's dropping a batch and the arena's refilling its bytes.
+"""A fence between the moment the user drops a batch and the moment the arena refills its segment.
 
 In:  things the device may still be reading, dropped by any thread.
-Out: the same things, once everything queued on the device by then is done.
-Runs in: trainer. Things are put in from any thread; marks are made in the training thread only, because recording an
-event while another thread captures a CUDA graph would spoil the graph.
+Out: the same things, once all work queued on the device at that moment is done.
+Runs in: trainer. Any thread puts things in; only the training thread makes marks, because recording an event while
+another thread captures a CUDA graph would invalidate the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Mark(Protocol):
+class QueueMark(Protocol):
     """A point in the device's queues."""
 
     def passed(self) -> bool:
@@ -23,23 +23,24 @@ class Mark(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until it is."""
+        """Wait until it is."""
         ...
 
 
 class Fence(Generic[T]):
-    def __init__(self, mark: Callable[[], Mark | None]) -> None:
-        """``mark`` marks the end of all work queued now, on every stream; None if that cannot be done at the moment."""
+    def __init__(self, mark: Callable[[], QueueMark | None]) -> None:
+        """``mark`` marks the end of all work queued now, on every stream; it returns None if that is impossible at the
+        moment."""
         self._mark = mark
         self._fresh: deque[T] = deque()
-        self._waiting: deque[tuple[Mark, list[T]]] = deque()
+        self._waiting: deque[tuple[QueueMark, list[T]]] = deque()
 
     def put(self, thing: T) -> None:
         """Hold ``thing`` back. Any thread, even inside the garbage collector."""
         self._fresh.append(thing)
 
     def advance(self) -> list[T]:
-        """Mark what came since the last call; give what has passed. Training thread only."""
+        """Mark the things put in since the last call; return those that have passed. Training thread only."""
         passed: list[T] = []
         while self._waiting and self._waiting[0][0].passed():
             passed += self._waiting.popleft()[1]
@@ -48,7 +49,7 @@ class Fence(Generic[T]):
         return passed
 
     def drain(self) -> list[T]:
-        """Everything, waited for."""
+        """Wait for all things and return them."""
         passed: list[T] = []
         while self._waiting:
             mark, things = self._waiting.popleft()

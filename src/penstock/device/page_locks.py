@@ -1,4 +1,4 @@
-"""Page-locked slots: locked once, unlocked before they are unmapped.
+"""Page-locked segments: each is locked once, and unlocked before it is unmapped.
 
 In:  segments of the arena.
 Out: whether a segment is page-locked, so that the device can read it at full speed.
@@ -15,14 +15,14 @@ from penstock.device import cuda
 
 
 class PageLocks:
-    """The page-locked segments of one arena. After one refusal nothing is tried again."""
+    """The page-locked segments of one arena. After the first refusal no further segment is tried."""
 
     def __init__(
         self,
         lock: Callable[[int, int], str | None] = cuda.page_lock,
         unlock: Callable[[int], None] = cuda.page_unlock,
     ) -> None:
-        """``lock`` page-locks an address range and says what is wrong if it cannot; ``unlock`` undoes it."""
+        """``lock`` page-locks an address range and returns an error message if it fails; ``unlock`` undoes it."""
         self._lock = lock
         self._unlock = unlock
         self._locked: dict[int, int] = {}
@@ -31,7 +31,7 @@ class PageLocks:
         self.locked_bytes = 0
 
     def lock(self, segment: Segment) -> bool:
-        """Page-lock a segment if it is not; False if that cannot be."""
+        """Page-lock a segment unless it is locked already; False if that fails."""
         if segment.number in self._locked:
             return True
         if self.refused or segment.address is None:
@@ -40,9 +40,9 @@ class PageLocks:
         if problem is not None:
             self.refused = True
             warnings.warn(
-                f"batches cannot be page-locked where they are ({problem}), so each is copied into pinned memory as "
-                "torch does, which is slower; raise the limit on locked memory (ulimit -l unlimited, in docker "
-                "--ulimit memlock=-1), or lower memory=",
+                f"Shared batches cannot be page-locked ({problem}); each is copied into pinned memory instead, as in "
+                "torch, which is slower. Raise the limit on locked memory (ulimit -l unlimited; in Docker --ulimit "
+                "memlock=-1), or lower memory=.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -52,7 +52,7 @@ class PageLocks:
         return True
 
     def unlock(self, segment: Segment) -> None:
-        """Before a segment is unmapped."""
+        """Unlock a segment; call this before it is unmapped."""
         address = self._locked.pop(segment.number, None)
         if address is not None:
             self._unlock(address)

@@ -1,7 +1,7 @@
-"""Batches as trees: the same containers, other leaves.
+"""Batches as trees of containers and leaves.
 
 In:  a nested batch and a function of its leaves.
-Out: the batch rebuilt with what the function gave, container types kept as torch's pinning keeps them.
+Out: the batch rebuilt from the function's results; container types are kept as in torch's pinning.
 Runs in: trainer.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
-    """``data`` with every leaf replaced; texts and bytes are leaves, and containers that know how to move."""
+    """``data`` with every leaf replaced. Strings, bytes and objects with a ``to`` method are leaves."""
     if _is_leaf(data):
         return function(data)
     if isinstance(data, Mapping):
@@ -39,7 +39,7 @@ def leaves(data: Any) -> Iterator[Any]:
 
 
 def is_ordinary(data: Any) -> bool:
-    """Whether a batch's containers hold nothing but their items."""
+    """Whether a batch's containers hold only their items, no further attributes."""
     if _is_leaf(data):
         return True
     if type(data) is dict:
@@ -60,7 +60,7 @@ def _like_mapping(data: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
         return values
     try:
         if isinstance(data, MutableMapping):
-            # A copy keeps what a subclass knows besides its items.
+            # A copy keeps the attributes of a subclass.
             clone = copy.copy(data)
             clone.update(values)
             return clone

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.cache.cache import Cache
 from penstock.cache.policy.forecast import Plan
-from penstock.cache.policy.shared_forecasts import turn_of
+from penstock.cache.policy.shared_forecasts import position_of
 from penstock.cache.store.locks import TooLong
 from penstock.errors import CacheError
 
@@ -73,9 +73,9 @@ class CacheOrder:
         self._publish()
         return self._batches()
 
-    def turn(self, number: int) -> int:
+    def position(self, number: int) -> int:
         """What workers note on values that batch ``number`` uses."""
-        return 0 if self._claim is None else turn_of(self._claim, number - self._first)
+        return 0 if self._claim is None else position_of(self._claim, number - self._first)
 
     def advance(self, number: int) -> None:
         """Of the batches before ``number``, none is to be fetched any more."""

@@ -83,7 +83,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
         self._device = loader._device
         self._copies_ahead = self._device is not None and self._device.type == "cuda"
-        self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_everything())
+        self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_all_work())
         self._ahead: AheadOnDevice | None = None
         self._bound = setup.is_iterable or loader.seeding == "worker"
         self._seeds_batches = not loader._runs_threads and not self._bound
@@ -130,7 +130,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             counters=self._counters,
             depth=loader._depth,
             depth_ceiling=loader._depth_ceiling,
-            fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed, batch.turn),
+            fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed, batch.forecast_position),
             resume=resume,
             page_locks=PageLocks() if self._locks_pages else None,
         )
@@ -264,8 +264,16 @@ class PipelineIterator(_BaseDataLoaderIter):
         seed = None
         if self._seeds_batches:
             seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=self._epoch, batch=self._drawn)
-        turn = 0 if self._cache_order is None else self._cache_order.turn(self._drawn)
-        batch = Batch(self._drawn, indices, rows, seed, turn=turn, failure=failure, sampler_state=self._sampler_state())
+        position = 0 if self._cache_order is None else self._cache_order.position(self._drawn)
+        batch = Batch(
+            self._drawn,
+            indices,
+            rows,
+            seed,
+            forecast_position=position,
+            failure=failure,
+            sampler_state=self._sampler_state(),
+        )
         self._engine.offer(batch)
         self._drawn += 1
 

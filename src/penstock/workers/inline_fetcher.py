@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.workers.child import turn
+from penstock.workers import forecast_position
 from penstock.workers.child.kept_generators import KeptGenerators
 from penstock.workers.rng import seed_collate, seed_stretch, stretch_rows
 from penstock.workers.setup import Setup, can_split
@@ -21,18 +21,18 @@ class InlineFetcher:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
-    def fetch(self, indices: Any, seed: int | None, number: int) -> Any:
-        """``number`` is the batch's turn."""
-        # The thread may be at another loader's batch, of whose dataset this loader is a part.
-        before = turn.current()
-        turn.begin(number)
+    def fetch(self, indices: Any, seed: int | None, position: int) -> Any:
+        """``position`` is the batch's position in the loader's forecast."""
+        # This thread may be fetching a batch of another loader, whose dataset contains this loader.
+        before = forecast_position.current()
+        forecast_position.begin(position)
         try:
             if seed is None:
                 return self._fetch(indices, None)
             with KeptGenerators():
                 return self._fetch(indices, seed)
         finally:
-            turn.begin(before)
+            forecast_position.begin(before)
 
     def _fetch(self, indices: Any, seed: int | None) -> Any:
         setup = self._setup

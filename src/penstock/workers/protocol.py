@@ -73,7 +73,7 @@ class Fetch(NamedTuple):
     """Length of the whole batch; this task covers it alone when it equals the number of its indices."""
     seed: int | None
     """The batch's own seed, from which rows and collation derive theirs; None leaves the generators alone."""
-    turn: int
+    forecast_position: int
     """Where in its loader's plan the batch is, for a cache; 0 if there is none."""
     segment: int
     """Where to write, or NO_SEGMENT: fetch first, then ask with ``Need``."""
@@ -92,7 +92,7 @@ class Collate(NamedTuple):
     parts: tuple[Part, ...]
     seed: int | None
     segment: int
-    turn: int
+    forecast_position: int
 
 
 class Part(NamedTuple):

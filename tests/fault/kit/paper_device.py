@@ -28,7 +28,7 @@ UNTOUCHED = 77
 """What device memory holds before a copy arrives."""
 
 
-class Mark:
+class PaperMark:
     def __init__(self) -> None:
         self._reached = threading.Event()
 
@@ -48,7 +48,7 @@ class PaperDevice:
     def __init__(self, *, copy_s: float = 0.005, step_s: float = 0.0, seed: int = 0) -> None:
         self.copy_s, self.step_s = copy_s, step_s
         self.locked: dict[int, int] = {}
-        self.lanes: list[PaperLane] = []
+        self.copy_streams: list[PaperCopyStream] = []
         self.fails_at: set[int] = set()
         """Numbers of copies that fail, as they do on a device that is full."""
         self.copies = 0
@@ -56,21 +56,21 @@ class PaperDevice:
 
     def patches(self) -> list[Any]:
         return [
-            mock.patch.object(ahead, "CudaLane", lambda device: PaperLane(self)),
+            mock.patch.object(ahead, "CudaCopyStream", lambda device: PaperCopyStream(self)),
             mock.patch.object(pipeline_iterator, "PageLocks", lambda: PageLocks(self._lock, self._unlock)),
-            mock.patch.object(engine, "mark_everything", self._mark_everything),
-            mock.patch.object(engine, "wait_for_everything", lambda: self._mark_everything().wait()),
+            mock.patch.object(engine, "mark_all_work", self._mark_all_work),
+            mock.patch.object(engine, "wait_for_all_work", lambda: self._mark_all_work().wait()),
             mock.patch.object(torch.cuda, "device_count", lambda: 1),
         ]
 
     def settle(self) -> None:
         """Wait for every copy that was handed out."""
-        for lane in self.lanes:
-            lane.handed_over.wait()
+        for copy_stream in self.copy_streams:
+            copy_stream.handed_over.wait()
 
     def close(self) -> None:
-        for lane in self.lanes:
-            lane.close()
+        for copy_stream in self.copy_streams:
+            copy_stream.close()
 
     def _lock(self, address: int, size_bytes: int) -> None:
         assert address not in self.locked, "locked twice"
@@ -79,9 +79,9 @@ class PaperDevice:
     def _unlock(self, address: int) -> None:
         del self.locked[address]
 
-    def _mark_everything(self) -> Mark:
-        mark = Mark()
-        last = [lane.last for lane in self.lanes]
+    def _mark_all_work(self) -> PaperMark:
+        mark = PaperMark()
+        last = [copy_stream.last for copy_stream in self.copy_streams]
 
         def reach() -> None:
             for each in last:
@@ -92,17 +92,17 @@ class PaperDevice:
         return mark
 
 
-class PaperLane:
+class PaperCopyStream:
     def __init__(self, device: PaperDevice) -> None:
         self._device = device
         self._jobs: queue.Queue[Any] = queue.Queue()
-        self.last = self.handed_over = Mark()
+        self.last = self.handed_over = PaperMark()
         self.last.reach()
-        device.lanes.append(self)
+        device.copy_streams.append(self)
         self._thread = threading.Thread(target=_copy_later, args=(self._jobs,), daemon=True)
         self._thread.start()
 
-    def copy(self, host: Any) -> tuple[Any, Mark]:
+    def copy(self, host: Any) -> tuple[Any, PaperMark]:
         device = self._device
         device.copies += 1
         if device.copies - 1 in device.fails_at:
@@ -116,13 +116,13 @@ class PaperLane:
             copies.append((there, leaf.data_ptr()))
             return there
 
-        data, mark = map_leaves(begin, host), Mark()
+        data, mark = map_leaves(begin, host), PaperMark()
         self._jobs.put((device.chance.uniform(0, 2 * device.copy_s), copies, mark))
         self.last = mark
         return data, mark
 
-    def user_mark(self) -> Mark:
-        mark = Mark()
+    def user_mark(self) -> PaperMark:
+        mark = PaperMark()
         if self._device.step_s:
             timer = threading.Timer(self._device.step_s, mark.reach)
             timer.daemon = True
@@ -131,7 +131,7 @@ class PaperLane:
             mark.reach()
         return mark
 
-    def hand_over(self, data: Any, copied: Mark) -> Any:
+    def hand_over(self, data: Any, copied: PaperMark) -> Any:
         self.handed_over = copied
         return data
 

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import penstock.arena.codec as codec
-import penstock.arena.template as template
+import penstock.arena.layout as layout
 import penstock.workers.channel as channel
 import penstock.workers.child.mailbox as mailbox
 import penstock.workers.child.main as child
@@ -138,9 +138,9 @@ def _on_stop(fault: Fault) -> Patch:
 
 
 def _mid_rows(fault: Fault) -> Patch:
-    real = template.RowWriter.write
+    real = layout.RowWriter.write
 
-    def write(self: template.RowWriter, first_row: int, flat: Any, texts: Any) -> None:
+    def write(self: layout.RowWriter, first_row: int, flat: Any, texts: Any) -> None:
         if fault.trigger.fires():
             if len(flat) > 1:
                 real(self, first_row, flat[: len(flat) // 2], texts)
@@ -149,10 +149,10 @@ def _mid_rows(fault: Fault) -> Patch:
             suffer(fault)
         real(self, first_row, flat, texts)
 
-    return template.RowWriter, "write", write
+    return layout.RowWriter, "write", write
 
 
-def _half_a_row(writer: template.RowWriter, row: int, values: Any) -> None:
+def _half_a_row(writer: layout.RowWriter, row: int, values: Any) -> None:
     for array, value in zip(writer._arrays, values, strict=True):
         if array is not None and array[row].size > 1:
             flat = array[row].reshape(-1)

@@ -68,7 +68,7 @@ def test_what_fits_counts_whole_pages_and_what_was_promised() -> None:
 def test_a_segment_given_back_is_reused_with_its_pages() -> None:
     world = World(10 * MIB)
     first = world.take(3 * MIB)
-    world.arena.give_back(first)
+    world.arena.release(first)
     assert world.arena.in_use_bytes == 0
     assert world.arena.free_bytes == first.capacity_bytes
     again = world.take(3 * MIB - 100_000)
@@ -84,7 +84,7 @@ def test_the_tightest_free_segment_is_reused() -> None:
     sizes = [40 * MIB, 30 * MIB, 33 * MIB]
     segments = [world.take(size) for size in sizes]
     for segment in segments:
-        world.arena.give_back(segment)
+        world.arena.release(segment)
     assert world.take(30 * MIB) is segments[1]
     assert world.take(30 * MIB) is segments[2]
     world.arena.close()
@@ -93,7 +93,7 @@ def test_the_tightest_free_segment_is_reused() -> None:
 def test_a_giant_segment_is_not_kept_for_small_batches() -> None:
     world = World(40 * MIB)
     giant = world.take(40 * MIB)
-    world.arena.give_back(giant)
+    world.arena.release(giant)
     small = world.take(2 * MIB)
     assert small is not giant
     assert small.capacity_bytes == capacity_for(2 * MIB)
@@ -105,8 +105,8 @@ def test_a_giant_segment_is_not_kept_for_small_batches() -> None:
 def test_a_loose_fit_is_refused_where_it_would_push_the_budget_over() -> None:
     world = World(8 * MIB)
     loose, other = world.take(4 * MIB), world.take(4 * MIB)
-    world.arena.give_back(loose)
-    world.arena.give_back(other)
+    world.arena.release(loose)
+    world.arena.release(other)
     world.take(4 * MIB)
     world.arena.limit_bytes = 6 * MIB
     assert world.arena.fits(2 * MIB)
@@ -118,8 +118,8 @@ def test_a_loose_fit_is_refused_where_it_would_push_the_budget_over() -> None:
 def test_free_segments_are_closed_as_soon_as_their_bytes_are_wanted() -> None:
     world = World(10 * MIB)
     first, second = world.take(4 * MIB), world.take(4 * MIB)
-    world.arena.give_back(first)
-    world.arena.give_back(second)
+    world.arena.release(first)
+    world.arena.release(second)
     assert world.arena.free_bytes == 8 * MIB
     world.take(9 * MIB)
     assert sorted(world.closed) == [first.number, second.number]
@@ -137,7 +137,7 @@ def test_the_bytes_in_use_and_free_never_pass_the_limit_while_every_need_fits() 
         if world.arena.fits(need):
             held.append(world.take(need))
         elif held:
-            world.arena.give_back(held.pop(step % len(held)))
+            world.arena.release(held.pop(step % len(held)))
         assert world.arena.in_use_bytes + world.arena.free_bytes <= 20 * MIB
     assert world.arena.peak_bytes <= 20 * MIB
     world.arena.close()
@@ -146,12 +146,12 @@ def test_the_bytes_in_use_and_free_never_pass_the_limit_while_every_need_fits() 
 def test_a_lowered_limit_closes_free_segments_at_once() -> None:
     world = World(20 * MIB)
     first, second = world.take(8 * MIB), world.take(8 * MIB)
-    world.arena.give_back(first)
+    world.arena.release(first)
     world.arena.set_limit(10 * MIB)
     assert world.closed == [first.number]
     assert world.arena.in_use_bytes + world.arena.free_bytes == 8 * MIB
     world.arena.set_limit(5 * MIB)
-    world.arena.give_back(second)
+    world.arena.release(second)
     assert world.arena.in_use_bytes + world.arena.free_bytes <= 5 * MIB
     world.arena.close()
 
@@ -160,7 +160,7 @@ def test_only_so_many_segments_are_kept_free() -> None:
     world = World(100 * MIB, keep_free=2)
     segments = [world.take(size * MIB) for size in (1, 2, 3)]
     for segment in segments:
-        world.arena.give_back(segment)
+        world.arena.release(segment)
     assert world.closed == [segments[0].number]
     assert world.arena.free_bytes == 5 * MIB
     world.arena.close()
@@ -178,7 +178,7 @@ def test_nothing_is_created_where_the_machine_has_no_memory_left() -> None:
 def test_free_segments_are_given_up_before_the_machine_is_said_to_be_full() -> None:
     world = World(100 * MIB, headroom_bytes=50 * MIB)
     free = world.take(20 * MIB)
-    world.arena.give_back(free)
+    world.arena.release(free)
     world.headroom_bytes = 5 * MIB
 
     def closing_frees(segment: Segment) -> None:
@@ -291,8 +291,8 @@ def test_the_peak_is_the_most_that_was_ever_held() -> None:
     world = World(100 * MIB)
     first = world.take(30 * MIB)
     world.take(20 * MIB)
-    world.arena.give_back(first)
-    world.arena.release_free()
+    world.arena.release(first)
+    world.arena.close_free()
     world.take(10 * MIB)
     assert world.arena.peak_bytes == 50 * MIB
     world.arena.close()
@@ -305,7 +305,7 @@ def test_closing_lets_go_of_everything_but_what_the_user_holds(use_memfd: bool) 
     world = World(100 * MIB, use_memfd=use_memfd)
     free, filling, lent = world.take(MIB), world.take(2 * MIB), world.take(3 * MIB)
     names = [free.name, filling.name, lent.name]
-    world.arena.give_back(free)
+    world.arena.release(free)
     token = world.arena.lend(lent, 3 * MIB)
     token[:] = 5
     world.arena.close()
@@ -333,7 +333,7 @@ def test_uneven_segments_are_kept_up_to_what_was_ever_in_use_and_no_further() ->
     world = World(limit_bytes=1 << 40)
     for number in range(100):
         for segment in [world.take((size + number) << 20) for size in (1, 2)]:
-            world.arena.give_back(segment)
+            world.arena.release(segment)
         assert world.arena.in_use_bytes + world.arena.free_bytes <= (2 * number + 3) << 20
     world.arena.close()
 
@@ -342,7 +342,7 @@ def test_room_is_made_of_small_free_segments_before_large_ones() -> None:
     world = World(limit_bytes=64 * MIB)
     large, *small = (world.take(size * MIB) for size in (32, 4, 4))
     for segment in (large, *small):
-        world.arena.give_back(segment)
+        world.arena.release(segment)
     world.take(5 * MIB)
     assert sorted(world.closed) == [segment.number for segment in small]
     assert world.take(30 * MIB) is large
@@ -352,12 +352,12 @@ def test_room_is_made_of_small_free_segments_before_large_ones() -> None:
 def test_a_segment_too_large_for_recent_needs_goes_before_small_ones() -> None:
     world = World(limit_bytes=100 * MIB)
     giant, other = world.take(60 * MIB), world.take(20 * MIB)
-    world.arena.give_back(other)
-    world.arena.give_back(giant)
+    world.arena.release(other)
+    world.arena.release(giant)
     for _ in range(100):
         small = [world.take(4 * MIB) for _ in range(2)]
         for segment in small:
-            world.arena.give_back(segment)
+            world.arena.release(segment)
     assert giant.number not in world.closed
     world.take(16 * MIB)
     assert giant.number in world.closed

@@ -14,7 +14,8 @@ from penstock_samples import Pair, assert_same, sample_kinds
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
 
-from penstock.arena.template import RowWriter, is_default_collate, layout_of, learn, matcher
+from penstock.arena.layout import RowWriter, layout_of
+from penstock.arena.template import is_default_collate, learn, matcher
 
 
 def batch_by_rows(samples: list[Any], *, chunk: int = 1, room: int | None = None) -> Any:

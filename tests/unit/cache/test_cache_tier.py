@@ -15,7 +15,7 @@ from cache_kit import MIB, lows, plan_of, same
 from penstock.cache.keys import digest
 from penstock.cache.policy.forecast import NEVER
 from penstock.cache.policy.policies import LRU, STATIC, Lru, NextUse, Policy, Static
-from penstock.cache.policy.shared_forecasts import Plans, turn_of
+from penstock.cache.policy.shared_forecasts import Plans, position_of
 from penstock.cache.store import memory
 from penstock.cache.store.counts import counts
 from penstock.cache.store.region import (
@@ -33,11 +33,11 @@ from penstock.cache.store.region import (
 )
 from penstock.cache.store.store import Tier
 from penstock.cache.store.values import Packed, least_bytes, unpack
-from penstock.workers.child import turn
+from penstock.workers import forecast_position
 
 
 def tier(region: Region, policy: Policy | None = None) -> Tier:
-    return Tier(region, {LRU: policy or Lru()}, headroom_bytes=lambda: 1 << 50, turn=turn.current)
+    return Tier(region, {LRU: policy or Lru()}, headroom_bytes=lambda: 1 << 50, position=forecast_position.current)
 
 
 def value_of(number: int, values: int = 40_000) -> torch.Tensor:
@@ -156,7 +156,7 @@ class ByNumber:
 def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(region: Region) -> None:
     numbers = list(range(60))
     random.Random(2).shuffle(numbers)
-    ram = tier(region, NextUse(ByNumber(range(60)), turn.current))
+    ram = tier(region, NextUse(ByNumber(range(60)), forecast_position.current))
     for number in numbers:
         put(ram, number)
     here = [number for number in range(60) if ram.has(digest(number))]
@@ -164,7 +164,7 @@ def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(
 
 
 def test_next_use_without_anything_known_is_lru(region: Region) -> None:
-    ram = tier(region, NextUse(ByNumber(range(0)), turn.current))
+    ram = tier(region, NextUse(ByNumber(range(0)), forecast_position.current))
     for number in range(60):
         assert put(ram, number)
     here = [number for number in range(60) if ram.has(digest(number))]
@@ -335,7 +335,7 @@ def hit_rate(ram: Tier, epochs: list[list[list[int]]], plans: Plans | None) -> f
         for place, frames in enumerate(epoch):
             if plans is not None:
                 plans.advance(claim, place)
-                turn.begin(turn_of(claim, place))
+                forecast_position.begin(position_of(claim, place))
             for frame in frames:
                 found = ram.get(digest(frame))
                 if found is None:
@@ -346,7 +346,7 @@ def hit_rate(ram: Tier, epochs: list[list[list[int]]], plans: Plans | None) -> f
                     asked, hits = asked + 1, hits + (found is not None)
         if plans is not None:
             plans.withdraw(claim)
-    turn.begin(0)
+    forecast_position.begin(0)
     return hits / asked
 
 
@@ -360,7 +360,7 @@ def test_windows_under_next_use_have_the_hits_the_theory_gives_and_more_than_lru
     ram = tier(region, Static())
     ram.resize(limit_bytes)
     plans = Plans(region, ram)
-    ram.policies = {LRU: NextUse(plans, turn.current)}
+    ram.policies = {LRU: NextUse(plans, forecast_position.current)}
     by_plan = hit_rate(ram, epochs, plans)
     ram.clear()
     ram.policies = {LRU: Lru()}
@@ -381,7 +381,7 @@ def test_of_several_loaders_the_one_that_needs_a_key_soonest_counts(region: Regi
     plans.advance(one, 2)
     plans.advance(other, 1)
     assert plans.next_uses(low, untouched).tolist() == [1, NEVER, 0, 2, NEVER]
-    used = np.full(5, turn_of(one, 2), np.uint64)
+    used = np.full(5, position_of(one, 2), np.uint64)
     assert plans.next_uses(low, used).tolist() == [1, NEVER, NEVER, 2, NEVER], (
         "a worker has used it, ahead of its loader"
     )

@@ -11,17 +11,17 @@ class PaperDevice:
     """A device that is past a mark when told so."""
 
     def __init__(self) -> None:
-        self.made: list[PaperMark] = []
+        self.made: list[PaperPoint] = []
         self.is_capturing = False
 
-    def mark(self) -> PaperMark | None:
+    def mark(self) -> PaperPoint | None:
         if self.is_capturing:
             return None
-        self.made.append(PaperMark())
+        self.made.append(PaperPoint())
         return self.made[-1]
 
 
-class PaperMark:
+class PaperPoint:
     def __init__(self) -> None:
         self.is_passed = False
         self.waited = 0

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="se
 SIZE = 64 * PAGE_BYTES
 
 
-class PaperMark:
+class PaperPoint:
     def __init__(self, world: World) -> None:
         self._world = world
 
@@ -45,7 +45,7 @@ class World:
             woken=lambda: None,
             keep_free=8,
             locks=self.locks,
-            fence=Fence(lambda: PaperMark(self)),
+            fence=Fence(lambda: PaperPoint(self)),
         )
 
     def _lock(self, address: int, size_bytes: int) -> str | None:
@@ -96,7 +96,7 @@ def test_a_slot_is_locked_once_however_often_it_is_used_and_unlocked_before_it_g
         world.look()
         world.look()
     assert set(world.ranges) == addresses and len(addresses) == 1 and world.locks.locked_bytes == SIZE
-    world.arena.release_free()
+    world.arena.close_free()
     assert not world.ranges and world.locks.locked_bytes == 0
     world.arena.close()
 

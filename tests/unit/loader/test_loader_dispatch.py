@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from penstock.arena.arena import Arena
+from penstock.arena.layout import layout_of
 from penstock.arena.segment import Segment
-from penstock.arena.template import Template, layout_of, learn
+from penstock.arena.template import Template, learn
 from penstock.errors import BudgetError, WorkerError
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.crashes import DeathToll
@@ -748,7 +749,7 @@ def test_an_idle_loader_gives_everything_back_and_starts_again() -> None:
         seat, message = works.all_tasks()[0]
         works.rows_done(seat, message)
     assert works.arena.in_use_bytes == 0
-    works.arena.release_free()
+    works.arena.close_free()
     assert works.accounted() == 0
     works.dispatcher.paused = False
     works.dispatcher.progress()

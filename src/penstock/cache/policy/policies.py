@@ -104,8 +104,8 @@ class Oracle(Protocol):
         """Forget what the dead have said."""
         ...
 
-    def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
-        """Per low word of a key, and turn it was last used in, how many batches from now; or NEVER."""
+    def next_uses(self, low: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Per low word of a key, and position it was last used in, how many batches from now; or NEVER."""
         ...
 
 
@@ -114,15 +114,15 @@ class NextUse(Lru):
 
     Of what nobody is known to need, what was used outside of all plans goes first, the oldest before the rest, and
     newcomers from there may take its place: whoever has no plan is not left out. Then what plans have used, the newest
-    first: its turn is over, while the oldest may come up again beyond what is planned. Entries are looked at for every
+    first: its use is over, while the oldest may come up again beyond what is planned. Entries are looked at for every
     so many newcomers only; what came since is not considered until then.
     """
 
-    def __init__(self, oracle: Oracle, turn: Callable[[], int]) -> None:
-        """``turn`` says for which batch the newcomer was loaded: that use of it is over."""
+    def __init__(self, oracle: Oracle, position: Callable[[], int]) -> None:
+        """``position`` says for which batch the newcomer was loaded: that use of it is over."""
         super().__init__()
         self.oracle = oracle
-        self._turn = turn
+        self._position = position
         self._far: list[tuple[int, int]] = []
         """Slots and tags of what was needed latest at the last look, the very latest last."""
         self._newcomers_left = 0
@@ -149,10 +149,10 @@ class NextUse(Lru):
 
     def _may_go(self, entry: np.ndarray, own: np.uint64) -> bool:
         """Whether an entry is needed later than the newcomer, or not at all and the newcomer is of no plan."""
-        turn = self._turn()
-        low, turns = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], turn], np.uint64)
-        its, newcomers = self.oracle.next_uses(low, turns)
-        return bool(its > newcomers or (its == NEVER and not turn))
+        position = self._position()
+        low, positions = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], position], np.uint64)
+        its, newcomers = self.oracle.next_uses(low, positions)
+        return bool(its > newcomers or (its == NEVER and not position))
 
     def _look(self, table: np.ndarray, *, for_all: bool) -> None:
         """Find what is needed latest: for the next few newcomers, or ``for_all`` that one large one pushes out."""

@@ -51,7 +51,7 @@ class Plans:
     # -- a loader's side ------------------------------------------------------------------------
 
     def claim(self) -> int:
-        """A loader's epoch begins: what its plans and turns will be known by. Raises TooLong."""
+        """A loader's epoch begins: what its plans and positions will be known by. Raises TooLong."""
         with self._region.changing() as header:
             self._bury(range(MOST_PLANS))
             header[H_CLAIMS] = serial = int(header[H_CLAIMS]) % _MOST_SERIAL + 1
@@ -104,9 +104,9 @@ class Plans:
         """Loaders that have said what they need."""
         return len(self._all_places())
 
-    def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    def next_uses(self, low: np.ndarray, positions: np.ndarray) -> np.ndarray:
         soonest = np.full(len(low), NEVER, np.int64)
-        claims, batches = turns >> np.uint64(_BATCH_BITS), (turns & np.uint64(_BATCH)).astype(np.int64)
+        claims, batches = positions >> np.uint64(_BATCH_BITS), (positions & np.uint64(_BATCH)).astype(np.int64)
         for number, place in self._all_places():
             plan = self._plan(number, place >> _WHICH_BIT)
             if plan is not None:
@@ -145,7 +145,7 @@ class Plans:
         return known[1]
 
 
-def turn_of(claim: int, batch: int) -> int:
+def position_of(claim: int, batch: int) -> int:
     """A batch of a loader's epoch, as one number. No loader and batch has number 0."""
     return claim << _BATCH_BITS | batch
 

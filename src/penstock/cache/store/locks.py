@@ -61,7 +61,7 @@ class KeyLocks:
     def __init__(self, fd: int, at: int, count: int) -> None:
         self._fd, self._at, self._count = fd, at, count
         self._threads = threading.Lock()
-        self._here: dict[int, _Turn] = {}
+        self._here: dict[int, _KeyLock] = {}
         renew_after_fork(self)
 
     @contextlib.contextmanager
@@ -69,10 +69,10 @@ class KeyLocks:
         """Raises TooLong."""
         at = self._at + key % self._count
         with self._threads:
-            turn = self._here.setdefault(at, _Turn())
-            turn.takers += 1
+            here = self._here.setdefault(at, _KeyLock())
+            here.takers += 1
         try:
-            if not turn.lock.acquire(timeout=within_s):
+            if not here.lock.acquire(timeout=within_s):
                 raise TooLong
             try:
                 wait_for(self._fd, at, within_s)
@@ -81,18 +81,18 @@ class KeyLocks:
                 finally:
                     release(self._fd, at)
             finally:
-                turn.lock.release()
+                here.lock.release()
         finally:
             with self._threads:
-                turn.takers -= 1
-                if not turn.takers:
+                here.takers -= 1
+                if not here.takers:
                     self._here.pop(at, None)
 
     def forget_threads(self) -> None:
         self._threads, self._here = threading.Lock(), {}
 
 
-class _Turn:
+class _KeyLock:
     """Threads of this process at one byte. One that holds it may take it again: its load may ask for the same key."""
 
     def __init__(self) -> None:

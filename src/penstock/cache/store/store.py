@@ -87,11 +87,11 @@ class Tier:
         policies: dict[int, Any],
         *,
         headroom_bytes: Callable[[], int],
-        turn: Callable[[], int] | None = None,
+        position: Callable[[], int] | None = None,
     ) -> None:
         """``policies`` by the number the header names them by; ``headroom_bytes`` says what the machine, container or
-        disk can still give; ``turn`` says for which batch values are looked up now, to be noted on them."""
-        self._turn = turn
+        disk can still give; ``position`` says for which batch values are looked up now, to be noted on them."""
+        self._position = position
         self.region = region
         self.policies = policies
         self._headroom_bytes = headroom_bytes
@@ -143,8 +143,8 @@ class Tier:
                 row[R_READING] = 0
             if is_still:
                 table.touch(at, time.time_ns())
-                if self._turn is not None:
-                    table.mark(at, self._turn())
+                if self._position is not None:
+                    table.mark(at, self._position())
                 return True, copy
         return False, None
 
@@ -171,7 +171,7 @@ class Tier:
     ) -> bool:
         """Keep a value, if the policy and the room allow; a pinned one stays until it is replaced. Raises OSError.
 
-        Unless it ``replaces``, what is there already stays. ``group`` is what it belongs to, where turns are not noted.
+        Unless it ``replaces``, what is there already stays. ``group`` is noted where positions are not.
         """
         row, number = self._readers.row(), self._readers.number()
         used_bytes = self.region.record_bytes + packed.total_bytes
@@ -188,7 +188,7 @@ class Tier:
             row[R_WRITING] = 1
             at = self._table.add(
                 digest, offset=place.offset, used_bytes=used_bytes, stamp=time.time_ns(),
-                mark=group if self._turn is None else self._turn(), owner=number,
+                mark=group if self._position is None else self._position(), owner=number,
             )  # fmt: skip
             if packed.total_bytes <= _COPY_UNDER_LOCK_BYTES:
                 self.region.write(digest, place, packed)

@@ -217,14 +217,14 @@ class Admission:
         self.shapes.note_mismatch()
         assert batch.template is not None
         if batch.alone and batch.rows_segment is not None:
-            self.arena.give_back(batch.rows_segment)
+            self.arena.release(batch.rows_segment)
             batch.rows_segment = None
         batch.set_layout_aside()
 
     def keep_layout(self, batch: Batch) -> None:
         """All its rows are at rest: take back the segments for rows that none were written to."""
         for segment in batch.unused_row_segments():
-            self.arena.give_back(batch.drop_row_segment(segment))
+            self.arena.release(batch.drop_row_segment(segment))
 
     def _fits_now(self, batch: Batch, need_bytes: int) -> bool:
         if self.arena.fits(need_bytes, promised_bytes=self._owed(besides=batch)):
@@ -289,7 +289,7 @@ class Admission:
     def release(self, batch: Batch) -> None:
         """Take back every segment of a batch."""
         for segment in batch.segments:
-            self.arena.give_back(segment)
+            self.arena.release(segment)
         batch.rows_segment = None
         batch.extra.clear()
         self.settled(batch)
@@ -301,7 +301,7 @@ class Admission:
     def return_room(self, task: Task) -> None:
         """A task did not use the room it was given."""
         if task.room is not None:
-            self.arena.give_back(task.batch.extra.pop(task.room.number))
+            self.arena.release(task.batch.extra.pop(task.room.number))
             task.room = None
 
     # -- inside ---------------------------------------------------------------------------

@@ -25,8 +25,8 @@ class Batch:
     indices: Any
     rows: int
     seed: int | None
-    turn: int = 0
-    """Where in its loader's plan it is, for a cache."""
+    forecast_position: int = 0
+    """Its position in the loader's forecast, for a cache."""
     worker_id: int | None = None
     """The worker it is bound to, None when anyone may take part."""
     failure: BaseException | None = None

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.arena.arena import Arena
 from penstock.arena.codec import decode, decode_inline
-from penstock.arena.template import layout_of
+from penstock.arena.layout import layout_of
 from penstock.device.page_locks import PageLocks
 from penstock.loader.engine.batch import Batch
 

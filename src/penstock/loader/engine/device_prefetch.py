@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from penstock.device.copy_queue import MOST_AHEAD, Courier, Parcel
-from penstock.device.copy_stream import CudaLane, plain_bytes, stays_on_host
-from penstock.device.cuda import beside_captures
+from penstock.device.copy_queue import MOST_AHEAD, BatchCopy, CopyQueue
+from penstock.device.copy_stream import CudaCopyStream, plain_bytes, stays_on_host
+from penstock.device.cuda import ignoring_captures
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.engine import Engine
 
@@ -29,7 +29,7 @@ class Sent:
 
     batch: Batch
     device_bytes: int = 0
-    parcel: Parcel | None = None
+    copy: BatchCopy | None = None
     host: Any = None
     """The batch as it came, if it could not be sent ahead: it is tried again in its turn."""
     error: Exception | None = None
@@ -41,10 +41,10 @@ class AheadOnDevice:
 
     def __init__(self, engine: Engine, device: torch.device) -> None:
         self._engine = engine
-        self._courier = Courier(CudaLane(device))
+        self._copy_queue = CopyQueue(CudaCopyStream(device))
         self._sent: deque[Sent] = deque()
         # Not a method of this object: device memory must go with the iterator, not with the next garbage collection.
-        engine.poll = functools.partial(_poll, self._courier)
+        engine.poll = functools.partial(_poll, self._copy_queue)
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -72,17 +72,17 @@ class AheadOnDevice:
             finally:
                 # Its traceback has this frame, and so itself: a circle only the garbage collector would open.
                 del error
-        return self._courier.hand_out(sent.parcel or self._send_now(sent))
+        return self._copy_queue.hand_out(sent.copy or self._send_now(sent))
 
     def restart(self) -> None:
         """Forget what was sent ahead: another epoch begins."""
         for sent in self._sent:
-            if sent.parcel is None:
+            if sent.copy is None:
                 sent.batch.stop_passing()
         self._sent.clear()
 
     def close(self) -> None:
-        self._courier.close()
+        self._copy_queue.close()
         self.restart()
 
     def _send_ahead(self, found: Batch) -> Sent:
@@ -97,7 +97,7 @@ class AheadOnDevice:
             traceback.clear_frames(full.__traceback__)
             return Sent(found, host=host)
 
-    def _send_now(self, sent: Sent) -> Parcel:
+    def _send_now(self, sent: Sent) -> BatchCopy:
         host, sent.host = sent.host, None
         try:
             return self._send(sent.batch, host)
@@ -106,11 +106,11 @@ class AheadOnDevice:
             sent.batch.stop_passing()
             raise
 
-    def _send(self, found: Batch, host: Any) -> Parcel:
-        return self._courier.send(host, found.stop_passing)
+    def _send(self, found: Batch, host: Any) -> BatchCopy:
+        return self._copy_queue.send(host, found.stop_passing)
 
 
-def _poll(courier: Courier) -> bool:
+def _poll(copy_queue: CopyQueue) -> bool:
     """Any thread, also while another captures a graph."""
-    with beside_captures():
-        return bool(courier.let_go())
+    with ignoring_captures():
+        return bool(copy_queue.release_copied())

@@ -165,7 +165,7 @@ class Dispatcher:
         if not self.order.bound:
             self.abandon()
         self.paused = True
-        self.admission.arena.release_free()
+        self.admission.arena.close_free()
 
     def abandon(self) -> None:
         """Stop work on everything open; tasks already running come to rest first."""
@@ -344,7 +344,7 @@ class Dispatcher:
             seat.show(segment)
         parts = batch.parts()
         room = self.admission.room_ahead(task, seat)
-        seat.handle.post(Collate(task.number, parts, batch.seed, room, batch.turn))
+        seat.handle.post(Collate(task.number, parts, batch.seed, room, batch.forecast_position))
 
     def _hand_out_rows(self, seat: Seat, batch: Batch) -> None:
         rows = batch.take_rows(self._rows_per_task(batch.rows), stretch_rows(batch.rows))
@@ -364,7 +364,7 @@ class Dispatcher:
                 first_row=rows.start,
                 batch_rows=batch.rows,
                 seed=batch.seed,
-                turn=batch.turn,
+                forecast_position=batch.forecast_position,
                 segment=segment,
                 by_template=batch.template is not None,
                 alone=batch.alone,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from penstock.arena.arena import Arena
 from penstock.arena.segment import HAS_MEMFD
-from penstock.device.cuda import mark_everything, wait_for_everything
+from penstock.device.cuda import mark_all_work, wait_for_all_work
 from penstock.device.fence import Fence
 from penstock.device.page_locks import PageLocks
 from penstock.loader.engine.batch import Batch
@@ -129,7 +129,7 @@ class Engine:
             keep_free=rules.most_slots,
             use_memfd=HAS_MEMFD,
             locks=page_locks,
-            fence=None if page_locks is None else Fence(mark_everything),
+            fence=None if page_locks is None else Fence(mark_all_work),
         )
         self._delivery = Delivery(self.arena, page_locks)
         self.dispatcher = Dispatcher(
@@ -474,7 +474,7 @@ class Engine:
             self._note_last()
             if self._page_locks is not None and self._page_locks.locked_bytes:
                 # Whoever dropped the iterator in the middle may have left copies under way.
-                wait_for_everything()
+                wait_for_all_work()
             self.poll()
             self.arena.close()
             self._selector.close()

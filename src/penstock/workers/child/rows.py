@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.arena.template import Layout, RowWriter, Template, layout_of, learn
+from penstock.arena.layout import BatchLayout, RowWriter, layout_of
+from penstock.arena.template import Template, learn
 from penstock.workers.protocol import Fetch, Room
 
 _CHUNK_BYTES = 1 << 20
@@ -26,7 +27,7 @@ class RowKeeper(Protocol):
     """The template last learnt."""
 
     def array(self, number: int) -> np.ndarray: ...
-    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter: ...
+    def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter: ...
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room: ...
     def note_fullest(self, held_bytes: int = 0) -> None: ...
 
@@ -38,7 +39,7 @@ class Rows:
         self._worker = worker
         self._task = task
         self._writer: RowWriter | None = None
-        self._layout: Layout | None = None
+        self._layout: BatchLayout | None = None
         self.group_rows = 1
         """How many samples to write at once: one until their size is known."""
         self._pending: list[Sequence[Any]] = []

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from penstock.arena.codec import decode
+from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.segment import Segment, attach_segment
-from penstock.arena.template import Layout, RowWriter, layout_of
 from penstock.workers.board import BOARD_SEGMENT, BoardPlace
 from penstock.workers.protocol import NO_SEGMENT, Attach, Part
 
@@ -25,7 +25,7 @@ class Views:
         """``segments`` is the trainer's own table, for threads."""
         self._worker_id = worker_id
         self._segments: dict[int, Segment] = {} if segments is None else segments
-        self._writers: dict[int, tuple[Layout, RowWriter]] = {}
+        self._writers: dict[int, tuple[BatchLayout, RowWriter]] = {}
         self._mapped: dict[int, set[tuple[int, int]]] = {}
         """Per segment, the stretches of bytes whose pages are mapped here."""
         self.place: BoardPlace | None = None
@@ -49,7 +49,7 @@ class Views:
     def array(self, number: int) -> np.ndarray:
         return _NO_BYTES if number == NO_SEGMENT else self._segments[number].array()
 
-    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter:
+    def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter:
         """The row writer for a segment, kept while segment and layout stay the same; it is going to write ``rows``."""
         # A new segment has no pages yet: everybody makes those of their own rows.
         for start, end in layout.spans(rows):

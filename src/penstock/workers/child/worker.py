@@ -20,9 +20,10 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from penstock.arena.codec import Encoded, encode, encode_inline
+from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.segment import Segment, round_up
-from penstock.arena.template import Layout, RowWriter, Template, layout_of
-from penstock.workers.child import turn
+from penstock.arena.template import Template
+from penstock.workers import forecast_position
 from penstock.workers.child.mailbox import Dropped, Line, Mailbox, Stopped
 from penstock.workers.child.private_memory import PrivateMemory
 from penstock.workers.child.rows import Rows
@@ -110,7 +111,7 @@ class WorkerLoop:
             outcome, error, self._init_error = Outcome("error"), self._init_error, None
         else:
             try:
-                turn.begin(task.turn)
+                forecast_position.begin(task.forecast_position)
                 outcome = job(task)
             except Dropped:
                 outcome = Outcome("dropped")
@@ -331,7 +332,7 @@ class WorkerLoop:
     def array(self, number: int) -> np.ndarray:
         return self._views.array(number)
 
-    def writer(self, number: int, layout: Layout, rows: range) -> RowWriter:
+    def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter:
         return self._views.writer(number, layout, rows)
 
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
