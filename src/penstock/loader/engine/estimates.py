@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 
-from penstock.arena.template import Template, layout_of
+from penstock.arena.layout import layout_of
+from penstock.arena.template import Template
 from penstock.loader.engine.rules import LoaderRules
 
 _WEIGHT = 0.2
