@@ -1,8 +1,8 @@
-"""What to lower when memory runs out, in the user's own words, and what each would free.
+"""Rules about a running training: what to lower when memory runs out, and what each change would free.
 
-In:  figures of a run; each loader's settings and what the user calls them.
-Out: one warning.
-Runs in: trainer; pure: the same figures give the same words.
+In:  figures of the run; each loader's settings and their names in the user's own settings file.
+Out: one ``Finding``.
+Runs in: trainer; pure.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.findings import Finding
 from penstock.monitor.figures import part
 from penstock.units import MIB, format_bytes
 
 CALM_BELOW = 0.05
-"""How far below the line memory must fall before the next warning, and what advice aims at."""
+"""How far below the threshold memory must fall before the next warning; the advice aims for that level."""
 _WORTH_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A loader that could take less."""
+class AdvisedLoader:
+    """A loader whose memory could be lowered."""
 
     name: str
     is_only: bool
     configuration: Mapping[str, Any]
     keys: Mapping[str, str]
-    """Argument -> what the user's own settings call it."""
+    """Argument -> its name in the user's own settings."""
 
     def key(self, argument: str) -> str:
-        said = self.keys.get(argument, argument)
-        return said if self.is_only else f"{said} of {self.name}"
+        key = self.keys.get(argument, argument)
+        return key if self.is_only else f"{key} of {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,36 +43,45 @@ class Move:
     what: str
     frees_bytes: float
     valve: str | None
-    """The same for ``penstock set``; None: it cannot be turned from outside."""
+    """The same change for ``penstock set``; None: a running loader cannot make it."""
 
 
-def warning(figures: Mapping[str, float], loaders: Sequence[Subject], *, warn_at: float, run_id: str | None) -> str:
-    """Fact, numbers, and what would help."""
+def memory_full(
+    figures: Mapping[str, float], loaders: Sequence[AdvisedLoader], *, warn_at: float, run_id: str | None
+) -> Finding:
+    """The finding for memory above ``warn_at``; ``warning_text`` is its form for the log."""
     used, limit = figures["used_bytes"], max(1.0, figures["limit_bytes"])
     excess = max(used - (warn_at - CALM_BELOW) * limit, 0.01 * limit)
-    text = (
-        f"WARNING: memory is {used / limit:.1%} full ({format_bytes(used)} of {format_bytes(limit)}, warning at "
-        f"{warn_at:.0%}); this training has {format_bytes(figures.get('tree_bytes', 0.0))} of it"
+    what = (
+        f"memory is {used / limit:.1%} full ({format_bytes(used)} of {format_bytes(limit)}, warning at "
+        f"{warn_at:.0%}); this training takes {format_bytes(figures.get('tree_bytes', 0.0))} of it"
     )
     found = [
         move for number, each in enumerate(loaders) for move in moves(each, part(figures, f"loader.{number}"), excess)
     ]
     found.sort(key=lambda move: -move.frees_bytes)
     if not found:
-        trainer = figures.get("trainer_bytes", 0.0)
-        return (
-            f"{text}. The loaders hold little of it: the training process itself has {format_bytes(trainer)}; lower "
-            "batch_size, keep less between steps, or end other programs"
-        )
-    lines = [f"   lower {move.what}: frees about {format_bytes(move.frees_bytes)}" for move in found]
+        trainer = format_bytes(figures.get("trainer_bytes", 0.0))
+        what = f"{what}. The loaders hold little of it: the training process itself takes {trainer}"
+        fix = "lower batch_size, keep less between steps, or stop other programs"
+        return Finding(id="memory-full", severity="warning", what=what, fix=fix)
+    lines = [f"lower {move.what}: frees about {format_bytes(move.frees_bytes)}" for move in found]
     valve = next((move.valve for move in found if move.valve), None)
     if run_id is not None and valve is not None:
-        lines.append(f"   now, while it runs: penstock set {run_id} {valve}")
-    return "\n".join([f"{text}.", *lines])
+        lines.append(f"now, while it runs: penstock set {run_id} {valve}")
+    return Finding(id="memory-full", severity="warning", what=what, fix="\n".join(lines))
 
 
-def moves(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> list[Move]:
-    """What of one loader could be lowered, each on its own by enough or by half."""
+def warning_text(finding: Finding) -> str:
+    """A finding for the log: the fact, and a line for each change."""
+    lines = finding.fix.splitlines()
+    if len(lines) < 2:
+        return f"WARNING: {finding.what}; {finding.fix}"
+    return "\n".join([f"WARNING: {finding.what}.", *(f"   {line}" for line in lines)])
+
+
+def moves(loader: AdvisedLoader, figures: Mapping[str, float], excess_bytes: float) -> list[Move]:
+    """The settings of one loader that could be lowered, each by as much as is needed or by half."""
     found = [
         _fewer_workers(loader, figures, excess_bytes),
         _less_ahead(loader, figures, excess_bytes),
@@ -80,7 +90,7 @@ def moves(loader: Subject, figures: Mapping[str, float], excess_bytes: float) ->
     return [move for move in found if move is not None and move.frees_bytes >= _WORTH_BYTES]
 
 
-def _fewer_workers(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
+def _fewer_workers(loader: AdvisedLoader, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
     workers = int(figures.get("workers", 0))
     each = figures.get("workers_private_bytes", 0.0) / max(1, workers)
     if workers < 2 or not each:
@@ -93,7 +103,7 @@ def _fewer_workers(loader: Subject, figures: Mapping[str, float], excess_bytes: 
     )
 
 
-def _less_ahead(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
+def _less_ahead(loader: AdvisedLoader, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
     depth, workers = int(figures.get("depth", 0)), int(figures.get("workers", 0))
     batch = figures.get("in_flight_bytes", 0.0) / (depth + 1)
     if depth < 2 or not batch:
@@ -115,7 +125,7 @@ def _less_ahead(loader: Subject, figures: Mapping[str, float], excess_bytes: flo
     )
 
 
-def _smaller_cache(loader: Subject, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
+def _smaller_cache(loader: AdvisedLoader, figures: Mapping[str, float], excess_bytes: float) -> Move | None:
     has, limit = figures.get("cache_bytes", 0.0), figures.get("cache_limit_bytes", 0.0)
     if not has:
         return None
@@ -127,5 +137,5 @@ def _smaller_cache(loader: Subject, figures: Mapping[str, float], excess_bytes: 
     )
 
 
-def _valve(loader: Subject, words: str) -> str:
+def _valve(loader: AdvisedLoader, words: str) -> str:
     return words if loader.is_only else f"{words} loader={loader.name!r}"

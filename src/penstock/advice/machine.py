@@ -1,83 +1,45 @@
-"""What in a machine or container will hurt a training run, and what to do about each thing.
+"""Rules about a machine or container: what in it will hurt a training run, and what to do about it.
 
-In:  ``Facts``.
-Out: ``Finding``s, worst first. Pure: no clock, no files.
-Runs in: command line.
+In:  ``MachineFacts``.
+Out: ``Finding``s, worst first.
+Runs in: command line; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
 
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine_facts import MachineFacts
+from penstock.findings import Diagnosis, Finding, run_checks
+from penstock.formatting import counted
 from penstock.units import GIB, MIB, format_bytes
 
-Severity = Literal["hurts", "warning", "info"]
-"""hurts: expect a crash, a kill or a crawl; warning: costs speed or misleads programs; info: good to know."""
-
-SEVERITIES: tuple[Severity, ...] = ("hurts", "warning", "info")
-
 SHM_HURTS_BYTES = 128 * MIB
-"""Below this one large batch raises a bus error; Docker's default of 64 MiB is well below."""
+"""Below this a single large batch raises a bus error. Docker's default is 64 MiB."""
 SHM_WARNING_BYTES = GIB
-"""Below this several workers of torch's DataLoader fill it with ordinary image batches."""
+"""Below this a few workers of torch's DataLoader fill /dev/shm with ordinary image batches."""
 FULL_FRACTION = 0.9
-"""Memory, or /dev/shm, used beyond this is nearly full; earlyoom and systemd-oomd act at the same share."""
+"""Share of memory or of /dev/shm in use from which it counts as nearly full; earlyoom and systemd-oomd act there."""
 SWAP_WARNING_BYTES = 256 * MIB
-"""Less than this is what any long-running host has put away and never needs back."""
+"""Any long-running host has swapped out less than this and never reads it back."""
 OPEN_FILES_WARNING = 4096
-"""torch's workers pass every tensor as an open file: 1024, the usual default, runs out with large samples."""
+"""torch's workers pass every tensor as an open file; the usual limit of 1024 is too low for large samples."""
 OPEN_FILES_HURTS = 512
 """Too few for the libraries of one training process and a few workers."""
 STALL_WARNING_PERCENT = 5.0
-"""Share of the last 10 s in which everything waited for memory that training is slowed by."""
+"""Share of the last 10 s in which all tasks waited for memory; from here on training slows down."""
 STALL_HURTS_PERCENT = 20.0
-"""The same where the machine crawls; systemd-oomd kills at 60."""
+"""The same; from here on the machine crawls. systemd-oomd kills at 60."""
 
 _RAISE_MEMORY = "docker run --memory, resources.limits.memory in Kubernetes, MemoryMax= in systemd or --mem in Slurm"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing about this machine that a training run should know."""
-
-    id: str
-    """Stable name, for programs."""
-    severity: Severity
-    """How bad it is."""
-    what: str
-    """The fact, with its numbers."""
-    fix: str
-    """What to do about it."""
-
-
-Diagnosis = tuple[Severity, str, str] | None
-"""Severity, what, fix; None when all is well."""
-
-
-def find(facts: Facts) -> tuple[Finding, ...]:
+def find_in_machine(facts: MachineFacts) -> tuple[Finding, ...]:
     """Everything worth saying about this machine, worst first."""
-    found = []
-    for name, check in CHECKS.items():
-        diagnosis = check(facts)
-        if diagnosis is not None:
-            severity, what, fix = diagnosis
-            found.append(Finding(id=name, severity=severity, what=what, fix=fix))
-    return worst_first(found)
+    return run_checks(CHECKS, facts)
 
 
-def worst_first(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
-
-
-def will_hurt(found: Iterable[Finding]) -> bool:
-    """Whether the doctor ends with exit status 1."""
-    return any(finding.severity != "info" for finding in found)
-
-
-def _memory_full(facts: Facts) -> Diagnosis:
+def _memory_full(facts: MachineFacts) -> Diagnosis:
     limits = facts.limits
     if limits.memory_available_bytes >= (1 - FULL_FRACTION) * limits.memory_limit_bytes:
         return None
@@ -85,158 +47,158 @@ def _memory_full(facts: Facts) -> Diagnosis:
         "hurts",
         f"memory is nearly full: {format_bytes(limits.memory_available_bytes)} left of "
         f"{format_bytes(limits.memory_limit_bytes)}, working set {format_bytes(limits.working_set_bytes)}",
-        f"end what else runs here (the largest first: ps aux --sort -rss | head), or raise the limit: {_RAISE_MEMORY}",
+        f"stop other programs (list the largest: ps aux --sort -rss | head), or raise the limit: {_RAISE_MEMORY}",
     )
 
 
-def _memory_pressure(facts: Facts) -> Diagnosis:
+def _memory_pressure(facts: MachineFacts) -> Diagnosis:
     stalled = facts.pressure.full_avg10
     if stalled is None or stalled < STALL_WARNING_PERCENT:
         return None
     return (
         "hurts" if stalled >= STALL_HURTS_PERCENT else "warning",
         f"all tasks waited for memory during {stalled:.0f}% of the last 10 s ({facts.pressure.stall_source})",
-        "run fewer programs or give the training a smaller memory budget until the stalls are gone",
+        "run fewer programs, or give the training a smaller memory budget, until the stalls stop",
     )
 
 
-def _memory_limit(facts: Facts) -> Diagnosis:
+def _memory_limit(facts: MachineFacts) -> Diagnosis:
     limits = facts.limits
     if limits.memory_limit_bytes >= limits.host_memory_bytes:
         return None
     return (
         "warning",
         f"memory is limited to {format_bytes(limits.memory_limit_bytes)} ({limits.memory_limit_source}); "
-        f"programs that look at the host see {format_bytes(limits.host_memory_bytes)} and overshoot",
+        f"programs that read the host's memory see {format_bytes(limits.host_memory_bytes)} and exceed the limit",
         "size workers, prefetch and caches from penstock.limits(), or raise the limit: " + _RAISE_MEMORY,
     )
 
 
-def _oom_kills(facts: Facts) -> Diagnosis:
+def _oom_kills(facts: MachineFacts) -> Diagnosis:
     kills = facts.pressure.oom_kills
     if not kills:
         return None
     limited = facts.limits.memory_limit_bytes < facts.limits.host_memory_bytes
     return (
-        # The host's counter never goes back: as a warning, one kill would fail the doctor until a reboot.
+        # The host's counter is reset only by a reboot: a warning would fail the doctor until then.
         "warning" if limited else "info",
-        f"{kills} process{'es were' if kills > 1 else ' was'} killed here for want of memory "
+        f"the kernel has killed {counted(kills, 'process', 'processes')} here because memory ran out "
         f"(limit {format_bytes(facts.limits.memory_limit_bytes)})",
         f"give the loader a budget that leaves room for the model and the workers, or raise the limit: {_RAISE_MEMORY}",
     )
 
 
-def _swap_used(facts: Facts) -> Diagnosis:
+def _swap_used(facts: MachineFacts) -> Diagnosis:
     limits = facts.limits
     if limits.swap_used_bytes <= 0:
         return None
     return (
         "warning" if limits.swap_used_bytes >= SWAP_WARNING_BYTES else "info",
         f"{format_bytes(limits.swap_used_bytes)} of {format_bytes(limits.swap_total_bytes)} swap is in use: "
-        "memory has run short here, and pages read back from swap stall training",
-        "find what was put away (grep VmSwap /proc/*/status), leave more memory free, "
-        "then empty it as root of the host: swapoff -a && swapon -a",
+        "memory ran short here, and training stalls while pages are read back from swap",
+        "find the processes that were swapped out (grep VmSwap /proc/*/status), leave more memory free, "
+        "then empty the swap as root on the host: swapoff -a && swapon -a",
     )
 
 
-def _shm_missing(facts: Facts) -> Diagnosis:
+def _shm_missing(facts: MachineFacts) -> Diagnosis:
     if facts.limits.shm_size_bytes is not None or not facts.platform.startswith("linux"):
         return None
     return (
         "hurts",
-        "there is no /dev/shm: worker processes of torch's DataLoader cannot hand over tensors",
+        "there is no /dev/shm: worker processes of torch's DataLoader cannot pass tensors to the training",
         "mount one: mount -t tmpfs -o size=8g tmpfs /dev/shm",
     )
 
 
-def _shm_small(facts: Facts) -> Diagnosis:
+def _shm_small(facts: MachineFacts) -> Diagnosis:
     size_bytes = facts.limits.shm_size_bytes
     if size_bytes is None or size_bytes >= SHM_WARNING_BYTES:
         return None
     return (
         "hurts" if size_bytes < SHM_HURTS_BYTES else "warning",
         f"/dev/shm holds only {format_bytes(size_bytes)}: worker processes of torch's DataLoader pass "
-        "batches through it and die of a bus error when it is full",
+        "batches through it and crash with a bus error when it is full",
         "docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an emptyDir with medium: Memory on "
         "/dev/shm; as root: mount -o remount,size=8g /dev/shm",
     )
 
 
-def _shm_full(facts: Facts) -> Diagnosis:
+def _shm_full(facts: MachineFacts) -> Diagnosis:
     size_bytes, used_bytes = facts.limits.shm_size_bytes, facts.limits.shm_used_bytes
     if not size_bytes or used_bytes is None or used_bytes <= FULL_FRACTION * size_bytes:
         return None
     return (
         "hurts",
         f"/dev/shm is nearly full: {format_bytes(used_bytes)} of {format_bytes(size_bytes)} in use",
-        "look for what dead runs left behind (ls -lS /dev/shm) and remove it, or make it larger: "
+        "remove files that ended runs left behind (ls -lS /dev/shm), or make it larger: "
         "docker run --shm-size=8g, mount -o remount,size=8g /dev/shm",
     )
 
 
-def _cpu_quota(facts: Facts) -> Diagnosis:
+def _cpu_quota(facts: MachineFacts) -> Diagnosis:
     limits = facts.limits
     if limits.cpu_quota is None or limits.cpu_quota >= limits.cpu_count:
         return None
     return (
         "hurts" if limits.cpu_quota < 1 else "warning",
-        f"the CPU quota is {limits.cpu_quota:g} of {limits.cpu_count} cores: os.cpu_count() says "
-        f"{limits.cpu_count}, and that many workers would be throttled",
-        f"start at most {max(1, int(limits.cpu_usable))} busy worker(s) and set OMP_NUM_THREADS, or raise "
+        f"the CPU quota is {limits.cpu_quota:g} of {limits.cpu_count} cores: os.cpu_count() returns "
+        f"{limits.cpu_count}, but the kernel would throttle that many workers",
+        f"start at most {counted(max(1, int(limits.cpu_usable)), 'worker')} and set OMP_NUM_THREADS, or raise "
         "the quota: docker run --cpus, resources.limits.cpu in Kubernetes, CPUQuota= in systemd",
     )
 
 
-def _cpu_affinity(facts: Facts) -> Diagnosis:
+def _cpu_affinity(facts: MachineFacts) -> Diagnosis:
     limits = facts.limits
     if limits.cpu_affinity is None or limits.cpu_affinity >= limits.cpu_count:
         return None
     return (
         "info",
         f"this process may run on {limits.cpu_affinity} of {limits.cpu_count} cores",
-        f"start at most {max(1, int(limits.cpu_usable))} busy worker(s), or widen the set: taskset, "
+        f"start at most {counted(max(1, int(limits.cpu_usable)), 'worker')}, or allow more cores: taskset, "
         "docker run --cpuset-cpus, --cpus-per-task in Slurm",
     )
 
 
-def _open_files(facts: Facts) -> Diagnosis:
+def _open_files(facts: MachineFacts) -> Diagnosis:
     soft, hard = facts.limits.open_files_soft, facts.limits.open_files_hard
     if soft is None or soft >= OPEN_FILES_WARNING:
         return None
     within_reach = hard is None or hard >= OPEN_FILES_WARNING
     return (
         "hurts" if soft < OPEN_FILES_HURTS else "warning",
-        f"only {soft:,} files may be open (ulimit -n): workers that pass tensors as open files run out",
-        f"ulimit -n {65536 if hard is None else min(hard, 65536)} before the run"
+        f"a process may open only {soft:,} files (ulimit -n): workers pass tensors as open files and reach that limit",
+        f"run ulimit -n {65536 if hard is None else min(hard, 65536)} before the training"
         if within_reach
-        else f"the hard limit is {hard:,} too: docker run --ulimit nofile=65536, "
+        else f"the hard limit is only {hard:,}; raise it: docker run --ulimit nofile=65536, "
         "LimitNOFILE= in systemd, /etc/security/limits.conf",
     )
 
 
-def _gpu_library(facts: Facts) -> Diagnosis:
+def _gpu_library(facts: MachineFacts) -> Diagnosis:
     if facts.gpu.gpu_library != "missing":
         return None
     return (
         "info",
-        f"GPUs cannot be seen: {facts.gpu.reason}",
-        'where this machine has an NVIDIA GPU: pip install "penstock[gpu]", and in a container docker run '
-        "--gpus all; nothing to do otherwise",
+        f"GPUs cannot be detected: {facts.gpu.reason}",
+        'if this machine has an NVIDIA GPU: pip install "penstock[gpu]", and in a container docker run '
+        "--gpus all; otherwise there is nothing to do",
     )
 
 
-def _gpu_none(facts: Facts) -> Diagnosis:
+def _gpu_none(facts: MachineFacts) -> Diagnosis:
     if facts.gpu.gpu_library != "no device":
         return None
     return (
         "info",
         f"no GPU: {facts.gpu.reason}",
-        "docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu in Slurm where one is expected; "
-        "nothing to do otherwise",
+        "if you expect one: docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu in Slurm; "
+        "otherwise there is nothing to do",
     )
 
 
-CHECKS: dict[str, Callable[[Facts], Diagnosis]] = {
+CHECKS: dict[str, Callable[[MachineFacts], Diagnosis]] = {
     "memory-full": _memory_full,
     "memory-pressure": _memory_pressure,
     "memory-limit": _memory_limit,
@@ -251,4 +213,4 @@ CHECKS: dict[str, Callable[[Facts], Diagnosis]] = {
     "gpu-library": _gpu_library,
     "gpu-none": _gpu_none,
 }
-"""Finding's id -> the check that makes it."""
+"""Id of a finding -> its check."""

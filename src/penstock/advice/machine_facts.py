@@ -1,7 +1,7 @@
-"""Everything the doctor knows about a machine, read once.
+"""What the doctor reads of a machine, all at one moment.
 
 In:  ``Roots``.
-Out: ``Facts``, for findings, pages and JSON alike.
+Out: ``MachineFacts``, for findings, pages and JSON.
 Runs in: command line.
 """
 
@@ -15,11 +15,11 @@ from penstock.meter import GpuStatus, Limits, Pressure, Roots
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """The meter's answers at one moment."""
 
     platform: str
-    """As in ``sys.platform``: what is missing is a finding on one platform and normal on another."""
+    """As in ``sys.platform``: a missing /dev/shm, for example, is a finding on Linux and normal on macOS."""
     limits: Limits
     """Memory, swap, shared memory, open files and processors."""
     pressure: Pressure
@@ -27,43 +27,42 @@ class Facts:
     gpu: GpuStatus
     """The GPUs, or why there are none."""
 
+    def as_json(self) -> dict[str, Any]:
+        """The facts by subject, under the names that checks rely on."""
+        limits = self.limits
+        return {
+            "platform": self.platform,
+            "memory": {
+                "limit_bytes": limits.memory_limit_bytes,
+                "limit_source": limits.memory_limit_source,
+                "host_bytes": limits.host_memory_bytes,
+                "available_bytes": limits.memory_available_bytes,
+                "working_set_bytes": limits.working_set_bytes,
+            },
+            "swap": {"total_bytes": limits.swap_total_bytes, "used_bytes": limits.swap_used_bytes},
+            "shm": {"size_bytes": limits.shm_size_bytes, "used_bytes": limits.shm_used_bytes},
+            "open_files": {
+                "soft": limits.open_files_soft,
+                "hard": limits.open_files_hard,
+                "used": limits.open_files_used,
+            },
+            "cpu": {
+                "count": limits.cpu_count,
+                "affinity": limits.cpu_affinity,
+                "quota": limits.cpu_quota,
+                "usable": limits.cpu_usable,
+            },
+            "cgroup": limits.cgroup,
+            "pressure": asdict(self.pressure),
+            "gpu": asdict(self.gpu),
+            "unknown": list(limits.unknown),
+        }
 
-def gather(roots: Roots) -> Facts:
-    return Facts(
+
+def gather_facts(roots: Roots) -> MachineFacts:
+    return MachineFacts(
         platform=roots.platform,
         limits=meter.limits(roots=roots),
         pressure=meter.pressure(roots=roots),
         gpu=meter.gpu_status(roots=roots),
     )
-
-
-def as_json(facts: Facts) -> dict[str, Any]:
-    """The facts by subject, under the names that checks rely on."""
-    limits = facts.limits
-    return {
-        "platform": facts.platform,
-        "memory": {
-            "limit_bytes": limits.memory_limit_bytes,
-            "limit_source": limits.memory_limit_source,
-            "host_bytes": limits.host_memory_bytes,
-            "available_bytes": limits.memory_available_bytes,
-            "working_set_bytes": limits.working_set_bytes,
-        },
-        "swap": {"total_bytes": limits.swap_total_bytes, "used_bytes": limits.swap_used_bytes},
-        "shm": {"size_bytes": limits.shm_size_bytes, "used_bytes": limits.shm_used_bytes},
-        "open_files": {
-            "soft": limits.open_files_soft,
-            "hard": limits.open_files_hard,
-            "used": limits.open_files_used,
-        },
-        "cpu": {
-            "count": limits.cpu_count,
-            "affinity": limits.cpu_affinity,
-            "quota": limits.cpu_quota,
-            "usable": limits.cpu_usable,
-        },
-        "cgroup": limits.cgroup,
-        "pressure": asdict(facts.pressure),
-        "gpu": asdict(facts.gpu),
-        "unknown": list(limits.unknown),
-    }

@@ -1,42 +1,39 @@
-"""What is wrong with a run, from what was measured of it, and what to change in the user's own settings.
+"""Rules about a run: what its measurements show to be wrong, and what to change in the user's own settings.
 
 In:  ``Evidence``.
-Out: ``Trouble``s, worst first.
-Runs in: anywhere; pure: the same evidence gives the same troubles.
+Out: ``Finding``s, worst first.
+Runs in: anywhere; pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from penstock.findings import Diagnosis, Finding, run_checks
+from penstock.formatting import counted
 from penstock.planner.feeding import FED, STARVED
 from penstock.units import MIB, format_bytes
 
-Severity = Literal["hurts", "warning", "info"]
-"""hurts: expect a crash, a kill or a crawl; warning: costs speed or memory; info: good to know."""
-_SEVERITIES: tuple[Severity, ...] = ("hurts", "warning", "info")
-
 CALM, DANGER = 0.65, 0.76
-"""Shares of the memory there is: below the first go on, above the second lower something."""
+"""Shares of the memory limit in use: up to the first there is room, from the second on something must be lowered."""
 GPU_IDLE, GPU_FULL = 0.80, 0.95
-"""Shares of the time a GPU is busy: below the first it wants more data, above the second it has enough."""
+"""Shares of the time the GPU is busy: below the first it could do more, above the second it is fully used."""
 LOW_HITS = 0.5
-"""A cache that misses more often than it hits."""
+"""Hit rate below which the cache misses more often than it hits."""
 _FEW_LOOKUPS = 200
 _SWAP_BYTES = 16 * MIB
 _CONTAINERS_BYTES = 64 * MIB
 _WHOLE_BYTES = 64 * MIB
 _COMPUTES = 0.6
-"""A sample that computes for more than this share of its time gains nothing from workers beyond the cores."""
+"""Samples that compute for more than this share of their time gain nothing from more workers than cores."""
 _SHORT_BATCH_S = 1e-3
-"""A batch whose samples take less to fetch is not worth handing to another process."""
+"""A batch that takes less time to fetch is not worth passing between processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of a run. None: not measured here."""
+    """Measurements of a run. None: not measured."""
 
     batch_size: int
     workers: int
@@ -45,9 +42,9 @@ class Evidence:
     limit_bytes: int
     """Memory of the machine or container."""
     used_bytes: int
-    """Of that, in use with the loader at its fullest."""
+    """Its use, by all programs, at the peak of the run."""
     budget_bytes: int
-    """What the loader may take."""
+    """The loader's own memory limit."""
     batch_bytes: int
     shared_batches: bool
     """Whether rows of one batch come from several workers."""
@@ -55,25 +52,25 @@ class Evidence:
     wait_fraction: float | None = None
     """Share of the training loop's time spent waiting for data."""
     cpu_fraction: float | None = None
-    """Share of a sample's time that computes, in a worker."""
+    """Share of a sample's time in the worker that is spent computing."""
     fetch_s: float | None = None
-    """Time in the dataset for a batch, all its samples together."""
+    """Time spent in the dataset for one batch, summed over its samples."""
     torch_used_bytes: int | None = None
     """As ``used_bytes``, with torch's DataLoader and the same settings."""
     gpu_busy: float | None = None
     """Share of the time the GPU was busy."""
     has_gpu: bool = False
     pins: bool = False
-    """Whether page-locked memory was asked for."""
+    """Whether the user set pin_memory."""
     cache_hit_rate: float | None = None
     cache_lookups: int = 0
     cache_bytes: int = 0
     cache_limit_bytes: int = 0
     swap_growth_bytes: int | None = None
     kills: int | None = None
-    """Processes killed for want of memory meanwhile."""
+    """Processes that the kernel killed during the run because memory ran out."""
     containers_bytes: int = 0
-    """Python objects in the dataset that every worker comes to copy, for one worker."""
+    """Python objects in the dataset that each worker comes to copy."""
     containers: str = ""
     """The largest of them, by name."""
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -83,49 +80,30 @@ class Evidence:
         return self.keys.get(argument, argument)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trouble:
-    """One thing that is wrong, in the shape of the doctor's findings."""
-
-    id: str
-    """Stable name, for programs."""
-    severity: Severity
-    what: str
-    """The evidence, with its numbers."""
-    fix: str
-    """The change to make."""
-
-
-Diagnosis = tuple[Severity, str, str] | None
-"""Severity, what, fix; None when all is well."""
-
-
-def troubles(evidence: Evidence) -> tuple[Trouble, ...]:
-    """Everything worth saying, worst first."""
-    found = []
-    for name, check in CHECKS.items():
-        diagnosis = check(evidence)
-        if diagnosis is not None:
-            severity, what, fix = diagnosis
-            found.append(Trouble(id=name, severity=severity, what=what, fix=fix))
-    return tuple(sorted(found, key=lambda trouble: _SEVERITIES.index(trouble.severity)))
+def find_in_run(seen: Evidence) -> tuple[Finding, ...]:
+    """Everything worth saying about the run, worst first."""
+    return run_checks(CHECKS, seen)
 
 
 def _out_of_memory(seen: Evidence) -> Diagnosis:
     share = seen.used_bytes / max(1, seen.limit_bytes)
     if not seen.kills and share < CALM:
         return None
-    killed = f"{seen.kills} process(es) killed for want of memory; " if seen.kills else ""
+    killed = (
+        f"the kernel killed {counted(seen.kills, 'process', 'processes')} because memory ran out; "
+        if seen.kills
+        else ""
+    )
     moves = [f"lower {seen.key('batch_size')} from {seen.batch_size} to {max(1, seen.batch_size // 2)}"]
     if seen.workers > 1:
         moves.append(f"{seen.key('num_workers')} from {seen.workers} to {max(1, seen.workers // 2)}")
     if seen.cache_limit_bytes:
         moves.insert(0, f"lower {seen.key('cache')} to {format_bytes(0.6 * seen.cache_limit_bytes)}")
-    moves.append(f"or set {seen.key('memory')} to what the loader may take, {format_bytes(seen.budget_bytes / 2)} say")
+    moves.append(f"or limit the loader: set {seen.key('memory')} to {format_bytes(seen.budget_bytes / 2)}, for example")
     return (
         "hurts" if seen.kills or share >= DANGER else "warning",
-        f"{killed}{format_bytes(seen.used_bytes)} of {format_bytes(seen.limit_bytes)} in use at the fullest "
-        f"({share:.0%}; up to {CALM:.0%} is calm, from {DANGER:.0%} it is too much)",
+        f"{killed}{format_bytes(seen.used_bytes)} of {format_bytes(seen.limit_bytes)} in use at the peak "
+        f"({share:.0%}; up to {CALM:.0%} is safe, {DANGER:.0%} and more is too much)",
         ", ".join(moves),
     )
 
@@ -135,8 +113,8 @@ def _swap(seen: Evidence) -> Diagnosis:
         return None
     return (
         "hurts",
-        f"swap grew by {format_bytes(seen.swap_growth_bytes)} while this ran: memory goes to disk and comes back",
-        f"lower {seen.key('memory')} or {seen.key('batch_size')} until swap stands still; end what else runs here",
+        f"swap grew by {format_bytes(seen.swap_growth_bytes)} during the run: the kernel moves memory to disk and back",
+        f"lower {seen.key('memory')} or {seen.key('batch_size')} until swap stops growing; stop other programs",
     )
 
 
@@ -146,8 +124,8 @@ def _torch_out_of_memory(seen: Evidence) -> Diagnosis:
         return None
     return (
         "info",
-        f"torch's DataLoader with the same settings has {format_bytes(used)} of {format_bytes(seen.limit_bytes)} in "
-        f"use, penstock's {format_bytes(seen.used_bytes)}",
+        f"with torch's DataLoader and the same settings, {format_bytes(used)} of {format_bytes(seen.limit_bytes)} are "
+        f"in use; with penstock's, {format_bytes(seen.used_bytes)}",
         f"stay with penstock.DataLoader, or lower {seen.key('prefetch_factor')} and {seen.key('num_workers')} before "
         "going back",
     )
@@ -164,7 +142,7 @@ def _starved(seen: Evidence) -> Diagnosis:
         fix = f"raise {key} from {workers} to {max(1, min(most, 2 * workers))}"
     elif seen.cache_hit_rate is None:
         fix = (
-            f"{workers} workers keep {seen.cores:g} cores busy: keep samples near with cache=, prepare them beforehand "
+            f"{workers} workers keep {seen.cores:g} cores busy: cache samples with cache=, prepare them beforehand "
             "(penstock.precompute), or make __getitem__ cheaper"
         )
     else:
@@ -187,8 +165,9 @@ def _gpu(seen: Evidence) -> Diagnosis:
     if seen.wait_fraction is not None and seen.wait_fraction < FED:
         return (
             "info",
-            f"the GPU is busy {busy:.0%} of the time, and the loop waits for data only {seen.wait_fraction:.0%} of it",
-            f"data is not what it lacks: raise {seen.key('batch_size')}, or look at the step itself",
+            f"the GPU is busy {busy:.0%} of the time, but the training loop waits for data only "
+            f"{seen.wait_fraction:.0%} of it",
+            f"loading is not the cause: raise {seen.key('batch_size')}, or profile the training step",
         )
     return (
         "warning",
@@ -205,11 +184,12 @@ def _hit_rate(seen: Evidence) -> Diagnosis:
     more = f"raise {seen.key('cache')} from {format_bytes(seen.cache_limit_bytes)}; " if is_full else ""
     return (
         "warning" if is_full else "info",
-        f"the cache answers {rate:.2%} of {seen.cache_lookups:,} lookups, with {format_bytes(seen.cache_bytes)} of "
+        f"the cache hits on {rate:.2%} of {seen.cache_lookups:,} lookups, with {format_bytes(seen.cache_bytes)} of "
         f"{format_bytes(seen.cache_limit_bytes)} in use",
-        f"{more}shuffle less widely (penstock.data.BlockShuffleSampler) or by sequence (penstock.data.SequenceSampler)"
+        f"{more}shuffle within blocks (penstock.data.BlockShuffleSampler) or by sequence "
+        f"(penstock.data.SequenceSampler)"
         if is_full
-        else "it is not full yet: look again after an epoch",
+        else "the cache is not full yet: check again after an epoch",
     )
 
 
@@ -218,10 +198,10 @@ def _many_workers(seen: Evidence) -> Diagnosis:
     computes = seen.cpu_fraction is None or seen.cpu_fraction > _COMPUTES
     if not over or (not computes and seen.workers <= 4 * seen.cores):
         return None
-    share = "" if seen.cpu_fraction is None else f", and a sample computes for {seen.cpu_fraction:.0%} of its time"
+    share = "" if seen.cpu_fraction is None else f", with samples that compute {seen.cpu_fraction:.0%} of their time"
     return (
         "warning",
-        f"{seen.workers} workers on {seen.cores:g} usable cores{share}: they take turns",
+        f"{seen.workers} workers on {seen.cores:g} usable cores{share}: the workers take turns",
         f"lower {seen.key('num_workers')} to {max(1, int(seen.cores if computes else 4 * seen.cores))}",
     )
 
@@ -231,7 +211,8 @@ def _no_workers(seen: Evidence) -> Diagnosis:
         return None
     return (
         "warning",
-        f"there are no workers: the training process loads every batch itself, {seen.wait_fraction:.0%} of its time",
+        f"there are no workers: the training process spends {seen.wait_fraction:.0%} of its time loading "
+        f"batches itself",
         f"set {seen.key('num_workers')} to {max(1, int(seen.cores))}",
     )
 
@@ -242,9 +223,9 @@ def _containers(seen: Evidence) -> Diagnosis:
         return None
     return (
         "hurts" if all_bytes > 0.25 * (seen.limit_bytes - seen.used_bytes) else "warning",
-        f"workers copy what they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each, "
+        f"workers copy the parts they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each, "
         f"{format_bytes(all_bytes)} in {seen.workers}, over an epoch",
-        "keep it once for all workers: penstock.data.SharedList(...), an array, or Parquet",
+        "keep one copy for all workers: penstock.data.SharedList(...), an array, or Parquet",
     )
 
 
@@ -257,10 +238,10 @@ def _whole_batches(seen: Evidence) -> Diagnosis:
         return None
     return (
         "warning" if more_bytes >= _WHOLE_BYTES else "info",
-        f"every batch is built whole by one worker, so {seen.workers} of {format_bytes(seen.batch_bytes)} are under "
-        "way at a time",
-        "a map-style dataset without __getitems__, whose samples are tensors, arrays, numbers or texts, shares them; "
-        f"or lower {seen.key('num_workers')}",
+        f"each worker builds whole batches, so {seen.workers} of {format_bytes(seen.batch_bytes)} are in memory "
+        f"at a time",
+        "use a map-style dataset without __getitems__ whose samples are tensors, arrays, numbers or strings: its "
+        f"workers share a batch; or lower {seen.key('num_workers')}",
     )
 
 
@@ -270,7 +251,7 @@ def _tiny(seen: Evidence) -> Diagnosis:
     return (
         "info",
         f"a batch of {seen.batch_size} samples takes {1e6 * seen.fetch_s:.0f} µs to fetch and "
-        f"{format_bytes(seen.batch_bytes)}: passing it between processes costs as much",
+        f"is {format_bytes(seen.batch_bytes)} large: passing it between processes takes as long",
         f"raise {seen.key('batch_size')}, give the dataset __getitems__, or try {seen.key('num_workers')}=0",
     )
 
@@ -280,7 +261,7 @@ def _pinning(seen: Evidence) -> Diagnosis:
         return None
     return (
         "info",
-        "page-locked memory was asked for, and there is no GPU here: it was left out, and costs nothing",
+        "pin_memory is set, but there is no GPU here: memory was not page-locked, and its cost not measured",
         f"measure {seen.key('pin_memory')} on the machine that trains",
     )
 
@@ -299,4 +280,4 @@ CHECKS: dict[str, Callable[[Evidence], Diagnosis]] = {
     "tiny-batches": _tiny,
     "pin-without-gpu": _pinning,
 }
-"""Trouble's id -> the check that finds it."""
+"""Id of a finding -> its check."""

@@ -1,8 +1,8 @@
-"""What in a settings file will hurt on this machine, and what to write instead.
+"""Rules about a settings file: what in it will hurt on this machine, and what to write instead.
 
-In:  ``Settings``, ``Facts``.
-Out: ``Finding``s, worst first. Pure: no clock, no files.
-Runs in: command line.
+In:  ``Settings``, ``MachineFacts``.
+Out: ``Finding``s, worst first.
+Runs in: command line; pure.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.advice.machine import Diagnosis, Finding, worst_first
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine_facts import MachineFacts
+from penstock.findings import Diagnosis, Finding, run_checks
 from penstock.settings import Settings
 from penstock.units import GIB, MIB, format_bytes, parse_size
 
 WORKERS_PER_GPU = 4
-"""Where several GPUs share a node; one alone can use up to twice as many."""
+"""On a node with several GPUs; a single GPU can use up to twice as many."""
 MANY_BATCHES = 32
-"""Batches ahead on a node beyond which prefetching holds memory and no longer hides anything."""
+"""Batches ahead on a node; more of them take memory without making anything faster."""
 CACHE_FRACTION = 0.5
-"""Of physical memory: a larger cache leaves too little for model, batches and page cache."""
+"""Share of physical memory; a larger cache leaves too little for model, batches and page cache."""
 CACHE_ADVICE = 0.25
-"""50-80 GB on 256, 20-40 on 128, 10-20 on 64: about a quarter."""
+"""Advised share of physical memory: 50-80 of 256 GB, 20-40 of 128, 10-20 of 64 are usual."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One file on one machine."""
+class SettingsHere:
+    """One settings file on one machine."""
 
     settings: Settings
-    facts: Facts
+    facts: MachineFacts
 
     def get(self, argument: str) -> Any:
         return self.settings.arguments.get(argument)
 
     def key(self, argument: str) -> str:
-        """Their key for an argument, ours where they have none."""
+        """The file's key for an argument; our own name where the file has none."""
         found = (entry.key for entry in self.settings.entries if entry.argument == argument)
         return next(found, argument)
 
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """Training processes on this node: as the file says, or one for each GPU."""
+        """Training processes on this node: the file's number, or one per GPU."""
         return self.settings.facts.get("gpus_per_node") or max(1, len(self.facts.gpu.gpus))
 
     @property
@@ -61,64 +61,59 @@ class Case:
         return max(1, min(per_rank, int(self.usable / 2 / self.ranks)))
 
 
-def find_in_settings(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
-    """Everything in the file that this machine makes worth saying, worst first."""
-    case = Case(settings=settings, facts=facts)
-    found = []
-    for name, check in CHECKS.items():
-        diagnosis = check(case)
-        if diagnosis is not None:
-            severity, what, fix = diagnosis
-            found.append(Finding(id=name, severity=severity, what=what, fix=fix))
-    return worst_first(found)
+def find_in_settings(settings: Settings, facts: MachineFacts) -> tuple[Finding, ...]:
+    """Everything in the file that matters on this machine, worst first."""
+    return run_checks(CHECKS, SettingsHere(settings=settings, facts=facts))
 
 
-def _nothing(case: Case) -> Diagnosis:
+def _nothing(case: SettingsHere) -> Diagnosis:
     if case.settings.entries:
         return None
     return (
         "info",
-        "no key in the file is about loading",
-        "give the file with num_workers, batch_size and the like, or add them; penstock's own defaults apply",
+        "the file has no key about loading",
+        "name the file that has num_workers, batch_size and so on, or add them; until then penstock's defaults apply",
     )
 
 
-def _batch_missing(case: Case) -> Diagnosis:
+def _batch_missing(case: SettingsHere) -> Diagnosis:
     if "images_per_gpu" not in case.settings.facts or "batch_size" in case.settings.arguments:
         return None
     key = case.key("batch_size")
     return (
         "warning",
-        f"{key}={case.settings.facts['images_per_gpu']} gives no batch size: the images in one sample are not known",
-        "add sequence_length to the file, or give batch_size in the call; it is 1 otherwise",
+        f"{key}={case.settings.facts['images_per_gpu']} gives no batch size, because the number of images in a "
+        f"sample is unknown",
+        "add sequence_length to the file, or pass batch_size in the call; otherwise it is 1",
     )
 
 
-def _dropped(case: Case) -> Diagnosis:
+def _dropped(case: SettingsHere) -> Diagnosis:
     dropped = [entry for entry in case.settings.entries if entry.remark.startswith("dropped: no workers")]
     if not dropped:
         return None
     keys = " and ".join(f"{entry.key}={entry.given}" for entry in dropped)
     return (
         "warning",
-        f"{case.key('num_workers')}=0, so {keys} mean nothing",
-        f"set {case.key('num_workers')} to {case.advised_workers}, or take them out",
+        f"{case.key('num_workers')}=0, so nothing uses {keys}",
+        f"set {case.key('num_workers')} to {case.advised_workers}, or remove {keys}",
     )
 
 
-def _workers_over_cpus(case: Case) -> Diagnosis:
+def _workers_over_cpus(case: SettingsHere) -> Diagnosis:
     on_node = case.workers * case.ranks
     if case.workers == 0 or on_node <= case.usable:
         return None
     return (
         "hurts" if on_node > 2 * case.usable else "warning",
-        f"{case.key('num_workers')}={_per_node(case)} for {case.usable:g} usable CPUs: they take turns, and each one "
-        "has memory of its own",
-        f"set {case.key('num_workers')} to {case.advised_workers} (per rank), at most half of the CPUs in all",
+        f"{case.key('num_workers')}={_per_node(case)} for {case.usable:g} usable CPUs: the workers take turns, "
+        f"and each one "
+        "takes memory",
+        f"set {case.key('num_workers')} to {case.advised_workers} per rank: at most half of the CPUs in total",
     )
 
 
-def _workers_over_half(case: Case) -> Diagnosis:
+def _workers_over_half(case: SettingsHere) -> Diagnosis:
     on_node = case.workers * case.ranks
     if not case.usable / 2 < on_node <= case.usable:
         return None
@@ -129,31 +124,31 @@ def _workers_over_half(case: Case) -> Diagnosis:
     )
 
 
-def _per_rank(case: Case) -> Diagnosis:
+def _per_rank(case: SettingsHere) -> Diagnosis:
     on_node = case.workers * case.ranks
     if case.ranks == 1 or case.workers <= WORKERS_PER_GPU or on_node > case.usable:
         return None
     return (
         "info",
         f"{case.key('num_workers')}={_per_node(case)}: every rank starts its own",
-        f"if {case.workers} was meant for the whole node, set it to {max(1, case.workers // case.ranks)}; "
-        f"{WORKERS_PER_GPU} for each GPU are a good start",
+        f"if you meant {case.workers} for the whole node, set it to {max(1, case.workers // case.ranks)}; "
+        f"{WORKERS_PER_GPU} per GPU is a good start",
     )
 
 
-def _no_workers(case: Case) -> Diagnosis:
+def _no_workers(case: SettingsHere) -> Diagnosis:
     if case.workers or case.get("num_workers") == "auto" or not case.settings.entries:
         return None
     how = ' with backend="thread"' if case.facts.platform == "win32" else ""
-    said = "is 0" if case.get("num_workers") == 0 else "is not set"
+    state = "is 0" if case.get("num_workers") == 0 else "is not set"
     return (
         "info",
-        f"{case.key('num_workers')} {said}: the training process loads every batch itself while the GPU waits",
+        f"{case.key('num_workers')} {state}: the training process loads every batch itself while the GPU waits",
         f"set {case.key('num_workers')} to {case.advised_workers}{how}",
     )
 
 
-def _prefetch(case: Case) -> Diagnosis:
+def _prefetch(case: SettingsHere) -> Diagnosis:
     prefetch = case.get("prefetch_factor")
     if not prefetch or not case.workers:
         return None
@@ -167,25 +162,25 @@ def _prefetch(case: Case) -> Diagnosis:
     return (
         "warning",
         f"{case.workers} workers x {case.key('prefetch_factor')} {prefetch} = {per_rank} batches{of_size} ahead per "
-        f"rank, {on_node} per node: without a budget memory runs out where a batch is over {format_bytes(each)}, of "
+        f"rank, {on_node} per node: without a budget, batches over {format_bytes(each)} fill the "
         f"{format_bytes(case.facts.limits.memory_available_bytes)} available",
-        f"set {case.key('prefetch_factor')} to {max(1, MANY_BATCHES // (case.workers * case.ranks))}, or memory to "
-        "what the loader may take: it holds whatever the batches weigh",
+        f"set {case.key('prefetch_factor')} to {max(1, MANY_BATCHES // (case.workers * case.ranks))}, or set "
+        "memory to what the loader may take: it stays within that, however large the batches are",
     )
 
 
-def _cache_over_half(case: Case) -> Diagnosis:
+def _cache_over_half(case: SettingsHere) -> Diagnosis:
     size_bytes, limit = _fixed_bytes(case.get("cache")), case.facts.limits.memory_limit_bytes
     if size_bytes is None or size_bytes <= CACHE_FRACTION * limit:
         return None
     return (
         "hurts",
-        f"{case.key('cache')} is {format_bytes(size_bytes)}, more than half of the {format_bytes(limit)} here",
+        f"{case.key('cache')} is {format_bytes(size_bytes)}, more than half of this machine's {format_bytes(limit)}",
         f"set {case.key('cache')} to {_advised_cache(case)}",
     )
 
 
-def _cache_over_available(case: Case) -> Diagnosis:
+def _cache_over_available(case: SettingsHere) -> Diagnosis:
     size_bytes, limits = _fixed_bytes(case.get("cache")), case.facts.limits
     if (
         size_bytes is None
@@ -194,69 +189,69 @@ def _cache_over_available(case: Case) -> Diagnosis:
         return None
     return (
         "warning",
-        f"{case.key('cache')} is {format_bytes(size_bytes)}, and {format_bytes(limits.memory_available_bytes)} are "
-        "available now: it will not fill",
-        f"end what else runs here, or set {case.key('cache')} to what is left beside model and batches",
+        f"{case.key('cache')} is {format_bytes(size_bytes)}, but only {format_bytes(limits.memory_available_bytes)} is "
+        "available now: the cache cannot fill up",
+        f"stop other programs, or set {case.key('cache')} to the memory that model and batches leave free",
     )
 
 
-def _memory_over_available(case: Case) -> Diagnosis:
+def _memory_over_available(case: SettingsHere) -> Diagnosis:
     size_bytes, limits = _fixed_bytes(case.get("memory")), case.facts.limits
     if size_bytes is None or size_bytes * case.ranks <= limits.memory_available_bytes:
         return None
     ranks = f" x {case.ranks} ranks" if case.ranks > 1 else ""
     return (
         "hurts",
-        f"{case.key('memory')} is {format_bytes(size_bytes)}{ranks}, and "
-        f"{format_bytes(limits.memory_available_bytes)} are available",
+        f"{case.key('memory')} is {format_bytes(size_bytes)}{ranks}, but only "
+        f"{format_bytes(limits.memory_available_bytes)} is available",
         f"set {case.key('memory')} to auto, or to at most "
         f"{format_bytes(limits.memory_available_bytes / case.ranks / 2)}",
     )
 
 
-def _device_missing(case: Case) -> Diagnosis:
+def _device_missing(case: SettingsHere) -> Diagnosis:
     device = case.get("device")
     if case.facts.gpu.gpus or not str(device).startswith("cuda"):
         return None
     return (
         "hurts",
-        f"{case.key('device')}={device}, and there is no GPU: {case.facts.gpu.reason}",
-        f"take {case.key('device')} out here, or give device=None in the call",
+        f"{case.key('device')}={device}, but there is no GPU: {case.facts.gpu.reason}",
+        f"remove {case.key('device')} on this machine, or pass device=None in the call",
     )
 
 
-def _pin_without_gpu(case: Case) -> Diagnosis:
+def _pin_without_gpu(case: SettingsHere) -> Diagnosis:
     if case.facts.gpu.gpus or not case.get("pin_memory"):
         return None
     return (
         "info",
-        f"{case.key('pin_memory')} is on, and there is no GPU to copy to: {case.facts.gpu.reason}",
-        "nothing to do if training runs elsewhere",
+        f"{case.key('pin_memory')} is on, but there is no GPU to copy to: {case.facts.gpu.reason}",
+        "nothing to do if the training runs on another machine",
     )
 
 
-def _keep_in_memory(case: Case) -> Diagnosis:
+def _keep_in_memory(case: SettingsHere) -> Diagnosis:
     if not case.settings.facts.get("keep_in_memory"):
         return None
-    copies = f" and {case.workers * case.ranks} workers copy what they read of it" if case.workers else ""
+    copies = f" and {case.workers * case.ranks} workers copy the parts they read" if case.workers else ""
     return (
         "warning",
         f"{case.key('keep_in_memory')} is on: every rank holds the whole dataset{copies}",
-        'read it with penstock.data.ParquetDataset: on demand, or with mode="memory" one copy for all workers',
+        'use penstock.data.ParquetDataset: it reads on demand, or keeps one copy for all workers with mode="memory"',
     )
 
 
-def _not_persistent(case: Case) -> Diagnosis:
+def _not_persistent(case: SettingsHere) -> Diagnosis:
     if not case.workers or case.get("persistent_workers"):
         return None
     return (
         "info",
-        f"{case.key('persistent_workers')} is off: {case.workers} workers start anew every epoch",
+        f"{case.key('persistent_workers')} is off: {case.workers} workers start again every epoch",
         f"set {case.key('persistent_workers')} to true",
     )
 
 
-def _per_node(case: Case) -> str:
+def _per_node(case: SettingsHere) -> str:
     if case.ranks == 1:
         return f"{case.workers}"
     return f"{case.workers} per rank x {case.ranks} ranks = {case.workers * case.ranks} workers on this node"
@@ -266,14 +261,14 @@ def _fixed_bytes(size: Any) -> int | None:
     return None if size is None else parse_size(size).fixed_bytes
 
 
-def _advised_cache(case: Case) -> str:
+def _advised_cache(case: SettingsHere) -> str:
     advised = CACHE_ADVICE * case.facts.limits.memory_limit_bytes
     if case.key("cache").lower().endswith("_gb"):
         return f"{max(0.5, advised // (GIB / 2) / 2):g}"
     return f'"{max(1, int(advised / MIB)):,}MiB"'.replace(",", "")
 
 
-CHECKS: dict[str, Callable[[Case], Diagnosis]] = {
+CHECKS: dict[str, Callable[[SettingsHere], Diagnosis]] = {
     "no-loader-keys": _nothing,
     "batch-size-missing": _batch_missing,
     "workers-needed": _dropped,
@@ -290,4 +285,4 @@ CHECKS: dict[str, Callable[[Case], Diagnosis]] = {
     "keep-in-memory": _keep_in_memory,
     "workers-not-kept": _not_persistent,
 }
-"""Finding's id -> the check that makes it."""
+"""Id of a finding -> its check."""

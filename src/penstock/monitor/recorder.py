@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.advice.live import CALM_BELOW, Subject, warning
+from penstock.advice.live import CALM_BELOW, AdvisedLoader, memory_full, warning_text
 from penstock.monitor.gauges import Gauges, GaugeSample, figures_between
 from penstock.monitor.log_line import say
 from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
@@ -183,15 +183,15 @@ class Recorder:
             self._is_warned = False
         elif share >= self._warn_at and not self._is_warned:
             self._is_warned = True
-            subjects = [
-                Subject(
+            loaders = [
+                AdvisedLoader(
                     name=each.name, is_only=len(self.loaders) == 1, configuration=each.configuration, keys=each.keys
                 )
                 for each in self.loaders
             ]
-            text = warning(figures, subjects, warn_at=self._warn_at, run_id=self.run_id)
-            say(logging.WARNING, text)
-            self.note("monitor", "warning", text, share=share)
+            warning = warning_text(memory_full(figures, loaders, warn_at=self._warn_at, run_id=self.run_id))
+            say(logging.WARNING, warning)
+            self.note("monitor", "warning", warning, share=share)
 
     def close(self, outcome: RunOutcome) -> None:
         """The last point, the outcome, and goodbye to who listened."""

@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any
 
 from penstock._version import __version__
-from penstock.advice.report.verdict import Verdict, verdict
+from penstock.advice.verdict import Verdict, verdict
 from penstock.formatting import one_line
 from penstock.report import sections
 from penstock.report.account import Account
 from penstock.report.markup import Html, tag
 from penstock.report.pictures import Happening, Picture, happenings, pictures
 from penstock.report.predictions import HOW_TO_GET_ONE, Compared, Prediction, compare, has_plan
-from penstock.report.stretches import Epoch, Stall, Standing, epochs, stalls, standing
+from penstock.report.stretches import AlertHistory, Epoch, Stall, alert_histories, epochs, stalls
 from penstock.report.style import POLICY, STYLE
 
 _LONGEST_NAME = 120
@@ -55,8 +55,8 @@ class Report:
         return {number: each for number, each in found.items() if each}
 
     @cached_property
-    def standing(self) -> tuple[Standing, ...]:
-        return standing(self.account)
+    def alerts(self) -> tuple[AlertHistory, ...]:
+        return alert_histories(self.account)
 
     @cached_property
     def pictures(self) -> tuple[Picture, ...]:
@@ -101,7 +101,7 @@ class Report:
             "worker_restarts": summary.worker_restarts,
             "bottleneck": self.verdict.bottleneck,
             "headline": self.verdict.headline,
-            "findings": [asdict(each) for each in self.verdict.findings],
+            "findings": [each.as_json() for each in self.verdict.findings],
             "predictions": [{**asdict(each), "error": each.error, "holds": each.holds} for each in self.compared],
             "stalls": [{**asdict(each), "wait_fraction": each.wait_fraction} for each in self.stalls],
             "epochs": [
@@ -109,7 +109,7 @@ class Report:
                 for number, own in self.epochs.items()
                 for each in own
             ],
-            "alerts": [asdict(each) for each in self.standing],
+            "alerts": [asdict(each) for each in self.alerts],
         }
 
     # -- inside -----------------------------------------------------------------------------
@@ -130,8 +130,8 @@ class Report:
         ]
         if self.epochs:
             parts.append(sections.section("Passes over the dataset", sections.passes(account, self.epochs)))
-        if self.standing:
-            parts.append(sections.section("Alerts", sections.alerts(self.standing)))
+        if self.alerts:
+            parts.append(sections.section("Alerts", sections.alerts(self.alerts)))
         parts.append(sections.section("What happened", sections.journal(account, self.happenings)))
         parts.append(sections.section("The run", sections.facts(account)))
         return tag("main", *parts)

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from penstock.advice.report.verdict import BRIEF_S, Verdict
-from penstock.advice.report.words import Finding
+from penstock.advice.verdict import BRIEF_S, Verdict
+from penstock.findings import Finding
 from penstock.formatting import configuration, duration, memory, one_line, rate, share
 from penstock.report.account import Account, numeric
 from penstock.report.markup import Html, join, table, tag
 from penstock.report.pictures import Happening, Picture
 from penstock.report.predictions import Compared
-from penstock.report.stretches import Epoch, Stall, Standing
+from penstock.report.stretches import AlertHistory, Epoch, Stall
 
 _MOST_TRIED = 40
 _SEVERITY_WORDS = {"hurts": "hurts", "warning": "change this", "info": "to know", "good": "good"}
@@ -208,7 +208,7 @@ def passes(account: Account, epochs: Mapping[int, Sequence[Epoch]]) -> Html:
     return join(tables)
 
 
-def alerts(standing: Sequence[Standing]) -> Html:
+def alerts(histories: Sequence[AlertHistory]) -> Html:
     rows = [
         [
             one_line(each.rule, 40),
@@ -217,7 +217,7 @@ def alerts(standing: Sequence[Standing]) -> Html:
             "yes" if each.stands else "no",
             one_line(each.latest, 200),
         ]
-        for each in standing
+        for each in histories
     ]
     return table(["rule", "raised", "stood for", "at the end", "latest"], rows, caption="By rule", words_from=3)
 

@@ -1,7 +1,7 @@
 """Stretches of a run: when it waited for data, how long each pass over the dataset took, how long alerts stood.
 
 In:  an ``Account``.
-Out: ``Stall``s, ``Epoch``s, ``Standing`` alerts.
+Out: ``Stall``s, ``Epoch``s, ``AlertHistory``s.
 Runs in: command line; pure.
 """
 
@@ -50,7 +50,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class AlertHistory:
     """All alerts of one rule."""
 
     rule: str
@@ -143,7 +143,7 @@ def _when(counted: list[tuple[float, float, float | None]], samples: float) -> t
     return before[0], before[2]
 
 
-def standing(account: Account) -> tuple[Standing, ...]:
+def alert_histories(account: Account) -> tuple[AlertHistory, ...]:
     """Alerts by rule."""
     found = []
     for rule in dict.fromkeys(alert.rule for alert in account.alerts):
@@ -158,7 +158,7 @@ def standing(account: Account) -> tuple[Standing, ...]:
             stood_s += max(0.0, account.ended_s - since_s)
         raised = [alert for alert in own if alert.state == "raised"]
         found.append(
-            Standing(
+            AlertHistory(
                 rule=rule,
                 raised=len(raised),
                 stood_s=stood_s,

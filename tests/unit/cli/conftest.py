@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from cli_machine import FakeMachine
 
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine_facts import MachineFacts
 from penstock.meter import Gpu, GpuStatus, Limits, Pressure
 
 GIB = 1 << 30
 
 
 @pytest.fixture
-def healthy() -> Facts:
+def healthy() -> MachineFacts:
     """64 GiB, 16 cores, one GPU, nothing wrong."""
-    return Facts(
+    return MachineFacts(
         platform="linux",
         limits=Limits(
             memory_limit_bytes=64 * GIB,

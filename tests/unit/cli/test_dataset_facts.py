@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.advice.dataset import DatasetFacts, find_in_dataset, look_into
-from penstock.advice.machine_facts import Facts
+from penstock.advice.dataset import DatasetFacts, find_in_dataset, inspect_dataset
+from penstock.advice.machine_facts import MachineFacts
 from penstock.lab.dataset.containers import Container, Containers
 
 MIB = 1 << 20
@@ -38,14 +38,14 @@ def facts_of(per_worker_bytes: int, kind: str = "list", holds: str = "str") -> D
     ],
 )
 def test_how_bad_it_is_follows_from_bytes_workers_and_memory(
-    per_worker_bytes: int, available_bytes: int, severity: str | None, healthy: Facts
+    per_worker_bytes: int, available_bytes: int, severity: str | None, healthy: MachineFacts
 ) -> None:
     facts = replace(healthy, limits=replace(healthy.limits, memory_available_bytes=available_bytes))
     said = find_in_dataset(facts_of(per_worker_bytes), facts)
     assert [finding.severity for finding in said] == ([] if severity is None else [severity])
 
 
-def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: Facts) -> None:
+def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: MachineFacts) -> None:
     (finding,) = find_in_dataset(facts_of(100 * MIB), healthy)
     assert finding.id == "python-containers"
     assert "dataset.samples (list, 1,000,000 × str)" in finding.what
@@ -57,7 +57,7 @@ def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: Facts) -> 
     assert "Parquet" in finding.fix
 
 
-def test_the_cost_is_told_for_the_workers_there_will_be(healthy: Facts) -> None:
+def test_the_cost_is_told_for_the_workers_there_will_be(healthy: MachineFacts) -> None:
     (finding,) = find_in_dataset(facts_of(100 * MIB), healthy, 32)
     assert "100 MiB in each worker, 3.12 GiB in 32" in finding.what
     few = replace(healthy, limits=replace(healthy.limits, cpu_usable=2.5, memory_available_bytes=4 << 30))
@@ -72,5 +72,5 @@ def test_a_dataset_that_does_not_know_its_length_has_none() -> None:
         def __len__(self) -> int:
             raise RuntimeError("not yet")
 
-    assert look_into(Broken()).length is None
-    assert look_into([1, 2, 3]).length == 3
+    assert inspect_dataset(Broken()).length is None
+    assert inspect_dataset([1, 2, 3]).length == 3

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.advice.machine import CHECKS, Finding, find, will_hurt
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine import CHECKS, find_in_machine
+from penstock.advice.machine_facts import MachineFacts
+from penstock.findings import Finding, needs_action
 from penstock.meter import GpuStatus
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -57,7 +58,7 @@ WELL: list[dict[str, Any]] = [
 ]
 
 
-def change(facts: Facts, changes: dict[str, Any]) -> Facts:
+def change(facts: MachineFacts, changes: dict[str, Any]) -> MachineFacts:
     """The facts with fields of any of their parts changed."""
     for name, value in changes.items():
         if hasattr(facts, name):
@@ -71,9 +72,9 @@ def change(facts: Facts, changes: dict[str, Any]) -> Facts:
 
 @pytest.mark.parametrize(("finding_id", "severity", "changes"), PROVOKED)
 def test_one_changed_fact_makes_one_finding(
-    healthy: Facts, finding_id: str, severity: str, changes: dict[str, Any]
+    healthy: MachineFacts, finding_id: str, severity: str, changes: dict[str, Any]
 ) -> None:
-    (found,) = find(change(healthy, changes))
+    (found,) = find_in_machine(change(healthy, changes))
     assert (found.id, found.severity) == (finding_id, severity)
     assert found.what and found.fix
     assert (found.what + found.fix).isascii()
@@ -81,47 +82,49 @@ def test_one_changed_fact_makes_one_finding(
 
 
 @pytest.mark.parametrize("changes", WELL, ids=str)
-def test_facts_on_the_good_side_of_the_line_are_no_finding(healthy: Facts, changes: dict[str, Any]) -> None:
-    assert find(change(healthy, changes)) == ()
+def test_facts_on_the_good_side_of_the_line_are_no_finding(healthy: MachineFacts, changes: dict[str, Any]) -> None:
+    assert find_in_machine(change(healthy, changes)) == ()
 
 
-def test_a_healthy_machine_has_no_findings(healthy: Facts) -> None:
-    assert find(healthy) == ()
+def test_a_healthy_machine_has_no_findings(healthy: MachineFacts) -> None:
+    assert find_in_machine(healthy) == ()
 
 
 def test_every_check_is_in_the_table_above() -> None:
     assert {finding_id for finding_id, _, _ in PROVOKED} == set(CHECKS)
 
 
-def test_findings_come_worst_first(healthy: Facts) -> None:
-    found = find(change(healthy, {"gpu": NO_DEVICE, "open_files_soft": 1024, "shm_size_bytes": 64 * MIB}))
+def test_findings_come_worst_first(healthy: MachineFacts) -> None:
+    found = find_in_machine(change(healthy, {"gpu": NO_DEVICE, "open_files_soft": 1024, "shm_size_bytes": 64 * MIB}))
     assert [each.severity for each in found] == ["hurts", "warning", "info"]
 
 
 @pytest.mark.parametrize(("severity", "expected"), [("hurts", True), ("warning", True), ("info", False)])
 def test_information_alone_does_not_fail_the_doctor(severity: Any, expected: bool) -> None:
-    assert will_hurt([Finding(id="x", severity=severity, what="x", fix="x")]) is expected
-    assert not will_hurt([])
+    assert needs_action([Finding(id="x", severity=severity, what="x", fix="x")]) is expected
+    assert not needs_action([])
 
 
-def test_kills_inside_a_limited_container_are_a_warning(healthy: Facts) -> None:
+def test_kills_inside_a_limited_container_are_a_warning(healthy: MachineFacts) -> None:
     limited = {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"}
-    found = find(change(healthy, limited | {"oom_kills": 3}))
+    found = find_in_machine(change(healthy, limited | {"oom_kills": 3}))
     kills = next(each for each in found if each.id == "oom-kills")
     assert kills.severity == "warning"
-    assert "3 processes were killed" in kills.what
+    assert "killed 3 processes" in kills.what
 
 
-def test_the_limit_names_who_set_it_and_both_sizes(healthy: Facts) -> None:
-    (found,) = find(change(healthy, {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"}))
+def test_the_limit_names_who_set_it_and_both_sizes(healthy: MachineFacts) -> None:
+    (found,) = find_in_machine(
+        change(healthy, {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"})
+    )
     for part in ("60.0 GiB", "/box/memory.max", "64.0 GiB"):
         assert part in found.what
 
 
-def test_the_fix_for_open_files_depends_on_what_the_user_may_raise(healthy: Facts) -> None:
-    (reachable,) = find(change(healthy, {"open_files_soft": 1024, "open_files_hard": 8192}))
-    assert reachable.fix.startswith("ulimit -n 8192")
-    (unlimited,) = find(change(healthy, {"open_files_soft": 1024, "open_files_hard": None}))
-    assert unlimited.fix.startswith("ulimit -n 65536")
-    (stuck,) = find(change(healthy, {"open_files_soft": 1024, "open_files_hard": 1024}))
-    assert "hard limit is 1,024 too" in stuck.fix
+def test_the_fix_for_open_files_depends_on_what_the_user_may_raise(healthy: MachineFacts) -> None:
+    (reachable,) = find_in_machine(change(healthy, {"open_files_soft": 1024, "open_files_hard": 8192}))
+    assert reachable.fix.startswith("run ulimit -n 8192")
+    (unlimited,) = find_in_machine(change(healthy, {"open_files_soft": 1024, "open_files_hard": None}))
+    assert unlimited.fix.startswith("run ulimit -n 65536")
+    (stuck,) = find_in_machine(change(healthy, {"open_files_soft": 1024, "open_files_hard": 1024}))
+    assert "hard limit is only 1,024" in stuck.fix

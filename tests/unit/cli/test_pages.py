@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.advice.machine import find
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine import find_in_machine
+from penstock.advice.machine_facts import MachineFacts
 from penstock.cli.bench.view import show_bench
 from penstock.cli.console import make_progress
 from penstock.cli.demo.view import show_comparison, show_machine
@@ -43,14 +43,14 @@ Nothing here will hurt
 SMALL_SHM = """\
 1 thing here will hurt
   hurts  shm-small: /dev/shm holds only 64.0 MiB: worker processes of torch's
-         DataLoader pass batches through it and die of a bus error when it is
-         full
+         DataLoader pass batches through it and crash with a bus error when it
+         is full
          fix: docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an
          emptyDir with medium: Memory on /dev/shm; as root: mount -o
          remount,size=8g /dev/shm
   info   gpu-none: no GPU: no NVIDIA driver
-         fix: docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu
-         in Slurm where one is expected; nothing to do otherwise
+         fix: if you expect one: docker run --gpus all, nvidia.com/gpu in
+         Kubernetes or --gres=gpu in Slurm; otherwise there is nothing to do
 """
 
 
@@ -59,13 +59,13 @@ def page_console(width: int = 80) -> tuple[Console, io.StringIO]:
     return Console(file=written, width=width, highlight=False, markup=False, emoji=False), written
 
 
-def shown(facts: Facts, width: int = 80) -> str:
+def shown(facts: MachineFacts, width: int = 80) -> str:
     console, written = page_console(width)
-    show_doctor(console, facts, find(facts))
+    show_doctor(console, facts, find_in_machine(facts))
     return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
 
 
-def in_trouble(healthy: Facts) -> Facts:
+def in_trouble(healthy: MachineFacts) -> MachineFacts:
     return replace(
         healthy,
         limits=replace(healthy.limits, shm_size_bytes=64 * MIB),
@@ -73,16 +73,16 @@ def in_trouble(healthy: Facts) -> Facts:
     )
 
 
-def test_a_healthy_machine_fills_one_short_page(healthy: Facts) -> None:
+def test_a_healthy_machine_fills_one_short_page(healthy: MachineFacts) -> None:
     assert shown(healthy).rstrip() == HEALTHY_PAGE.rstrip()
 
 
-def test_findings_are_shown_worst_first_with_their_fixes(healthy: Facts) -> None:
+def test_findings_are_shown_worst_first_with_their_fixes(healthy: MachineFacts) -> None:
     assert shown(in_trouble(healthy)).endswith(SMALL_SHM)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
-def test_a_page_of_any_width_keeps_every_word(healthy: Facts, width: int) -> None:
+def test_a_page_of_any_width_keeps_every_word(healthy: MachineFacts, width: int) -> None:
     text = shown(in_trouble(healthy), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "\u2026" not in text
@@ -91,13 +91,13 @@ def test_a_page_of_any_width_keeps_every_word(healthy: Facts, width: int) -> Non
         assert words in squeezed or width == 20
 
 
-def test_paths_with_brackets_are_printed_as_they_are(healthy: Facts) -> None:
+def test_paths_with_brackets_are_printed_as_they_are(healthy: MachineFacts) -> None:
     source = "/box[bold]/memory.max"
     limits = replace(healthy.limits, memory_limit_bytes=60 * GIB, memory_limit_source=source)
     assert source in shown(replace(healthy, limits=limits))
 
 
-def test_what_is_not_known_is_said(healthy: Facts) -> None:
+def test_what_is_not_known_is_said(healthy: MachineFacts) -> None:
     limits = replace(
         healthy.limits,
         unknown=("cpu_quota: no cgroups on this platform",),
@@ -178,18 +178,18 @@ def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(lin
 
 
 @pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (1, "1 GPU"), (2, "2 GPUs")])
-def test_the_demo_sums_the_machine_up(healthy: Facts, gpus: int, words: str) -> None:
+def test_the_demo_sums_the_machine_up(healthy: MachineFacts, gpus: int, words: str) -> None:
     console, written = page_console(200)
     facts = replace(healthy, gpu=replace(healthy.gpu, gpus=healthy.gpu.gpus * gpus))
-    show_machine(console, facts, find(facts))
+    show_machine(console, facts, find_in_machine(facts))
     assert f"48.0 GiB of 64.0 GiB memory available, 16 CPUs usable, /dev/shm 32.0 GiB, {words}." in written.getvalue()
     assert "Will hurt" not in written.getvalue()
 
 
-def test_the_demo_names_what_will_hurt(healthy: Facts) -> None:
+def test_the_demo_names_what_needs_action(healthy: MachineFacts) -> None:
     console, written = page_console(200)
     facts = in_trouble(healthy)
-    show_machine(console, facts, find(facts))
+    show_machine(console, facts, find_in_machine(facts))
     assert "Will hurt: shm-small. For fixes run: penstock doctor" in written.getvalue()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import settings
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine_facts import MachineFacts
 from penstock.advice.settings import CHECKS, find_in_settings
 from penstock.meter import GpuStatus
 
@@ -18,7 +18,7 @@ GOOD = {"num_workers": 4, "persistent_workers": True, "batch_size": 8}
 NO_GPU = GpuStatus(gpu_library="no device", reason="no NVIDIA driver", gpus=())
 
 
-def found_in(source: dict[str, Any], facts: Facts) -> dict[str, Any]:
+def found_in(source: dict[str, Any], facts: MachineFacts) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         said = settings.load(source)
@@ -39,17 +39,17 @@ PROVOKED: list[tuple[str, str, dict[str, Any], str, str]] = [
      "8 workers x prefetch_factor 8 = 64 batches of 8 samples ahead per rank, 64 per node", "prefetch_factor to 4"),
     ("cache-over-half", "hurts", {**GOOD, "DATA": {"CACHE_SIZE_GB": 33}}, "DATA.CACHE_SIZE_GB is 33.0 GiB",
      "set DATA.CACHE_SIZE_GB to 16"),
-    ("cache-over-half", "hurts", {**GOOD, "cache": "33GiB"}, "more than half of the 64.0 GiB",
+    ("cache-over-half", "hurts", {**GOOD, "cache": "33GiB"}, "more than half of this machine's 64.0 GiB",
      'set cache to "16384MiB"'),
-    ("memory-over-available", "hurts", {**GOOD, "memory": "49GiB"}, "48.0 GiB are available", "24.0 GiB"),
+    ("memory-over-available", "hurts", {**GOOD, "memory": "49GiB"}, "48.0 GiB is available", "24.0 GiB"),
     ("keep-in-memory", "warning", {**GOOD, "keep_in_memory": True}, "4 workers copy", "ParquetDataset"),
-    ("workers-not-kept", "info", {"num_workers": 4}, "4 workers start anew", "persistent_workers to true"),
+    ("workers-not-kept", "info", {"num_workers": 4}, "4 workers start again", "persistent_workers to true"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("finding_id", "severity", "source", "evidence", "change"), PROVOKED)
 def test_a_file_makes_its_finding_with_evidence_and_the_change_to_make(
-    healthy: Facts, finding_id: str, severity: str, source: dict[str, Any], evidence: str, change: str
+    healthy: MachineFacts, finding_id: str, severity: str, source: dict[str, Any], evidence: str, change: str
 ) -> None:
     found = found_in(source, healthy)
     finding = found[finding_id]
@@ -57,25 +57,25 @@ def test_a_file_makes_its_finding_with_evidence_and_the_change_to_make(
     assert (finding.what + finding.fix).isascii() and "None" not in finding.what + finding.fix
 
 
-def test_a_good_file_has_no_findings(healthy: Facts) -> None:
+def test_a_good_file_has_no_findings(healthy: MachineFacts) -> None:
     cached = {**GOOD, "cache": "16GiB", "memory": "8GB", "prefetch_factor": 2, "pin_memory": True, "device": "cuda"}
     assert found_in(GOOD, healthy) == found_in(cached, healthy) == {}
 
 
-def test_what_this_machine_lacks_is_found(healthy: Facts) -> None:
+def test_what_this_machine_lacks_is_found(healthy: MachineFacts) -> None:
     bare = replace(healthy, gpu=NO_GPU)
     assert found_in({**GOOD, "pin_memory": True}, bare)["pin-without-gpu"].severity == "info"
     assert found_in({**GOOD, "device": "cuda:1"}, bare)["device-missing"].severity == "hurts"
     full = replace(healthy, limits=replace(healthy.limits, memory_available_bytes=8 * GIB))
-    assert "8.00 GiB are available now" in found_in({**GOOD, "cache": "16GiB"}, full)["cache-over-available"].what
+    assert "8.00 GiB is available now" in found_in({**GOOD, "cache": "16GiB"}, full)["cache-over-available"].what
     half = replace(healthy, limits=replace(healthy.limits, cpu_usable=0.5))
     assert "for 0.5 usable CPUs" in found_in(GOOD, half)["workers-over-cpus"].what
 
 
-def test_what_needs_workers_is_found_where_there_are_none(healthy: Facts) -> None:
+def test_what_needs_workers_is_found_where_there_are_none(healthy: MachineFacts) -> None:
     source = {"train_ds": {"num_workers": 0, "prefetch_factor": 4}}
     finding = found_in(source, healthy)["workers-needed"]
-    assert "train_ds.num_workers=0, so train_ds.prefetch_factor=4" in finding.what
+    assert "train_ds.num_workers=0, so nothing uses train_ds.prefetch_factor=4" in finding.what
     windows = replace(healthy, platform="win32")
     assert 'with backend="thread"' in found_in({"num_workers": 0}, windows)["no-workers"].fix
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.advice.live import Subject, moves, warning
+from penstock.advice.live import AdvisedLoader, memory_full, moves, warning_text
 
 MIB, GIB = 1 << 20, 1 << 30
 FIGURES: dict[str, float] = {
@@ -14,8 +14,8 @@ FIGURES: dict[str, float] = {
 }  # fmt: skip
 
 
-def subject(keys: dict[str, str] | None = None, **configuration: Any) -> Subject:
-    return Subject(name="train", is_only=True, configuration=configuration, keys=keys or {})
+def subject(keys: dict[str, str] | None = None, **configuration: Any) -> AdvisedLoader:
+    return AdvisedLoader(name="train", is_only=True, configuration=configuration, keys=keys or {})
 
 
 def test_each_setting_is_named_as_in_the_users_settings_with_what_it_frees() -> None:
@@ -24,7 +24,9 @@ def test_each_setting_is_named_as_in_the_users_settings_with_what_it_frees() -> 
         "prefetch_factor": "TRAIN.PREFETCH_FACTOR",
         "cache": "DATA.CACHE_SIZE_GB",
     }
-    text = warning(FIGURES, [subject(keys, prefetch_factor=2)], warn_at=0.9, run_id="261116-0554-abcd")
+    text = warning_text(
+        memory_full(FIGURES, [subject(keys, prefetch_factor=2)], warn_at=0.9, run_id="261116-0554-abcd")
+    )
     first, *lines = text.splitlines()
     assert first.startswith("WARNING: memory is 93.8% full (15.0 GiB of 16.0 GiB, warning at 90%)")
     # 15 - 0.85 x 16 = 1.4 GiB too much.
@@ -45,16 +47,16 @@ def test_prefetch_is_named_where_it_is_what_the_user_set_and_depth_where_that_is
 
 def test_of_several_loaders_each_is_named() -> None:
     two = [
-        Subject(name="train", is_only=False, configuration={}, keys={}),
-        Subject(name="eval", is_only=False, configuration={}, keys={}),
+        AdvisedLoader(name="train", is_only=False, configuration={}, keys={}),
+        AdvisedLoader(name="eval", is_only=False, configuration={}, keys={}),
     ]
     figures = {**FIGURES, "loader.1.workers": 4, "loader.1.workers_private_bytes": 2.0 * GIB}
-    text = warning(figures, two, warn_at=0.9, run_id="x")
+    text = warning_text(memory_full(figures, two, warn_at=0.9, run_id="x"))
     assert "num_workers of train from 12 to 6" in text and "num_workers of eval from 4 to 2" in text
     assert "loader='train'" in text
 
 
 def test_where_the_loader_holds_little_the_training_itself_is_named() -> None:
     small = {name: value for name, value in FIGURES.items() if not name.startswith("loader")}
-    text = warning(small, [subject()], warn_at=0.9, run_id="x")
-    assert "the training process itself has 2.00 GiB" in text and "batch_size" in text and "\n" not in text
+    text = warning_text(memory_full(small, [subject()], warn_at=0.9, run_id="x"))
+    assert "the training process itself takes 2.00 GiB" in text and "batch_size" in text and "\n" not in text

@@ -90,7 +90,8 @@ def test_everything_there_is_to_say_is_on_the_page() -> None:
     html, page = page_of(account)
     check_harmless(html, page)
     for words in (
-        "Loading is the bottleneck: the training loop waited", "raise num_workers from 4 to 8", "Memory has room",
+        "Loading is the bottleneck: the training loop waited", "raise num_workers from 4 to 8", "There is "
+        "memory to spare",
         "train: workers 2 -> 4", "waits 40%", "Passes over the dataset", "Prediction and measurement",
         "No plan was made for this run", "at most 1.00 GiB", "kept: 68% of it", "4 workers, prefetch 2",
     ):  # fmt: skip
@@ -221,7 +222,7 @@ def test_a_run_with_hardly_anything_in_it_has_a_report(home: Path, points: list[
     record.write([Point(time.time(), 0.0, figures) for figures in points])
     record.finish(RunOutcome(state="finished", t_s=time.time()))
     _, page, _ = read(home)
-    assert "The bottleneck is not known: no loader was given to the monitor." in page.text
+    assert "The bottleneck is unknown: the monitor has no loader." in page.text
 
 
 def test_a_record_that_holds_anything_has_a_report(home: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from reported_runs import BEGAN_S, GIB, account_of, tried
 
-from penstock.advice.report.verdict import verdict
-from penstock.advice.report.words import Finding
+from penstock.advice.verdict import verdict
+from penstock.findings import Finding
 from penstock.monitor.runs.format import Alert, Note
-from penstock.report.stretches import epochs, stalls, standing
+from penstock.report.stretches import alert_histories, epochs, stalls
 
 
 def finding(account: Any, name: str) -> Finding:
@@ -33,7 +33,7 @@ def ids(account: Any) -> list[str]:
         (0.01, 0.95, "gpu", "The GPU is the bottleneck, as it should be"),
         (0.01, 0.40, "neither", "Neither loading nor the GPU is the bottleneck"),
         (None, 0.95, "gpu", "The GPU was busy 95% of the time"),
-        (None, None, "unknown", "The bottleneck is not known"),
+        (None, None, "unknown", "The bottleneck is unknown"),
     ],
 )
 def test_waiting_and_gpus_tell_the_bottleneck(
@@ -45,7 +45,7 @@ def test_waiting_and_gpus_tell_the_bottleneck(
 
 def test_a_loop_that_waits_is_told_what_it_loses_and_what_to_raise() -> None:
     found = finding(account_of(wait=0.36), "bottleneck")
-    assert "waited for data 36% of 1:40, at 640 samples/s; without waiting it would be about 1,000" in found.what
+    assert "waited for data 36% of 1:40, at 640 samples/s; without waiting it would reach about 1,000" in found.what
     assert found.severity == "warning" and found.fix == "raise num_workers from 4 to 8"
 
 
@@ -78,17 +78,17 @@ def test_faster_settings_that_were_left_again_are_named() -> None:
     ]
     found = finding(account_of(all_tried=left), "best-tried")
     assert found.fix == "go back to 8 workers, prefetch 2, 4GB, batch 32"
-    assert "gave 900 samples/s over 0:40; it ended with 4 workers" in found.what
+    assert "gave 900 samples/s over 0:40; the last settings, 4 workers" in found.what
 
 
 def test_a_run_of_seconds_is_not_judged() -> None:
     found = verdict(account_of(wait=0.9, seconds=5))
-    assert found.bottleneck == "unknown" and found.headline == "Too short to tell: data was read for 5 s."
+    assert found.bottleneck == "unknown" and found.headline == "Too short for a verdict: data was read for 5 s."
 
 
 @pytest.mark.parametrize(
     ("loader", "words"),
-    [({"kind": "torch"}, "torch's own DataLoader does not say"), ({"kind": "penstock"}, "no data was read")],
+    [({"kind": "torch"}, "torch's own DataLoader does not measure"), ({"kind": "penstock"}, "no data was read")],
 )
 def test_why_waiting_is_not_known_is_said(loader: dict[str, Any], words: str) -> None:
     assert words in verdict(account_of(wait=None, loader=loader)).headline
@@ -96,12 +96,16 @@ def test_why_waiting_is_not_known_is_said(loader: dict[str, Any], words: str) ->
 
 @pytest.mark.parametrize(
     ("used", "severity", "title"),
-    [(4.0, "good", "Memory has room"), (11.0, "warning", "Memory is tight"), (13.0, "hurts", "Memory is nearly full")],
+    [
+        (4.0, "good", "There is memory to spare"),
+        (11.0, "warning", "Memory is tight"),
+        (13.0, "hurts", "Memory is nearly full"),
+    ],
 )
 def test_memory_at_the_fullest_is_held_against_the_limit(used: float, severity: str, title: str) -> None:
     found = finding(account_of(used=used), "headroom")
     assert (found.severity, found.title) == (severity, title)
-    assert f"{used:.{2 if used < 10 else 1}f} GiB of 16.0 GiB in use at the fullest" in found.what
+    assert f"{used:.{2 if used < 10 else 1}f} GiB of 16.0 GiB in use at the peak" in found.what
     assert bool(found.fix) == (severity != "good")
 
 
@@ -112,9 +116,9 @@ def test_what_to_lower_says_what_it_would_free() -> None:
 
 def test_a_budget_is_kept_wide_or_broken() -> None:
     kept = finding(account_of(), "budget")
-    assert kept.severity == "good" and kept.what == "train took 700 MiB of its 1.00 GiB at the most (68%)."
+    assert kept.severity == "good" and kept.what == "train took at most 700 MiB of its 1.00 GiB (68%)."
     wide = finding(account_of(figures=lambda second: {"loader.0.budget_bytes": 4.0 * GIB}), "budget")
-    assert wide.severity == "info" and wide.fix == "memory could be 875 MiB: others may have the rest"
+    assert wide.severity == "info" and wide.fix == "lower memory to 875 MiB, which leaves the rest to other programs"
     broken = finding(account_of(figures=lambda second: {"loader.0.budget_bytes": 0.5 * GIB}), "budget")
     assert broken.severity == "warning" and broken.title == "train was over its budget"
 
@@ -128,15 +132,15 @@ def test_a_killed_run_is_told_with_the_memory_it_was_last_seen_with() -> None:
     full, calm = account_of(state="killed", used=15.5), account_of(state="killed", used=2.0)
     assert "15.5 GiB of 16.0 GiB were in use (97%)" in finding(full, "killed").what
     assert finding(full, "killed").fix.startswith("memory was full")
-    assert "who ended it" in finding(calm, "killed").fix
+    assert "find the cause" in finding(calm, "killed").fix
 
 
-def test_workers_that_died_are_told_with_how() -> None:
+def test_crashed_workers_are_listed_with_their_endings() -> None:
     note = Note(
         t_s=BEGAN_S + 9, who="loader", kind="restart", what="train: worker 2 (pid 7) was killed by signal SIGKILL"
     )
     found = finding(account_of(worker_restarts=1, journal=[note]), "worker-restarts")
-    assert found.what.startswith("1 worker died and was replaced: train: worker 2") and "short of memory" in found.fix
+    assert found.what.startswith("1 worker crashed and was replaced: train: worker 2") and "memory ran out" in found.fix
     assert "worker-restarts" not in ids(account_of())
 
 
@@ -144,9 +148,9 @@ def test_alerts_are_summed_up_by_rule() -> None:
     times = [(10, "raised"), (20, "cleared"), (30, "raised")]
     alerts = [Alert(t_s=BEGAN_S + at, rule="memory", state=state, what="full") for at, state in times]  # type: ignore[arg-type]
     account = account_of(alerts=alerts)
-    (found,) = standing(account)
+    (found,) = alert_histories(account)
     assert (found.raised, found.stood_s, found.stands) == (2, 80.0, True)
-    assert "Raised 2 times, for 1:20 in all, and stood at the end: full." in finding(account, "alert").what
+    assert "Raised 2 times, for 1:20 in total, and still raised at the end: full." in finding(account, "alert").what
 
 
 def test_swap_and_a_useless_cache_are_found() -> None:

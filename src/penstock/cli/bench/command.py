@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from penstock._version import __version__
-from penstock.advice.machine_facts import as_json, gather
+from penstock.advice.machine_facts import gather_facts
 from penstock.cli.number_option import FiniteRange
 from penstock.cli.own_settings import read_own_settings, section_option
 from penstock.cli.progress import measuring
@@ -55,7 +55,7 @@ def command(
     from penstock.cli.console import make_console
     from penstock.cli.target import load_function, load_target, prints_aside, unreadable
 
-    facts = gather(roots)
+    facts = gather_facts(roots)
     own, _ = read_own_settings(settings_file, section)
     given = _filled(given, own, max(1, int(facts.limits.cpu_usable)))
     with prints_aside(), measuring() as on_progress:
@@ -74,7 +74,7 @@ def command(
     if json_wanted:
         answer: dict[str, Any] = {
             "penstock": __version__,
-            "machine": as_json(facts),
+            "machine": facts.as_json(),
             "settings": asdict(settings),
             **measured.as_json(),
         }

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from penstock._version import __version__
-from penstock.advice.machine import find
-from penstock.advice.machine_facts import as_json, gather
+from penstock.advice.machine import find_in_machine
+from penstock.advice.machine_facts import gather_facts
 from penstock.cli.progress import measuring
 from penstock.meter import Roots
 
@@ -30,8 +30,8 @@ def command(roots: Roots, json_wanted: bool) -> None:
     from penstock.cli.console import make_console
     from penstock.cli.demo.view import show_comparison, show_machine
 
-    facts = gather(roots)
-    found = find(facts)
+    facts = gather_facts(roots)
+    found = find_in_machine(facts)
     page = make_console()
     if not json_wanted:
         show_machine(page, facts, found)
@@ -49,7 +49,7 @@ def command(roots: Roots, json_wanted: bool) -> None:
     if json_wanted:
         answer: dict[str, Any] = {
             "penstock": __version__,
-            "machine": as_json(facts),
+            "machine": facts.as_json(),
             "settings": asdict(settings),
             **comparison.as_json(),
         }

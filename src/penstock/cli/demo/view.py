@@ -1,6 +1,6 @@
 """The demo's page: the machine in a line, a progress bar, the comparison as a table, the verdict.
 
-In:  ``Facts``, ``Finding``s, ``Comparison``.
+In:  ``MachineFacts``, ``Finding``s, ``Comparison``.
 Out: lines on a rich console.
 Runs in: command line.
 """
@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.advice.machine import Finding
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine_facts import MachineFacts
+from penstock.findings import Finding
 from penstock.lab.comparison import Comparison, LoaderResult
 from penstock.units import format_bytes
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.lab.demo import DemoSettings
 
 
-def show_machine(console: Console, facts: Facts, found: Sequence[Finding]) -> None:
+def show_machine(console: Console, facts: MachineFacts, found: Sequence[Finding]) -> None:
     """Print what matters of the doctor's page, in short."""
     limits = facts.limits
     shm = "none" if limits.shm_size_bytes is None else format_bytes(limits.shm_size_bytes)
@@ -66,6 +66,6 @@ def _cells(result: LoaderResult) -> tuple[str, str, str, str]:
     return result.name, f"{result.samples_per_s:.0f}", f"{result.first_batch_s:.2f} s", growth
 
 
-def _gpu_words(facts: Facts) -> str:
+def _gpu_words(facts: MachineFacts) -> str:
     count = len(facts.gpu.gpus)
     return "no GPU" if count == 0 else "1 GPU" if count == 1 else f"{count} GPUs"

@@ -8,13 +8,13 @@ Runs in: command line. Does not import torch unless there is a TARGET.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import click
 
 from penstock._version import __version__
-from penstock.advice.machine import find, will_hurt, worst_first
-from penstock.advice.machine_facts import as_json, gather
+from penstock.advice.machine import find_in_machine
+from penstock.advice.machine_facts import gather_facts
+from penstock.findings import needs_action, worst_first
 from penstock.meter import Roots
 
 
@@ -39,21 +39,21 @@ def command(roots: Roots, target: str | None, workers: int | None, json_wanted: 
     """
     if workers is not None and target is None:
         raise click.UsageError("--workers is about the workers of a TARGET, and there is none")
-    facts = gather(roots)
-    found = find(facts)
+    facts = gather_facts(roots)
+    found = find_in_machine(facts)
     dataset = None
     if target is not None:
-        from penstock.advice.dataset import find_in_dataset, look_into
+        from penstock.advice.dataset import find_in_dataset, inspect_dataset
         from penstock.cli.target import load_target
 
-        dataset = look_into(load_target(target))
+        dataset = inspect_dataset(load_target(target))
         found = worst_first([*find_in_dataset(dataset, facts, workers), *found])
     if json_wanted:
         answer = {
             "penstock": __version__,
-            **as_json(facts),
+            **facts.as_json(),
             **({} if dataset is None else {"dataset": dataset.as_json()}),
-            "findings": [asdict(finding) for finding in found],
+            "findings": [finding.as_json() for finding in found],
         }
         click.echo(json.dumps(answer, indent=2))
     else:
@@ -61,5 +61,5 @@ def command(roots: Roots, target: str | None, workers: int | None, json_wanted: 
         from penstock.cli.doctor.view import show_doctor
 
         show_doctor(make_console(), facts, found, dataset)
-    if will_hurt(found):
+    if needs_action(found):
         raise click.exceptions.Exit(1)

@@ -1,6 +1,6 @@
 """The doctor's page: a table of facts, then what will hurt and how to fix it.
 
-In:  ``Facts`` and ``Finding``s, of a machine and perhaps of a dataset.
+In:  ``MachineFacts`` and ``Finding``s, of a machine and perhaps of a dataset.
 Out: lines on a rich console, no colour needed to read them.
 Runs in: command line.
 """
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.advice.machine import Finding
-from penstock.advice.machine_facts import Facts
+from penstock.advice.machine_facts import MachineFacts
 from penstock.cli.console import make_grid
+from penstock.findings import Finding
 from penstock.meter import Gpu
 from penstock.units import format_bytes
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _STYLES = {"hurts": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-def show_doctor(console: Console, facts: Facts, found: Sequence[Finding], dataset: DatasetFacts | None = None) -> None:
+def show_doctor(
+    console: Console, facts: MachineFacts, found: Sequence[Finding], dataset: DatasetFacts | None = None
+) -> None:
     """Print the whole page."""
     console.print(Text("What this machine allows", style="bold"))
     show_facts(console, facts)
@@ -38,7 +40,7 @@ def show_doctor(console: Console, facts: Facts, found: Sequence[Finding], datase
     show_findings(console, found)
 
 
-def show_facts(console: Console, facts: Facts) -> None:
+def show_facts(console: Console, facts: MachineFacts) -> None:
     """Print the facts: name, number, where it comes from."""
     grid = make_grid("dim", "", "")
     for name, number, note in _rows(facts):
@@ -76,7 +78,7 @@ def show_findings(console: Console, found: Sequence[Finding]) -> None:
     console.print(Padding(grid, (0, 0, 0, 2)))
 
 
-def _rows(facts: Facts) -> Iterable[tuple[str, str, str]]:
+def _rows(facts: MachineFacts) -> Iterable[tuple[str, str, str]]:
     limits, pressure = facts.limits, facts.pressure
     yield (
         "memory limit",
@@ -114,7 +116,7 @@ def _rows(facts: Facts) -> Iterable[tuple[str, str, str]]:
         yield "not known", "", unknown
 
 
-def _gpu_rows(facts: Facts) -> Iterable[tuple[str, str, str]]:
+def _gpu_rows(facts: MachineFacts) -> Iterable[tuple[str, str, str]]:
     if not facts.gpu.gpus:
         yield "GPU", "none", facts.gpu.reason
     for gpu in facts.gpu.gpus:
@@ -136,7 +138,7 @@ def _gpu_note(gpu: Gpu) -> str:
     return ", ".join(parts)
 
 
-def _cpu_note(facts: Facts) -> str:
+def _cpu_note(facts: MachineFacts) -> str:
     limits = facts.limits
     parts = [f"{limits.cpu_count} online"]
     if limits.cpu_affinity is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock._version import __version__
-from penstock.advice.machine_facts import as_json, gather
+from penstock.advice.machine_facts import gather_facts
 from penstock.cli.explain.configuration import read_configuration
 from penstock.cli.gpu.model import training_options
 from penstock.cli.number_option import FiniteRange
@@ -89,7 +89,7 @@ def command(
     if model is None and any((batch, optimizer, precision, checkpointing, gpu_bytes)):
         raise click.UsageError("--batch, --optimizer, --precision, --checkpointing and --gpu-memory go with --model")
     check_folder(plot)
-    facts = gather(roots)
+    facts = gather_facts(roots)
     own, keys = read_own_settings(settings_file, section)
     settings = _settings(given, own, max(1, int(facts.limits.cpu_usable)))
     job = Job(
@@ -131,7 +131,7 @@ def command(
     if plot is not None:
         _draw(plot, explanation, gpu_side)
     if json_wanted:
-        answer = {"penstock": __version__, "machine": as_json(facts), **explanation.as_json()}
+        answer = {"penstock": __version__, "machine": facts.as_json(), **explanation.as_json()}
         if gpu_side is not None:
             answer["gpu"] = gpu_side.as_json()
         click.echo(json.dumps(answer, indent=2))

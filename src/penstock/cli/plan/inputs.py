@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from penstock.advice.machine_facts import gather
+from penstock.advice.machine_facts import gather_facts
 from penstock.environment import local_ranks
 from penstock.errors import ConfigError
 from penstock.meter import Roots
@@ -55,7 +55,7 @@ def find_machine(
     roots: Roots, *, cores: float | None, ram_bytes: int | None, gpu_bytes: int | None, ranks: int | None
 ) -> tuple[Facts, Machine]:
     """This machine, or the one that stands in for it."""
-    here = gather(roots)
+    here = gather_facts(roots)
     ranks = local_ranks(default=ranks)
     cores = here.limits.cpu_usable if cores is None else cores
     sizes = [gpu.memory_total_bytes for gpu in here.gpu.gpus if gpu.memory_total_bytes]

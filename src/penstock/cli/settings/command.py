@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 import click
 
-from penstock.advice.machine_facts import gather
+from penstock.advice.machine_facts import gather_facts
 from penstock.advice.settings import find_in_settings
 from penstock.cli.own_settings import check_section
 from penstock.meter import Roots
@@ -33,9 +33,9 @@ def command(roots: Roots, file: str, section: str, json_wanted: bool) -> None:
         # What they say is among the remarks and findings.
         warnings.simplefilter("ignore")
         settings = load(file, section)
-    found = find_in_settings(settings, gather(roots))
+    found = find_in_settings(settings, gather_facts(roots))
     if json_wanted:
-        answer = {**asdict(settings), "file": file, "findings": [asdict(finding) for finding in found]}
+        answer = {**asdict(settings), "file": file, "findings": [finding.as_json() for finding in found]}
         # A date in the place of a number is shown as it is written.
         click.echo(json.dumps(answer, indent=2, default=str))
         return

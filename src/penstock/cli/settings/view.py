@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.advice.machine import Finding
 from penstock.cli.console import make_grid
 from penstock.cli.doctor.view import show_findings
+from penstock.findings import Finding
 from penstock.settings import Settings
 
 

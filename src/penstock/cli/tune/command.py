@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from penstock._version import __version__
-from penstock.advice.machine_facts import as_json, gather
+from penstock.advice.machine_facts import gather_facts
 from penstock.cli.number_option import FiniteRange
 from penstock.cli.own_settings import read_own_settings, section_option
 from penstock.cli.progress import measuring
@@ -59,12 +59,12 @@ def command(
     if compare:
         _compare(target, earlier(target), json_wanted)
         return
-    facts = gather(roots)
+    facts = gather_facts(roots)
     own, _ = read_own_settings(settings_file, section)
     tuned, settings = _tune(target, collate, own, given)
     answer = {
         "penstock": __version__,
-        "machine": as_json(facts),
+        "machine": facts.as_json(),
         "settings": asdict(settings),
         **tuned.as_json(),
     }

@@ -1,6 +1,6 @@
-"""What the measurements say: components, differences, feeding, troubles, the picture, as one answer.
+"""What the measurements say: components, differences, feeding, findings, the picture, as one answer.
 
-In:  ``Explained``, the machine's ``Facts``, the user's names for things.
+In:  ``Explained``, the ``MachineFacts``, the user's names for things.
 Out: ``Explanation``, for the page, JSON and the picture alike.
 Runs in: command line; imports torch, whose loader the runs belong to.
 """
@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from penstock.advice.machine import Finding
-from penstock.advice.machine_facts import Facts
-from penstock.advice.run import Evidence, troubles
+from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.run import Evidence, find_in_run
 from penstock.charts.host_memory import Picture
+from penstock.findings import Finding
 from penstock.lab.breakdown import Run
 from penstock.lab.explain.job import Explained, Job
 from penstock.planner.components import Change, Component, Line, answer, changes, components, line
@@ -30,7 +30,7 @@ class Explanation:
 
     job: Job
     explained: Explained
-    facts: Facts
+    facts: MachineFacts
     keys: Mapping[str, str]
     """Argument -> its name in the user's own settings."""
     against: tuple[Job, Explained] | None = None
@@ -72,8 +72,8 @@ class Explanation:
 
     @cached_property
     def found(self) -> tuple[Finding, ...]:
-        """Troubles, worst first, in the doctor's shape."""
-        return tuple(Finding(**asdict(trouble)) for trouble in troubles(self.evidence))
+        """Findings, worst first."""
+        return find_in_run(self.evidence)
 
     @property
     def evidence(self) -> Evidence:
@@ -156,7 +156,7 @@ class Explanation:
                 "fed_step_s": self.feeding.fed_step_s,
                 "verdict": self.feeding.verdict(),
             },
-            "findings": [asdict(finding) for finding in self.found],
+            "findings": [finding.as_json() for finding in self.found],
         }
         if self.against is not None:
             result["against"] = {

@@ -29,7 +29,7 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
     on_progress("loading torch", 0.0)
     from torch.utils.data import default_collate
 
-    from penstock.advice.dataset import look_into
+    from penstock.advice.dataset import inspect_dataset
     from penstock.cli.target import load_function
     from penstock.lab.breakdown import Bench, LoadSettings
     from penstock.lab.dataset.sample_probe import look
@@ -37,7 +37,7 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
     before["torch"] = _weight() - sum(before.values())
     on_progress(f"loading {job.target}", 0.0)
     dataset = _load(job.target, before)
-    known = look_into(dataset)
+    known = inspect_dataset(dataset)
     if "imports" not in before:
         # A dataset made as its module was imported: only what can be seen in it is known to be its own.
         grown = _weight() - sum(before.values())

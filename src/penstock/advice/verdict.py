@@ -1,19 +1,19 @@
-"""What a run says about itself, in words: the bottleneck, the headroom, what went wrong, and the change to make.
+"""The verdict on a recorded run: its bottleneck, its headroom, what went wrong, and what to change.
 
 In:  an ``Account``.
 Out: ``Verdict``: one sentence, and ``Finding``s with their evidence, worst first.
-Runs in: command line; pure: the same account gives the same words.
+Runs in: command line; pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from penstock.advice.report.headroom import headroom
-from penstock.advice.report.mishaps import mishaps
-from penstock.advice.report.words import Finding, order
-from penstock.advice.run import GPU_IDLE, Evidence, troubles
+from penstock.advice.headroom import headroom
+from penstock.advice.incidents import incidents
+from penstock.advice.run import GPU_IDLE, Evidence, find_in_run
+from penstock.findings import Finding, Severity, worst_first
 from penstock.formatting import configuration, duration, rate, share
 from penstock.planner.feeding import FED, STARVED
 from penstock.report.account import Account
@@ -21,11 +21,11 @@ from penstock.report.account import Account
 Bottleneck = Literal["loading", "gpu", "neither", "unknown"]
 
 BRIEF_S = 10.0
-"""Below this a run says little: workers were starting."""
+"""Active time below which the figures of a run mean little: its workers were still starting."""
 _FASTER = 1.05
-_SPOKEN_FOR = frozenset({"data-starved", "gpu-use", "no-workers", "out-of-memory", "workers-over-cores"})
-"""Troubles that the bottleneck and the headroom say in their own words, with the run's figures; and one that needs to
-know how much of a sample's time is computing, which is not recorded."""
+_COVERED = frozenset({"data-starved", "gpu-use", "no-workers", "out-of-memory", "workers-over-cores"})
+"""Findings of ``advice.run`` that a report leaves out: bottleneck and headroom cover them with the run's figures, and
+the last one depends on the share of a sample's time spent computing, which is not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class Verdict:
 
     @property
     def changes(self) -> tuple[Finding, ...]:
-        """Those that ask for a change."""
+        """The findings with a change to make."""
         return tuple(each for each in self.findings if each.fix)
 
 
 def verdict(account: Account) -> Verdict:
     kind, headline, first = _bottleneck(account)
-    found = [first, *headroom(account), *mishaps(account), *_best_tried(account), *_troubles(account)]
-    return Verdict(bottleneck=kind, headline=headline, findings=order(found))
+    found = [first, *headroom(account), *incidents(account), *_best_tried(account), *_run_findings(account)]
+    return Verdict(bottleneck=kind, headline=headline, findings=worst_first(found))
 
 
 # -- the bottleneck -------------------------------------------------------------------------
@@ -56,8 +56,8 @@ def _bottleneck(account: Account) -> tuple[Bottleneck, str, Finding]:
     if judged is None:
         return _unknown(account, busy)
     if judged.active_s < BRIEF_S:
-        headline = f"Too short to tell: data was read for {judged.active_s:.0f} s."
-        return "unknown", headline, _bottleneck_finding("info", headline, gpu.strip(), "let it run for minutes")
+        headline = f"Too short for a verdict: data was read for {judged.active_s:.0f} s."
+        return "unknown", headline, _bottleneck_finding("info", headline, gpu.strip(), "let it run for a few minutes")
     waited = judged.wait_fraction
     numbers = (
         f"{judged.settings}the training loop waited for data {share(waited)} of {duration(judged.active_s)}, at "
@@ -68,7 +68,7 @@ def _bottleneck(account: Account) -> tuple[Bottleneck, str, Finding]:
     if waited >= FED:
         without = rate(judged.samples_per_s / max(0.01, 1 - waited))
         title = "Loading is the bottleneck" if waited >= STARVED else "Loading costs a little"
-        what = f"{what}; without waiting it would be about {without}.{whole}{gpu}"
+        what = f"{what}; without waiting it would reach about {without}.{whole}{gpu}"
         severity = "warning" if waited >= STARVED else "info"
         kind: Bottleneck = "loading" if waited >= STARVED else "neither"
         return kind, f"{title}: {numbers}.", _bottleneck_finding(severity, title, what, _faster(account))
@@ -80,30 +80,30 @@ def _bottleneck(account: Account) -> tuple[Bottleneck, str, Finding]:
         title = "Loading is not the bottleneck"
         return "neither", f"{title}: {numbers}.", _bottleneck_finding("good", title, what, "")
     title = "Neither loading nor the GPU is the bottleneck"
-    fix = f"look at the step itself (work on the CPU, waiting for the GPU's answers), or raise {_key(account)}"
+    fix = f"profile the training step (CPU work, waits for GPU results), or raise {_key(account)}"
     return "neither", f"{title}: {numbers}.", _bottleneck_finding("info", title, what, fix)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What the verdict is about: the run, or its last settings where several were tried for long enough."""
+    """What the verdict judges: the run, or its last settings where several ran long enough."""
 
     wait_fraction: float
     samples_per_s: float
     active_s: float
     settings: str
-    """The settings in words, to begin a sentence with; empty: the whole run."""
+    """The settings, as the beginning of a sentence; empty: the whole run."""
 
 
 def judge(account: Account) -> Judged | None:
-    """None: waiting is not known."""
+    """None: the time spent waiting is unknown."""
     waited, speed = account.summary.wait_fraction, account.summary.samples_per_s
     if waited is None:
         return None
     number = _main_loader(account)
     tried = [each for each in account.summary.tried if each.loader == number and each.samples]
     last = max(tried, key=lambda each: each.ended_s, default=None)
-    # Waiting that a change has cured must not be held against the settings that cured it.
+    # Waiting under earlier settings must not count against the last ones, which may have ended it.
     if last is None or len(tried) < 2 or last.active_s < BRIEF_S or last.wait_fraction is None:
         return Judged(wait_fraction=waited, samples_per_s=speed or 0.0, active_s=account.active_s, settings="")
     return Judged(
@@ -117,45 +117,45 @@ def judge(account: Account) -> Judged | None:
 def _unknown(account: Account, busy: float | None) -> tuple[Bottleneck, str, Finding]:
     torchs = [each for each in account.loaders if each.get("kind") == "torch"]
     if torchs:
-        why = "torch's own DataLoader does not say how long the loop waits for it"
-        fix = "penstock.DataLoader takes the same arguments, and does"
+        why = "torch's own DataLoader does not measure how long the loop waits for it"
+        fix = "use penstock.DataLoader: it takes the same arguments and measures that"
     elif not account.loaders:
-        why, fix = "no loader was given to the monitor", "penstock.Monitor(loader) also sees speed and waiting"
+        why, fix = "the monitor has no loader", "pass one, penstock.Monitor(loader), to record speed and waiting too"
     else:
         why, fix = "no data was read", ""
     if busy is not None and busy >= GPU_IDLE:
         headline = f"The GPU was busy {share(busy)} of the time: it is the bottleneck, as it should be."
         return "gpu", headline, _bottleneck_finding("good", "The GPU is the bottleneck", headline, "")
-    headline = f"The bottleneck is not known: {why}."
+    headline = f"The bottleneck is unknown: {why}."
     what = "" if busy is None else f"The GPU was busy {share(busy)} of the time."
     return (
         "unknown",
         headline,
-        _bottleneck_finding("info", "The bottleneck is not known", f"{why}. {what}".strip(), fix),
+        _bottleneck_finding("info", "The bottleneck is unknown", f"{why}. {what}".strip(), fix),
     )
 
 
-def _bottleneck_finding(severity: Any, title: str, what: str, fix: str) -> Finding:
+def _bottleneck_finding(severity: Severity, title: str, what: str, fix: str) -> Finding:
     return Finding(id="bottleneck", severity=severity, title=title.rstrip("."), what=what, fix=fix)
 
 
 def _faster(account: Account) -> str:
-    """What the planner would have somebody do whose loop waits."""
+    """The change that shortens the waiting; empty: none is known."""
     seen = evidence(account)
-    named = {each.id: each.fix for each in troubles(seen)} if seen is not None else {}
-    said = named.get("no-workers") or named.get("data-starved") or ""
+    fixes = {each.id: each.fix for each in find_in_run(seen)} if seen is not None else {}
+    fix = fixes.get("no-workers") or fixes.get("data-starved") or ""
     budget, peak = (seen.budget_bytes if seen else 0), account.loader_peak_bytes(_main_loader(account)) or 0.0
     if budget and peak >= 0.95 * budget:
         raised = f"raise {_key(account, 'memory')}: the loader has used {share(peak / budget)} of it"
-        return f"{raised}; then {said}" if said else raised
-    return said
+        return f"{raised}; then {fix}" if fix else raised
+    return fix
 
 
-# -- what else the planner knows ------------------------------------------------------------
+# -- the rules about runs -------------------------------------------------------------------
 
 
 def evidence(account: Account) -> Evidence | None:
-    """The run in the planner's terms, as its busiest loader was at the end; None where too little is known."""
+    """The run as ``advice.run`` judges it, by its busiest loader at the end; None where too little is known."""
     number = _main_loader(account)
     loader = account.loaders[number] if number < len(account.loaders) else {}
     limit = account.last("limit_bytes") or account.summary.limit_bytes
@@ -168,21 +168,21 @@ def evidence(account: Account) -> Evidence | None:
 
     given = loader.get("arguments")
     arguments: dict[str, Any] = given if isinstance(given, dict) else {}
-    depth, batches = int(_most_in_force(account, number, "depth")), last("batches")
+    depth, batches = int(_last_in_force(account, number, "depth")), last("batches")
     hits, misses = account.last("cache_hits"), account.last("cache_misses")
     lookups = (hits or 0.0) + (misses or 0.0)
     swap = (account.most("swap_used_bytes") or 0.0) - (account.first("swap_used_bytes") or 0.0)
     batch_size = arguments.get("batch_size")
     return Evidence(
         batch_size=batch_size if isinstance(batch_size, int) and batch_size > 0 else 1,
-        workers=int(_most_in_force(account, number, "workers")),
+        workers=int(_last_in_force(account, number, "workers")),
         depth=depth,
         cores=account.cores,
         limit_bytes=int(limit),
         used_bytes=int(account.totals.get("peak_used_bytes") or account.most("used_bytes") or 0),
-        budget_bytes=int(_most_in_force(account, number, "budget_bytes")),
+        budget_bytes=int(_last_in_force(account, number, "budget_bytes")),
         batch_bytes=int((account.most(f"loader.{number}.in_flight_bytes") or 0.0) / (depth + 1)),
-        # Not recorded; what follows from it is left out.
+        # Not recorded: True leaves out the finding that depends on it.
         shared_batches=True,
         samples_per_s=judged.samples_per_s,
         wait_fraction=judged.wait_fraction,
@@ -199,33 +199,27 @@ def evidence(account: Account) -> Evidence | None:
     )
 
 
-def _troubles(account: Account) -> list[Finding]:
+def _run_findings(account: Account) -> list[Finding]:
     seen = evidence(account)
     if seen is None or account.active_s < BRIEF_S:
         return []
     return [
-        Finding(
-            id=each.id,
-            severity=each.severity,
-            title=_TITLES.get(each.id, each.id),
-            what=f"{each.what[0].upper()}{each.what[1:]}.",
-            fix=each.fix,
-        )
-        for each in troubles(seen)
-        if each.id not in _SPOKEN_FOR
+        replace(each, title=_TITLES.get(each.id, each.id), what=f"{each.what[0].upper()}{each.what[1:]}.")
+        for each in find_in_run(seen)
+        if each.id not in _COVERED
     ]
 
 
 _TITLES = {
-    "swap-growth": "Memory went to disk",
-    "cache-hit-rate": "The cache seldom has what is asked for",
+    "swap-growth": "Memory was swapped to disk",
+    "cache-hit-rate": "The cache misses often",
     "tiny-batches": "Batches are tiny",
-    "pin-without-gpu": "Page-locked memory without a GPU",
+    "pin-without-gpu": "pin_memory without a GPU",
 }
 
 
 def _best_tried(account: Account) -> list[Finding]:
-    """Where several settings were tried: whether the last one was the best."""
+    """Whether the last settings were the best of those tried."""
     found = []
     for number in range(len(account.loaders)):
         tried = [each for each in account.summary.tried if each.loader == number and each.active_s >= BRIEF_S]
@@ -240,26 +234,26 @@ def _best_tried(account: Account) -> list[Finding]:
             f"{duration(best.active_s)}"
         )
         if best is last or faster < _FASTER:
-            title = "The settings it ended with were as fast as any tried"
+            title = "The last settings were as fast as any tried"
             found.append(Finding(id="best-tried", severity="good", title=title, what=f"{what}.", fix=""))
             continue
-        ended = f"it ended with {configuration(last.configuration)} at {rate(last.samples_per_s)}"
-        title, fix = "Faster settings were tried", f"go back to {configuration(best.configuration)}"
+        ended = f"the last settings, {configuration(last.configuration)}, gave {rate(last.samples_per_s)}"
+        title, fix = "Earlier settings were faster", f"go back to {configuration(best.configuration)}"
         found.append(Finding(id="best-tried", severity="info", title=title, what=f"{what}; {ended}.", fix=fix))
     return found
 
 
-# -- the loader it is about -----------------------------------------------------------------
+# -- the main loader ------------------------------------------------------------------------
 
 
 def _main_loader(account: Account) -> int:
-    """The one that handed out the most."""
+    """The number of the loader that delivered the most samples."""
     counts = {number: account.last(f"loader.{number}.samples") or 0.0 for number in range(len(account.loaders))}
     return max(counts, key=lambda number: counts[number], default=0)
 
 
-def _most_in_force(account: Account, number: int, name: str) -> float:
-    """A setting as it was last in force: a loader that is dropped has no workers any more."""
+def _last_in_force(account: Account, number: int, name: str) -> float:
+    """The last value of a setting that was not zero: a loader that was closed has no workers any more."""
     values = [point.figures.get(f"loader.{number}.{name}", 0.0) for point in account.points]
     return next((value for value in reversed(values) if value), 0.0)
 

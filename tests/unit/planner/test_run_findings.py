@@ -1,4 +1,4 @@
-"""Evidence and what is said of it, one thing changed at a time."""
+"""Findings about a run, one piece of evidence changed at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.advice.run import CHECKS, Evidence, troubles
+from penstock.advice.run import CHECKS, Evidence, find_in_run
 from penstock.planner.feeding import Feeding
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -20,15 +20,15 @@ CALM = Evidence(
 )  # fmt: skip
 
 
-def test_a_calm_run_has_no_troubles() -> None:
-    assert troubles(CALM) == ()
+def test_a_calm_run_has_no_findings() -> None:
+    assert find_in_run(CALM) == ()
 
 
 CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"used_bytes": 45 * GIB}, "out-of-memory", "warning", "70%", "lower cache to 3.00 GiB"),
     ({"used_bytes": 50 * GIB}, "out-of-memory", "hurts", "78%", "num_workers from 4 to 2"),
-    ({"kills": 1}, "out-of-memory", "hurts", "1 process(es) killed", "batch_size from 16 to 8"),
-    ({"swap_growth_bytes": GIB}, "swap-growth", "hurts", "swap grew by 1.00 GiB", "until swap stands still"),
+    ({"kills": 1}, "out-of-memory", "hurts", "killed 1 process", "batch_size from 16 to 8"),
+    ({"swap_growth_bytes": GIB}, "swap-growth", "hurts", "swap grew by 1.00 GiB", "until swap stops growing"),
     ({"torch_used_bytes": 60 * GIB}, "torch-out-of-memory", "info", "60.0 GiB", "stay with penstock"),
     ({"wait_fraction": 0.4}, "data-starved", "warning", "40%", "raise num_workers from 4 to 8"),
     ({"wait_fraction": 0.1}, "data-starved", "info", "10%", "raise num_workers from 4 to 8"),
@@ -36,7 +36,7 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"wait_fraction": 0.4, "workers": 8, "cache_hit_rate": None}, "data-starved", "warning", "40%", "with cache="),
     ({"wait_fraction": 0.4, "workers": 8, "cpu_fraction": 0.1}, "data-starved", "warning", "40%", "from 8 to 16"),
     ({"gpu_busy": 0.5, "wait_fraction": None}, "gpu-use", "warning", "50%", "raise num_workers from 4"),
-    ({"gpu_busy": 0.5}, "gpu-use", "info", "50%", "data is not what it lacks"),
+    ({"gpu_busy": 0.5}, "gpu-use", "info", "50%", "loading is not the cause"),
     ({"gpu_busy": 0.97}, "gpu-use", "info", "97%", "nothing to do"),
     ({"cache_hit_rate": 0.1, "cache_bytes": 5 * GIB}, "cache-hit-rate", "warning", "10.00%", "SequenceSampler"),
     ({"cache_hit_rate": 0.1}, "cache-hit-rate", "info", "10.00%", "after an epoch"),
@@ -55,10 +55,10 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("changed", "name", "severity", "said", "fix"), CASES)
-def test_each_trouble_comes_with_its_numbers_and_its_change(
+def test_each_finding_comes_with_its_numbers_and_its_change(
     changed: dict[str, Any], name: str, severity: str, said: str, fix: str
 ) -> None:
-    (found,) = troubles(replace(CALM, **changed))
+    (found,) = find_in_run(replace(CALM, **changed))
     assert (found.id, found.severity) == (name, severity)
     assert said in found.what
     assert fix in found.fix
@@ -78,19 +78,19 @@ def test_each_trouble_comes_with_its_numbers_and_its_change(
     ],
 )
 def test_what_is_within_reason_is_not_mentioned(changed: dict[str, Any]) -> None:
-    assert troubles(replace(CALM, **changed)) == ()
+    assert find_in_run(replace(CALM, **changed)) == ()
 
 
 def test_the_change_names_the_users_own_keys() -> None:
     keys = {"num_workers": "TRAIN.NUM_WORKERS", "batch_size": "TRAIN.BATCH_SIZE", "cache": "DATA.CACHE_SIZE_GB"}
-    (found,) = troubles(replace(CALM, used_bytes=60 * GIB, keys=keys))
+    (found,) = find_in_run(replace(CALM, used_bytes=60 * GIB, keys=keys))
     assert "TRAIN.NUM_WORKERS from 4 to 2" in found.fix
     assert "TRAIN.BATCH_SIZE from 16 to 8" in found.fix
     assert "DATA.CACHE_SIZE_GB" in found.fix
 
 
 def test_the_worst_comes_first() -> None:
-    found = troubles(replace(CALM, fetch_s=0.0002, wait_fraction=0.4, swap_growth_bytes=GIB))
+    found = find_in_run(replace(CALM, fetch_s=0.0002, wait_fraction=0.4, swap_growth_bytes=GIB))
     assert [each.severity for each in found] == ["hurts", "warning", "info"]
 
 
