@@ -1,8 +1,16 @@
-"""For all tests: what is drawn by chance is drawn the same in every run."""
+"""For all tests: random input is the same in every run, and ``support`` can be imported in every process they start."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+# pytest's own ``pythonpath`` reaches this process and the workers it forks or spawns, not the scripts it runs.
+_TESTS = str(Path(__file__).parent)
+_INHERITED = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != _TESTS]
+os.environ["PYTHONPATH"] = os.pathsep.join([*_INHERITED, _TESTS])

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from makers import MAKERS, MakeLoader
+
+from support.loaders import MAKERS, MakeLoader
 
 HERE = Path(__file__).parent
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from makers import MakeLoader
-from sample_datasets import (
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+from torch.utils.data._utils.collate import default_collate_fn_map, default_convert
+
+from support.datasets.contract import (
     ByTheBatch,
     Empty,
     HidesGetitems,
@@ -29,9 +31,8 @@ from sample_datasets import (
     plain,
     summed,
 )
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
-from torch.utils.data._utils.collate import default_collate_fn_map, default_convert
-from torch_oracle import TORCH, assert_identical, assert_same_events, events
+from support.loaders import MakeLoader
+from support.torch_oracle import TORCH, assert_identical, assert_same_events, events
 
 NUMPY_TYPES = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

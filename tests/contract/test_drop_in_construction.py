@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from makers import MakeLoader
-from sample_datasets import Samples, Unsharded, plain
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import default_collate, default_convert
-from torch_oracle import TORCH, assert_identical
 
 import penstock
+from support.datasets.contract import Samples, Unsharded, plain
+from support.loaders import MakeLoader
+from support.torch_oracle import TORCH, assert_identical
 
 EXTRAS = {
     "memory": "auto",

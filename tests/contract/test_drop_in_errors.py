@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from makers import MakeLoader, penstock_loader
-from sample_datasets import BrokenSampler, Fails, NeedsTwo, Samples, broken_collate, plain
-from torch_oracle import TORCH, assert_same_events, event_of, events
+
+from support.datasets.contract import BrokenSampler, Fails, NeedsTwo, Samples, broken_collate, plain
+from support.loaders import MakeLoader, penstock_loader
+from support.torch_oracle import TORCH, assert_same_events, event_of, events
 
 
 class Unwieldy(Exception):
@@ -28,7 +29,7 @@ def test_an_error_keeps_its_type_and_tells_where_it_was_caught(error: type[Excep
     text = str(caught.value)
     assert text.startswith(f"Caught {error.__name__} in DataLoader worker process 0.\n")
     assert "Traceback" in text
-    assert "sample_datasets.py" in text, "the worker's traceback is missing"
+    assert "datasets/contract.py" in text, "the worker's traceback is missing"
     assert "sample 0 is broken" in text
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from makers import MakeLoader
-from sample_datasets import (
+from torch.utils.data import ChainDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from support.datasets.contract import (
     BreaksAtOnce,
     BreaksMidway,
     CountsEpochs,
@@ -18,9 +20,8 @@ from sample_datasets import (
     Unsharded,
     as_list,
 )
-from torch.utils.data import ChainDataset
-from torch.utils.data.datapipes.iter import IterableWrapper
-from torch_oracle import TORCH, Event, assert_identical, assert_same_events, events
+from support.loaders import MakeLoader
+from support.torch_oracle import TORCH, Event, assert_identical, assert_same_events, events
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 20), (5, 5, 5), (1, 0, 0), (0, 0, 0), (2, 90, 40)], ids=str)

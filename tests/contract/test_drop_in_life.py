@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from makers import MAKERS, MakeLoader
+
+from support.loaders import MAKERS, MakeLoader
 
 HERE = Path(__file__).parent
 EXIT_S = 60.0

@@ -15,8 +15,9 @@ import psutil
 import pytest
 import torch
 import torch.multiprocessing
-from makers import MAKERS, MakeLoader
-from sample_datasets import Samples
+
+from support.datasets.contract import Samples
+from support.loaders import MAKERS, MakeLoader
 
 KIB = 1 << 10
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from makers import MAKERS, MakeLoader
-from sample_datasets import EagerShuffle, LazyDraws, Samples, SeededStream, plain, random_collate, seeded
 from torch.utils.data.distributed import DistributedSampler
-from torch_oracle import TORCH, assert_identical
+
+from support.datasets.contract import EagerShuffle, LazyDraws, Samples, SeededStream, plain, random_collate, seeded
+from support.loaders import MAKERS, MakeLoader
+from support.torch_oracle import TORCH, assert_identical
 
 SEED = 1234
 

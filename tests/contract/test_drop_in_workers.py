@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 import torch.utils.data
-from makers import MAKERS, MakeLoader
-from sample_datasets import (
+
+from support.datasets.contract import (
     AfterAllStarted,
     Diary,
     Rendezvous,
@@ -28,7 +28,8 @@ from sample_datasets import (
     broken_init_of_worker_1,
     seeded,
 )
-from torch_oracle import TORCH, WORKER_ERROR, assert_identical, events
+from support.loaders import MAKERS, MakeLoader
+from support.torch_oracle import TORCH, WORKER_ERROR, assert_identical, events
 
 PID, WORKER, OF, DAEMON, GENERATION, INDEX = range(6)
 """Columns of a batch of `Whereabouts`."""

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-import torch_suite
+
+from support.torch_suite import suite as torch_suite
 
 HOW = (
     "PYTORCH'S OWN DATALOADER TESTS WERE NOT RUN: set PENSTOCK_TORCH_TESTS to the path of "

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands_here import RunHere
 
 from penstock.cli.app import run
+from support.commands import RunHere
 
 
 @pytest.fixture

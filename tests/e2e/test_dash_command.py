@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_here import RunHere
 
 from penstock.monitor.runs.format import RunOutcome
-from recorded_runs import begin_run, fill
+from support.commands import RunHere
+from support.recorded_runs import begin_run, fill
 
 LONG_S = 30.0
 TRAINING = """

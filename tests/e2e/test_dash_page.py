@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from browser import HOW_TO_INSTALL, Witness, browser_path, faint_texts, started, widest
 
 from penstock.monitor.runs.format import Note, RunOutcome
 from penstock.monitor.runs.reader import ask, open_run
 from penstock.units import parse_bytes
-from recorded_runs import begin_run, fill, point_at
+from support.browser import HOW_TO_INSTALL, Witness, browser_path, faint_texts, started, widest
+from support.recorded_runs import begin_run, fill, point_at
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request, Route

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands_here import RunHere
+
+from support.commands import RunHere
 
 MODELS = """
 import torch

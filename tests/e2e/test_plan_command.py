@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from commands_here import RunHere
 
 from penstock import settings
 from penstock.planner.plans import NAMES
+from support.commands import RunHere
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands_here import RunHere
 
 from penstock.monitor.runs.format import RunOutcome
-from recorded_runs import begin_run, fill
+from support.commands import RunHere
+from support.recorded_runs import begin_run, fill
 
 TRAINING = """
 import time, torch, penstock

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.monitor.runs.format import RunOutcome
-from recorded_runs import begin_run, fill
+from support.recorded_runs import begin_run, fill
 
 TRAINING = """
 import time, torch, penstock

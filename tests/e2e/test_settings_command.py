@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands_here import RunHere
+
+from support.commands import RunHere
 
 FILES = Path(__file__).parents[1] / "unit" / "settings" / "files"
 

@@ -26,8 +26,8 @@ from penstock.cli.top.keys import parsed
 from penstock.cli.top.trainings import Training
 from penstock.cli.top.view import Choice, Page
 from penstock.monitor.runs.format import Alert, Note, RunOutcome
-from recorded_runs import GIB, begin_run, fill, point_at
-from terminals import Terminal
+from support.recorded_runs import GIB, begin_run, fill, point_at
+from support.terminals import Terminal
 
 TOP = [sys.executable, "-m", "penstock", "top"]
 TRAINING = """

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from commands_here import RunHere
+
+from support.commands import RunHere
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

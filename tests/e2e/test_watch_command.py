@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from penstock.monitor.runs.format import RunOutcome
-from recorded_runs import begin_run, point_at
-from terminals import Terminal
+from support.recorded_runs import begin_run, point_at
+from support.terminals import Terminal
 
 WATCH = [sys.executable, "-m", "penstock", "watch"]
 GROWS = """

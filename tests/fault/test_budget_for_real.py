@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from test_meter_for_real import control_group, enter, limit_memory
 
 MIB = 1 << 20
@@ -186,24 +184,23 @@ def test_batches_larger_than_dev_shm_flow() -> None:
     assert not found, f"torch was to fail here, or this test shows nothing: {status} {found}"
 
 
-PEAK = f"""
+PEAK = """
 import gc, json, sys, warnings
-sys.path.insert(0, {str(Path(__file__).parent.parent / "property")!r})
 warnings.simplefilter("ignore")
 import torch
-import budget_datasets as data
+from support.datasets import sized as data
 import penstock
 torch.set_num_threads(1)
 MIB = 1 << 20
 group = sys.argv[1]
 
 def counter(name):
-    return int(open(f"{{group}}/{{name}}").read())
+    return int(open(f"{group}/{name}").read())
 
 def peak_of(sizes, workers, memory, kind="Sized", collate=None):
     gc.collect()
     base = counter("memory.usage_in_bytes")
-    open(f"{{group}}/memory.max_usage_in_bytes", "w").write("0")
+    open(f"{group}/memory.max_usage_in_bytes", "w").write("0")
     loader = penstock.DataLoader(getattr(data, kind)(sizes), batch_size=data.BATCH_ROWS, num_workers=workers,
                                  memory=memory, collate_fn=collate and getattr(data, collate))
     with loader:

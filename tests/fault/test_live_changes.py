@@ -7,19 +7,16 @@ import os
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit import people
-from kit.datasets import Noisy, Ragged, Stream, WithPid, joined, listed, plain
-from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
-
 import penstock
 from penstock.loader.engine.rules import LoaderRules
+from support.datasets.faulty import Noisy, Ragged, Stream, WithPid, joined, listed, plain
+from support.faults import processes
+from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 
 MIB = 1 << 20
 
@@ -69,7 +66,7 @@ def test_one_four_two_none_three_workers_give_the_same_batches_and_take_effect_w
         for _ in range(2):
             came.append(plain(next(iterator)))
         # Those that leave may still be on their way out of the interpreter.
-        late[step] = people.until(lambda step=step: len(people.workers()) == step, within_s=5.0)
+        late[step] = processes.until(lambda step=step: len(processes.workers()) == step, within_s=5.0)
         assert loader.num_workers == loader.stats().workers == step
         for _ in range(8):
             batch = next(iterator)
@@ -77,7 +74,7 @@ def test_one_four_two_none_three_workers_give_the_same_batches_and_take_effect_w
         if step == 0:
             assert makers(batch) == {os.getpid()}
         else:
-            assert makers(batch) <= set(people.workers())
+            assert makers(batch) <= set(processes.workers())
     came += [plain(batch) for batch in iterator]
     print({step: f"{s * 1e3:.0f} ms after the second batch" for step, s in late.items()})
     loader.close()
@@ -117,8 +114,8 @@ def test_any_changes_at_any_time_change_nothing(kind: type[Noisy], collate: Any,
             loader.set_memory(chance.choice([30, 60, 120, 400]) * MIB)
         elif change == 3:
             loader.prefetch_factor = chance.randrange(1, 5)
-        elif change == 4 and (living := people.workers()):
-            people.kill(chance.choice(living))
+        elif change == 4 and (living := processes.workers()):
+            processes.kill(chance.choice(living))
     loader.close()
     assert came == oracle(dataset, collate_fn=collate)
 
@@ -131,12 +128,12 @@ def test_next_never_waits_for_a_starting_worker(why: str, method: str) -> None:
     loader = make(dataset, 2, multiprocessing_context=method)
     iterator = iter(loader)
     came = [plain(next(iterator)) for _ in range(5)]
-    people.until(lambda: all(seat.handle.started for seat in iterator._engine.dispatcher.roster.seats))
+    processes.until(lambda: all(seat.handle.started for seat in iterator._engine.dispatcher.roster.seats))
     began = time.monotonic()
     if why == "resize":
         loader.resize(workers=3)
     else:
-        people.kill(people.workers()[0])
+        processes.kill(processes.workers()[0])
     resize_s = time.monotonic() - began
     longest = 0.0
     for _ in range(30):
@@ -160,7 +157,7 @@ def test_memory_halved_in_the_middle_gives_the_same_batches_and_holds_within_two
     came = []
     for _ in range(20):
         came.append(plain(next(iterator)[:, :8]))
-    people.until(lambda: loader.stats().in_flight_bytes > 110 * MIB)
+    processes.until(lambda: loader.stats().in_flight_bytes > 110 * MIB)
     full = loader.stats()
     loader.set_memory(120 * MIB)
     for _ in range(2):
@@ -188,8 +185,8 @@ def test_a_worker_told_to_leave_and_killed_at_once_changes_nothing() -> None:
     for _ in range(5):
         came.append(plain(next(iterator)))
         loader.resize(workers=1)
-        for pid in people.workers():
-            people.kill(pid)
+        for pid in processes.workers():
+            processes.kill(pid)
         came.append(plain(next(iterator)))
         loader.resize(workers=4)
     came += [plain(batch) for batch in iterator]
@@ -202,8 +199,8 @@ def test_a_stopped_worker_that_is_told_to_leave_does_not_hold_up_the_others() ->
     loader = make(dataset, 2)
     iterator = iter(loader)
     came = [plain(next(iterator)) for _ in range(5)]
-    victim = max(people.workers())
-    with people.stopped(victim):
+    victim = max(processes.workers())
+    with processes.stopped(victim):
         loader.resize(workers=1)
         time.sleep(0.2)
     came += [plain(batch) for batch in iterator]
@@ -231,10 +228,10 @@ def test_a_worker_killed_with_the_due_batch_when_there_are_to_be_none_leaves_it_
     iterator = iter(loader)
     came = [plain(next(iterator))]
     dispatcher = iterator._engine.dispatcher
-    people.until(lambda: any(batch.ready for batch in dispatcher.admission.open.values()))
+    processes.until(lambda: any(batch.ready for batch in dispatcher.admission.open.values()))
     loader.resize(workers=0)
-    for pid in people.workers():
-        people.kill(pid)
+    for pid in processes.workers():
+        processes.kill(pid)
     came += [plain(batch) for batch in iterator]
     loader.close()
     assert came == oracle(dataset, batch_size=1, shuffle=False)
@@ -271,5 +268,5 @@ def test_between_two_epochs_the_memory_stays_and_a_loader_that_rests_longer_give
         assert kept and loader.stats().in_flight_bytes > 0
         assert sum(1 for _ in loader) == 8
         assert kept & {segment.number for segment in arena._free}, "the second epoch made all its segments anew"
-        people.until(lambda: loader.stats().in_flight_bytes == 0, 20)
+        processes.until(lambda: loader.stats().in_flight_bytes == 0, 20)
         assert sum(1 for _ in loader) == 8

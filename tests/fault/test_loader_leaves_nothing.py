@@ -23,10 +23,8 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "property"))
-from leaving_datasets import Counted, Endless, Numbers
-
 import penstock
+from support.datasets.numbers import Counted, Endless, Numbers
 
 MIB = 1 << 20
 
@@ -337,12 +335,11 @@ def test_a_worker_thread_that_exits_is_an_error_and_not_a_hang() -> None:
 
 # -- interpreter exit ----------------------------------------------------------------------
 
-START = f"""
+START = """
 import sys
-sys.path.insert(0, {str(Path(__file__).parent.parent / "property")!r})
 import penstock, torch, os, signal, time, warnings
 warnings.simplefilter("ignore")
-from leaving_datasets import Numbers, Endless
+from support.datasets.numbers import Numbers, Endless
 def pids():
     import psutil
     return [c.pid for c in psutil.Process().children(recursive=True)]

@@ -19,11 +19,10 @@ import pytest
 
 from penstock.monitor.runs.reader import list_runs, open_run
 
-TESTS = Path(__file__).parent.parent
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from recorded_runs import begin_run, point_at
+from support.recorded_runs import begin_run, point_at
 record = begin_run(Path(os.environ["PENSTOCK_HOME"]), f"writer {sys.argv[1]}")
 began_s, written = time.time(), 0
 ends_s = began_s + float(sys.argv[2])
@@ -40,7 +39,6 @@ record.__exit__(None, None, None)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ps-"))
     monkeypatch.setenv("PENSTOCK_HOME", str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
     yield folder
     shutil.rmtree(folder)
 
@@ -259,7 +257,7 @@ def test_a_worker_forked_while_the_monitor_writes_can_use_sqlite_itself(home: Pa
     code = """
 import os, signal, sqlite3, sys, threading, time
 from pathlib import Path
-from recorded_runs import begin_run, point_at
+from support.recorded_runs import begin_run, point_at
 record = begin_run(Path(os.environ["PENSTOCK_HOME"]))
 ended = threading.Event()
 def write():

@@ -16,7 +16,7 @@ from penstock.monitor.recorder import Recorder, WallClock
 from penstock.monitor.runs.format import RunOutcome
 from penstock.monitor.runs.reader import open_run
 from penstock.monitor.watched_loader import WatchedLoader
-from recorded_runs import begin_run
+from support.recorded_runs import begin_run
 
 STEPS_PER_S = 20
 

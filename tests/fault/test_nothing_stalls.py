@@ -5,17 +5,14 @@ from __future__ import annotations
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
-
 import penstock
+from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 
 BATCH = 4
 

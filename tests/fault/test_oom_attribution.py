@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit.groups import control_group, enter, limit_memory
-from kit.people import until
-
 from penstock.units import format_bytes
+from support.faults.control_groups import control_group, enter, limit_memory
+from support.faults.processes import until
 
 MIB = 1 << 20
 
@@ -25,12 +23,11 @@ pytestmark = [
     pytest.mark.xdist_group("budget for real"),
 ]
 
-TRAINING = f"""
+TRAINING = """
 import json, os, sys, time, warnings
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch
 import penstock
-from kit.datasets import Hungry
+from support.datasets.faulty import Hungry
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 """

@@ -9,12 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit.nursery import End, Nursery, nursery
+from support.faults.trainings import End, Nursery, nursery
 
 pytestmark = [
     pytest.mark.soak,

@@ -17,12 +17,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit import people
-from kit.datasets import Failing, Noisy, Ragged, StatefulSampler, Stream, listed, plain
-from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
-
 import penstock
+from support.datasets.faulty import Failing, Noisy, Ragged, StatefulSampler, Stream, listed, plain
+from support.faults import processes
+from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
@@ -153,8 +151,8 @@ def test_a_state_under_fire_is_as_good_as_any(kind: type[Noisy]) -> None:
         iterator = iter(loader)
         for _ in range(3):
             came.append(plain(next(iterator)))
-            if living := people.workers():
-                people.kill(chance.choice(living))
+            if living := processes.workers():
+                processes.kill(chance.choice(living))
         state = saved(loader)
         loader.close()
         loader = make("shuffled", chance.randrange(1, 4), dataset=dataset, collate_fn=listed)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_datasets import Mixed, Movable, Numbered, movable, sparse
 
 import penstock
+from support.datasets.gpu import Mixed, Movable, Numbered, movable, sparse
 
 pytestmark = [
     pytest.mark.gpu,
@@ -281,9 +281,8 @@ def test_a_gpu_can_be_named_by_number() -> None:
 
 FRESH = """
 import sys, torch
-sys.path.insert(0, {folder!r})
 import penstock
-from gpu_datasets import Numbered
+from support.datasets.gpu import Numbered
 loader = penstock.DataLoader(Numbered(32, 1000), batch_size=8, num_workers=2, {how})
 iterator = iter(loader)
 assert not torch.cuda.is_initialized()
@@ -296,7 +295,7 @@ print("fine")
 
 @pytest.mark.parametrize("how", ["device='cuda'", "pin_memory=True"])
 def test_cuda_may_start_after_the_loader(how: str) -> None:
-    code = FRESH.format(folder=str(Path(__file__).parent), how=how)
+    code = FRESH.format(how=how)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "fine", done.stderr
 

@@ -10,13 +10,13 @@ import warnings
 from collections import deque
 from typing import Any
 
-import budget_datasets as data
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from support.datasets import sized as data
 
 pytestmark = [
     pytest.mark.soak,  # PSS is sampled process by process: needs the machine to itself

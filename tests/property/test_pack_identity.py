@@ -12,12 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from same_samples import is_same
 
 from penstock.data import ArrowDataset, TarDataset
 from penstock.data.arrow.columns import Layout
 from penstock.data.pack.shard_writers import find_fault, write_arrow, write_tar
 from penstock.data.sample_forms import to_members
+from support.same_samples import is_same
 
 pytest.importorskip("pyarrow")
 

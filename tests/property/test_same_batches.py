@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import same_datasets as data
 import torch
-from same_batches import assert_same
 from torch.utils.data import BatchSampler, RandomSampler, Subset
 
 import penstock
+from support.datasets import seeded as data
+from support.same_batches import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_samples import assert_same, nested_values
 
 from penstock.arena.codec import ALIGN_BYTES, decode, decode_inline, encode, encode_inline
+from support.arena_samples import assert_same, nested_values
 
 
 class Point(NamedTuple):

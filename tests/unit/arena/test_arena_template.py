@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock_samples import Pair, assert_same, sample_kinds
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
 
 from penstock.arena.layout import RowWriter, layout_of
 from penstock.arena.template import is_default_collate, learn, matcher
+from support.arena_samples import Pair, assert_same, sample_kinds
 
 
 def batch_by_rows(samples: list[Any], *, chunk: int = 1, room: int | None = None) -> Any:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_kit import MACHINE, MIB
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import penstock
 from penstock.cache.cache import Cache
 from penstock.cache.fingerprint import fingerprint_of
+from support.caches import MACHINE, MIB
 
 
 class Numbers(Dataset):
@@ -205,11 +205,7 @@ SAME = [
 
 
 def test_the_same_dataset_has_the_same_fingerprint_in_every_process() -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_cache_dataset import *\n"
-        "for text in SAME: print(fingerprint_of(eval(text)))"
-    )
+    code = "from unit.cache.test_cache_dataset import *\nfor text in SAME: print(fingerprint_of(eval(text)))"
     runs = [
         subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True) for _ in range(2)
     ]

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_kit import MACHINE, MIB
 
 from penstock.cache.cache import Cache
 from penstock.cache.store.disk_files import taken_bytes
 from penstock.cache.store.region import H_CHANGING, H_TABLE, MAGIC, PAGE_BYTES, R_WRITING, ROWS
 from penstock.cache.store.table import COMING, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
 from penstock.errors import CacheError, ConfigError
+from support.caches import MACHINE, MIB
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sparse files, fcntl")
 
@@ -219,8 +219,7 @@ def test_two_processes_share_it_and_a_fork_goes_on_when_its_parent_closes(tmp_pa
         cache.put("here", 1)
         code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_cache_disk import make
+from unit.cache.test_cache_disk import make
 from pathlib import Path
 with make(Path({str(tmp_path)!r})) as cache:
     print(cache.get("here"))
@@ -236,8 +235,7 @@ def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
 mkdir -p {tmp_path}/small && mount -t tmpfs -o size=3m none {tmp_path}/small || exit 77
 {sys.executable} - <<'CODE'
 import sys, warnings
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_cache_disk import make, value_of, is_right
+from unit.cache.test_cache_disk import make, value_of, is_right
 from pathlib import Path
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")

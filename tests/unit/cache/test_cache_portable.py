@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_kit import same
 
 from penstock.cache.store.checksum import checksum
 from penstock.cache.store.portable import Portable, read_portable
 from penstock.errors import CacheError
+from support.caches import same
 
 Point = namedtuple("Point", "x y")
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import torch
-from cache_kit import MACHINE, MIB
 
 from penstock.cache import registry
 from penstock.cache.cache import Cache
 from penstock.errors import CacheError, ConfigError
+from support.caches import MACHINE, MIB
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
 

@@ -9,13 +9,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from cli_machine import GIB, FakeFilesystem, FakeMachine
 
 from penstock import ConfigError
 from penstock.advice import machine_facts as facts_module
 from penstock.advice.machine import CHECKS
 from penstock.cli.app import run
 from penstock.meter import Roots
+from support.machines.healthy import GIB, FakeFilesystem, FakeMachine
 
 MIB = 1 << 20
 

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pack_kit import Images, Samples, is_same
 
 import penstock
 from penstock.data import ArrowDataset
 from penstock.data.arrow.columns import BatchBuilder, Layout
 from penstock.data.pack.packing import pack
 from penstock.errors import ConfigError, DataError
+from support.datasets.packed import Images, Samples, is_same
 
 pa = pytest.importorskip("pyarrow")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pack_kit import Images, is_same
 
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
 from penstock.data.pack.packing import pack
 from penstock.data.pack.tables import ParquetRows, ParquetTables
 from penstock.data.pack.workers import Stretches
 from penstock.errors import ConfigError, DataError
+from support.datasets.packed import Images, is_same
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pack_kit import AtRandom, Images, OfChance, Samples, is_same
 
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
 from penstock.data.pack.journal import Journal
@@ -26,6 +25,7 @@ from penstock.data.pack.packing import pack
 from penstock.data.pack.shard_writers import ShardRecord
 from penstock.data.pack.tables import ParquetTables
 from penstock.errors import ConfigError, DataError, WorkerError
+from support.datasets.packed import AtRandom, Images, OfChance, Samples, is_same
 
 pa = pytest.importorskip("pyarrow")
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_carried_is_refused_by_name(tmp_path: Path, to: str, samp
 
 
 def test_an_exception_of_the_dataset_names_the_sample_and_shows_its_lines(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"sample 7 of dataset [\s\S]*pack_kit.py[\s\S]*KeyError"):
+    with pytest.raises(DataError, match=r"sample 7 of dataset [\s\S]*packed.py[\s\S]*KeyError"):
         pack(Samples({place: 1 for place in range(30) if place != 7} | {"x": 1}), tmp_path, workers=2)  # type: ignore[arg-type]
 
 

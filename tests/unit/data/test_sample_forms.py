@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pack_kit import is_same
 
 from penstock.data.sample_forms import CannotCarry, restore, to_members
 from penstock.errors import DataError
+from support.datasets.packed import is_same
 
 
 def members_of(sample: Any) -> tuple[str, dict[str, Any]]:

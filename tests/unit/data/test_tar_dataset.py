@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pack_kit import Samples
-from tar_makers import header, member, padded, pax, write, write_texts
 from torch.utils.data import DistributedSampler
 
 import penstock
@@ -24,6 +22,8 @@ from penstock.data.tar import index_builder as tar_indexing
 from penstock.data.tar import open_shards
 from penstock.data.tar.dataset import TarDataset
 from penstock.errors import ConfigError, DataError
+from support.datasets.packed import Samples
+from support.tar_archives import header, member, padded, pax, write, write_texts
 
 
 @pytest.fixture(autouse=True)

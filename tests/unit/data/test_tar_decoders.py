@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tar_makers import member, write
 
 from penstock.data.tar import decoders
 from penstock.data.tar.dataset import TarDataset
 from penstock.data.tar.decoders import decoder_of
 from penstock.errors import ConfigError, DataError
+from support.tar_archives import member, write
 
 
 @pytest.fixture(autouse=True)

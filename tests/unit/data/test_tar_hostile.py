@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tar_makers import END, header, member, padded, pax, write
 
 import penstock
 from penstock.data.tar.dataset import TarDataset
 from penstock.errors import DataError
+from support.tar_archives import END, header, member, padded, pax, write
 
 GOOD = member(b"good.txt", b"good")
 AFTER = member(b"later.txt", b"later")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from trained_models import MIB, Chain, vectors
 
 from penstock import gpu
 from penstock.errors import ConfigError
@@ -15,6 +14,7 @@ from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.batch_size import Finder
 from penstock.gpu.largest import Largest
 from penstock.gpu.real_steps import Measured
+from support.models import MIB, Chain, vectors
 
 CARD = gpu.Card()
 SETTINGS = AllocatorSettings()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from trained_models import MIB, Chain, vectors
 
 from penstock import gpu
 from penstock.errors import ConfigError
@@ -14,6 +13,7 @@ from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.calibration import calibrate, small_batches
 from penstock.gpu.correction import Trial, correct
 from penstock.gpu.real_steps import Measured, is_full, train
+from support.models import MIB, Chain, vectors
 
 CARD, SETTINGS = gpu.Card(), AllocatorSettings()
 

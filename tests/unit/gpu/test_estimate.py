@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trained_models import KIB, MIB, Attends, Chain, Pairs, sequences, vectors
 
 from penstock import gpu
 from penstock.errors import ConfigError
+from support.models import KIB, MIB, Attends, Chain, Pairs, sequences, vectors
 
 NOTHING: dict[str, str] = {}
 """No environment: what the machine sets must not move a test."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trained_models import MIB, Chain, vectors
 
 from penstock import gpu
 from penstock.errors import ConfigError
+from support.models import MIB, Chain, vectors
 
 
 def test_every_other_choice_is_tried_and_the_largest_saving_comes_first() -> None:

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import meter_machines as machines
 import pytest
-from meter_machines import GIB, MIB, Files, build
 
 from penstock.meter import headroom_bytes, limits
+from support.machines import layouts as machines
+from support.machines.layouts import GIB, MIB, Files, build
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

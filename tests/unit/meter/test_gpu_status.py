@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import meter_machines as machines
 import pytest
-from meter_machines import GIB, build
 
 from penstock.meter import Roots, gpu_status, gpus
+from support.machines import layouts as machines
+from support.machines.layouts import GIB, build
 
 
 class NVMLError(Exception):

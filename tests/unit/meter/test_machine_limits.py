@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import meter_machines as machines
 import pytest
-from meter_machines import GIB, MIB, Filesystem, build
 
 import penstock
 from penstock.meter import Roots, headroom_bytes, limits, memory, pressure, spare_files
+from support.machines import layouts as machines
+from support.machines.layouts import GIB, MIB, Filesystem, build
 
 
 def test_swap_is_the_hosts_where_the_host_sets_the_limit(tmp_path: Path) -> None:

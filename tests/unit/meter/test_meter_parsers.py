@@ -5,10 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import meter_machines as machines
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meter_machines import build
 
 from penstock.meter import headroom_bytes, limits, memory, pressure
 from penstock.meter.kernel_files import find_counter, parse_count, parse_counters
@@ -17,6 +15,8 @@ from penstock.meter.limits.cpu import parse_cpu_list, parse_cpu_max
 from penstock.meter.limits.open_files import parse_open_file_limits
 from penstock.meter.pressure import parse_stalls
 from penstock.meter.processes.process import parse_rollup, parse_stat, parse_statm
+from support.machines import layouts as machines
+from support.machines.layouts import build
 
 WORDS = st.sampled_from(
     [

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import meter_machines as machines
-from meter_machines import GIB, MIB, build
-
 from penstock.meter import PressureMeter, pressure
 from penstock.meter.kernel_files import PAGE_BYTES
+from support.machines import layouts as machines
+from support.machines.layouts import GIB, MIB, build
 
 
 def test_a_v2_group_shows_its_own_stalls_and_events(tmp_path: Path) -> None:

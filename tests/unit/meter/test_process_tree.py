@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from meter_machines import GIB, MIB, Files, build, process
 
 from penstock.meter import memory
 from penstock.meter.processes.children import Children
 from penstock.meter.processes.process import ProcessReading, read_process
+from support.machines.layouts import GIB, MIB, Files, build, process
 
 
 def family(*, listed: bool) -> Files:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from meter_machines import GIB, MIB, Files, build, process
-
 from penstock.meter import MemoryReport, Roots, TreeMeter
+from support.machines.layouts import GIB, MIB, Files, build, process
 
 
 class Clock:

@@ -23,7 +23,7 @@ from penstock.monitor.export.prometheus import (
 )
 from penstock.monitor.figures import FIGURES, GPU_FIGURES, LOADER_FIGURES
 from penstock.monitor.runs.format import Alert, RunOutcome
-from recorded_runs import GIB, begin_run, fill, point_at
+from support.recorded_runs import GIB, begin_run, fill, point_at
 
 CACHED = {"loader.0.cache_limit_bytes": 1.0 * GIB, "loader.0.device_ahead_bytes": 5.0}
 

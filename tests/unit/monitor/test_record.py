@@ -14,7 +14,7 @@ from penstock.errors import DataError, PenstockError
 from penstock.monitor.runs.format import MOST_ENTRIES, THINNING, Note, Point, RunOutcome, pack, unpack
 from penstock.monitor.runs.reader import Run, delete_run, list_runs, open_run
 from penstock.monitor.runs.writer import RunRecord, new_id
-from recorded_runs import GIB, begin_run, fill, point_at
+from support.recorded_runs import GIB, begin_run, fill, point_at
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -33,7 +33,7 @@ from penstock.monitor.runs.writer import RunRecord
 from penstock.report.account import gather
 from penstock.report.page import Report
 from penstock.web.answers import Answers, StreamPosition, encoded
-from recorded_runs import begin_run, fill
+from support.recorded_runs import begin_run, fill
 
 FACT_NAMES = sorted(set(FACTS) - {"format", "id", "boot_id"})
 COLUMNS = {

@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
-from cache_kit import lows, plan_of
 
 from penstock.cache.policy.forecast import NEVER, Plan
+from support.caches import lows, plan_of
 
 
 @pytest.mark.parametrize("seed", range(5))

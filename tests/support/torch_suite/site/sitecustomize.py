@@ -37,7 +37,7 @@ class AfterTorch(importlib.abc.MetaPathFinder):
             execute(module)
             if "penstock" in sys.modules:
                 return  # one of penstock's own workers, in the middle of its imports; it makes no loaders
-            import torch_suite
+            from support.torch_suite import suite as torch_suite
 
             torch_suite.replace_loader(os.environ["PENSTOCK_SUITE_VARIANT"])
 

@@ -9,17 +9,14 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
-from kit.paper_device import PaperDevice
-
 import penstock
+from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
+from support.faults.simulated_device import PaperDevice
 
 KIB, MIB = 1 << 10, 1 << 20
 BATCH = 4

@@ -13,7 +13,7 @@ from penstock.monitor.gauges import GaugeSample
 from penstock.monitor.recorder import Recorder, WallClock
 from penstock.monitor.runs.format import Alert, Point, RunOutcome
 from penstock.monitor.runs.reader import open_run
-from recorded_runs import begin_run
+from support.recorded_runs import begin_run
 
 GIB = 1 << 30
 

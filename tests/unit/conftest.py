@@ -1,14 +1,17 @@
-"""A healthy machine, as facts and as files, for tests that change one thing about it."""
+"""What unit tests of several rooms ask for: a healthy machine, as facts and as files, and folders of their own."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_machine import FakeMachine
 
 from penstock.advice.machine_facts import MachineFacts
 from penstock.meter import Gpu, GpuStatus, Limits, Pressure
+from support.machines.healthy import FakeMachine
 
 GIB = 1 << 30
 
@@ -68,3 +71,22 @@ def healthy() -> MachineFacts:
 @pytest.fixture
 def machine(tmp_path: Path) -> FakeMachine:
     return FakeMachine(tmp_path)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Short, because sockets live in it."""
+    folder = Path(tempfile.mkdtemp(prefix="ps-"))
+    monkeypatch.setenv("PENSTOCK_HOME", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The caches of a test are its own: loaders of the same dataset share the cache they make of a size."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield
+    assert not list(folder.glob("penstock/*")), "a cache's file was left behind"

@@ -21,8 +21,8 @@ import pytest
 
 import penstock
 
-from .datasets import Noisy
-from .people import workers
+from ..datasets.faulty import Noisy
+from .processes import workers
 
 _SETTLE_S = 3.0
 """The kernel and daemon threads may take a moment over what has been let go of."""

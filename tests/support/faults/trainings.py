@@ -22,16 +22,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .people import marked, until
+from .processes import marked, until
 
-_MAIN = f"""
+_MAIN = """
 import sys
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 import gc, json, os, random, signal, threading, time, traceback, warnings
 import psutil, torch
 import penstock
-from kit.datasets import *
-from kit.people import kill, workers
+from support.datasets.faulty import *
+from support.faults.processes import kill, workers
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 code = None
@@ -47,9 +46,9 @@ if __name__ == "__main__":
                 os.close(fd)
             code = order["code"]
             break
-        print(json.dumps({{"pid": pid}}), flush=True)
+        print(json.dumps({"pid": pid}), flush=True)
         _, status = os.waitpid(pid, 0)
-        print(json.dumps({{"status": os.waitstatus_to_exitcode(status)}}), flush=True)
+        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
     if code is not None:
         exec(compile(code, "training", "exec"))
 """

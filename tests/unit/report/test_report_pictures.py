@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from reported_runs import BEGAN_S, GIB, account_of
 
 from penstock.charts.timeline import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Bound, Chart, Series, ticks, time_ticks
 from penstock.monitor.runs.format import Alert, Note
 from penstock.report.pictures import MOST_MARKS, happenings, pictures
+from support.run_accounts import BEGAN_S, GIB, account_of
 
 
 def chart(values: list[float | None], *, unit: Any = "1/s", times: list[float] | None = None, **more: Any) -> Chart:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch.utils.data
-import torch_suite
+
+from support.torch_suite import suite as torch_suite
 
 VARIANT = os.environ["PENSTOCK_SUITE_VARIANT"]
 ONLY_EXCLUDED = bool(os.environ.get("PENSTOCK_SUITE_ONLY_EXCLUDED"))

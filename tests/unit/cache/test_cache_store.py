@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_kit import MIB, lows, plan_of, same
 
 from penstock.cache.keys import digest
 from penstock.cache.policy.forecast import NEVER
@@ -34,6 +33,7 @@ from penstock.cache.store.region import (
 from penstock.cache.store.store import Tier
 from penstock.cache.store.values import Packed, least_bytes, unpack
 from penstock.workers import forecast_position
+from support.caches import MIB, lows, plan_of, same
 
 
 def tier(region: Region, policy: Policy | None = None) -> Tier:

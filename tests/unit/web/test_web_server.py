@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served_page import LONG_S, TOKEN, FakeTraining, Served, serve
 
 from penstock.monitor.runs.format import Note, RunOutcome
 from penstock.monitor.runs.home import socket_path
 from penstock.monitor.runs.writer import RunRecord
 from penstock.web.events import RunList
 from penstock.web.server import LONGEST_BODY_BYTES
-from recorded_runs import begin_run, fill, point_at
+from support.recorded_runs import begin_run, fill, point_at
+from support.served_page import LONG_S, TOKEN, FakeTraining, Served, serve
 
 BEARER = f"Bearer {TOKEN}"
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tar_makers import write_texts
 
 from penstock.data.sources import Stopped, open_source
 from penstock.data.tar import local_copies as shard_copies
 from penstock.data.tar.dataset import TarDataset
 from penstock.data.tar.local_copies import ShardCopies
 from penstock.errors import ConfigError, DataError
+from support.tar_archives import write_texts
 
 pytest.importorskip("fsspec")
 FORK = multiprocessing.get_context("fork")

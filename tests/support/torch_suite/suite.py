@@ -5,7 +5,7 @@ In:  the path of PyTorch's test/test_dataloader.py (it is not part of penstock: 
 Out: an `Outcome` per variant: what passed, what failed, what was left out and why.
 Runs in: a test process or a shell; the suite itself in a pytest process of its own per variant.
 
-    python tests/contract/torch_suite.py --suite test_dataloader.py [worker] [batch] [shared] [-k NAME]
+    python tests/support/torch_suite/suite.py --suite test_dataloader.py [worker] [batch] [shared] [-k NAME]
 
 `--only-excluded` runs just the tests that are normally left out, to see which reasons still hold.
 """
@@ -209,7 +209,7 @@ def run(
             command += ["-n", str(jobs)]
         if keyword:
             command += ["-k", keyword]
-        paths = [str(HERE / "suite_site"), str(HERE), os.environ.get("PYTHONPATH", "")]
+        paths = [str(HERE / "site"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "PENSTOCK_SUITE_VARIANT": variant,

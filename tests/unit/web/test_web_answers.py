@@ -14,7 +14,7 @@ from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
 from penstock.monitor.runs.writer import RunRecord
 from penstock.web import answers as answers_file
 from penstock.web.answers import Answers, RequestError, StreamPosition, columns, encoded
-from recorded_runs import begin_run, fill, point_at
+from support.recorded_runs import begin_run, fill, point_at
 
 
 def over(record: RunRecord) -> str:

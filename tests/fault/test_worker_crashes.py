@@ -16,14 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit import lines, people
-from kit.datasets import Deadly, DeadlyStream, Leaving, Noisy, Ragged, Sitting, Stream, joined, listed, plain
-from kit.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
-from kit.points import POINTS, Fault, Faulty, injected
-from kit.triggers import Trigger
-
 import penstock
+from support.datasets.faulty import Deadly, DeadlyStream, Leaving, Noisy, Ragged, Sitting, Stream, joined, listed, plain
+from support.faults import connections, processes
+from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
+from support.faults.points import POINTS, Fault, Faulty, injected
+from support.faults.triggers import Trigger
 
 pytestmark = [
     pytest.mark.soak,
@@ -67,8 +65,8 @@ def epoch_with_kills(
         if batch is None:
             break
         came.append(plain(batch))
-        if len(came) % every == 0 and killed < kills and (living := people.workers()):
-            people.kill(chance.choice(living))
+        if len(came) % every == 0 and killed < kills and (living := processes.workers()):
+            processes.kill(chance.choice(living))
             killed += 1
     spent = time.monotonic() - began
     restarts = loader.stats().worker_restarts
@@ -123,8 +121,8 @@ def test_all_workers_killed_at_once_again_and_again_change_nothing(seed: int) ->
     for batch in loader:
         came.append(plain(batch))
         if chance.random() < 0.2:
-            for pid in people.workers():
-                people.kill(pid)
+            for pid in processes.workers():
+                processes.kill(pid)
     loader.close()
     assert came == oracle(dataset)
 
@@ -150,12 +148,12 @@ def test_random_kills_with_persistent_workers_change_nothing_over_epochs(beside:
         came = []
         for batch in loader:
             came.append(plain(batch))
-            if len(came) % 5 == 0 and (living := sorted(set(people.workers()) - pids_of(calm))):
-                people.kill(chance.choice(living))
+            if len(came) % 5 == 0 and (living := sorted(set(processes.workers()) - pids_of(calm))):
+                processes.kill(chance.choice(living))
         assert came == expected[epoch]
         if beside != "alone":
             # Workers of the one are replaced while the other's are at work, killed and replaced, too.
-            people.kill(chance.choice(sorted(pids_of(calm))))
+            processes.kill(chance.choice(sorted(pids_of(calm))))
             assert sum(1 for _ in calm) == 30
     loader.close()
     calm.close()
@@ -183,7 +181,7 @@ def test_workers_killed_between_epochs_are_replaced() -> None:
     for _ in range(3):
         assert [plain(b) for b in loader] == [plain(b) for b in calm]
         for pid in pids_of(loader):
-            people.kill(pid)
+            processes.kill(pid)
     loader.close()
     calm.close()
 
@@ -196,7 +194,7 @@ def test_random_kills_of_a_stream_lose_and_repeat_nothing() -> None:
     for batch in loader:
         came.append(plain(batch))
         if len(came) % 10 == 0:
-            people.kill(chance.choice(people.workers()))
+            processes.kill(chance.choice(processes.workers()))
     loader.close()
     assert came == expected
 
@@ -290,7 +288,7 @@ def test_a_worker_that_hangs_up_and_lives_on_is_replaced(point: str, tmp_path: P
 def test_narrow_lines_change_nothing(collate: Any) -> None:
     dataset = Ragged(96, values=3000)
     collate = collate or listed
-    with lines.narrow():
+    with connections.narrow():
         loader = make(dataset, 3, collate_fn=collate, timeout=60, prefetch_factor=8)
         assert [plain(batch) for batch in loader] == oracle(dataset, collate_fn=collate)
         loader.close()
@@ -304,7 +302,7 @@ def test_large_indices_over_narrow_lines_change_nothing() -> None:
             return super().__getitem__(int(index.split()[0]))
 
     order = [f"{number} " + "x" * 20_000 for number in range(64)]
-    with lines.narrow():
+    with connections.narrow():
         loader = penstock.DataLoader(ByText(64), batch_size=8, sampler=order, num_workers=3, timeout=60)
         torch.manual_seed(3)
         came = [plain(batch) for batch in loader]
@@ -315,7 +313,7 @@ def test_large_indices_over_narrow_lines_change_nothing() -> None:
 
 def test_slow_lines_change_nothing() -> None:
     dataset = Noisy(96)
-    with lines.slow():
+    with connections.slow():
         loader = make(dataset, 3, timeout=60)
         assert [plain(batch) for batch in loader] == oracle(dataset)
         loader.close()
@@ -323,7 +321,7 @@ def test_slow_lines_change_nothing() -> None:
 
 def test_kills_over_slow_and_narrow_lines_change_nothing() -> None:
     dataset = Noisy(200, values=400)
-    with lines.narrow(), lines.slow():
+    with connections.narrow(), connections.slow():
         came, killed, *_ = epoch_with_kills(dataset, workers=3, kills=15, every=3, seed=9, collate_fn=listed)
     assert killed == 15
     assert came == oracle(dataset, collate_fn=listed)
@@ -337,7 +335,7 @@ def test_a_stopped_and_continued_worker_changes_nothing() -> None:
     iterator = iter(loader)
     for _ in range(10):
         came.append(plain(next(iterator)))
-        with people.stopped(chance.choice(people.workers())):
+        with processes.stopped(chance.choice(processes.workers())):
             # The others go on while it sleeps, if only with what is not its own.
             time.sleep(0.05)
     came += [plain(batch) for batch in iterator]
@@ -350,8 +348,8 @@ def test_a_stopped_worker_is_named_by_the_timeout_and_iteration_goes_on_after_it
     loader = make(dataset, 1, timeout=1)
     iterator = iter(loader)
     came = [plain(next(iterator))]
-    (pid,) = people.workers()
-    with people.stopped(pid):
+    (pid,) = processes.workers()
+    with processes.stopped(pid):
         began = time.monotonic()
         with pytest.raises(penstock.WorkerError) as caught:
             while True:
@@ -368,11 +366,11 @@ def test_a_stopped_worker_does_not_hold_up_closing_for_long() -> None:
     loader = make(Noisy(40, sample_s=0.02), 2)
     iterator = iter(loader)
     next(iterator)
-    with people.stopped(people.workers()[0]):
+    with processes.stopped(processes.workers()[0]):
         began = time.monotonic()
         loader.close()
         assert time.monotonic() - began < 8
-    assert not people.workers()
+    assert not processes.workers()
 
 
 @pytest.mark.parametrize("gil", [False, True])
@@ -385,8 +383,8 @@ def test_a_timeout_names_worker_index_time_and_stack(gil: bool) -> None:
     text = str(caught.value)
     assert "timed out after 1 seconds" in text
     assert "index 7 of batch 1" in text
-    assert any(f"(pid {pid})" in text for pid in people.workers())
-    assert "sit_here" in text and "datasets.py" in text
+    assert any(f"(pid {pid})" in text for pid in processes.workers())
+    assert "sit_here" in text and "faulty.py" in text
     loader.close()
 
 
@@ -469,8 +467,8 @@ def test_a_successor_that_cannot_be_started_is_an_error_and_not_a_hang(monkeypat
     iterator = iter(loader)
     next(iterator)
     monkeypatch.setattr(multiprocessing.context.ForkProcess, "_Popen", staticmethod(_no_fork))
-    for pid in people.workers():
-        people.kill(pid)
+    for pid in processes.workers():
+        processes.kill(pid)
     began = time.monotonic()
     with pytest.raises((OSError, penstock.WorkerError)) as caught:
         list(iterator)
@@ -506,10 +504,9 @@ def test_a_death_is_seen_although_another_loaders_worker_was_forked_while_this_o
     loader = make(dataset, 1, timeout=5)
     iterator = iter(loader)
     came = [plain(next(iterator))]
-    for pid in (
-        set(people.workers()) - pids_of(others[0]) - {s.handle.pid for s in others[1]._engine.dispatcher.roster.seats}
-    ):
-        people.kill(pid)
+    beside = pids_of(others[0]) | {s.handle.pid for s in others[1]._engine.dispatcher.roster.seats}
+    for pid in set(processes.workers()) - beside:
+        processes.kill(pid)
     came += [plain(batch) for batch in iterator]
     others[0].close()
     loader.close()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from property.same_samples import is_same as is_same
+from support.same_samples import is_same as is_same
 
 
 class Samples:

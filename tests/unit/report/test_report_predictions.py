@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from reported_runs import MIB, account_of, tried
 
 from penstock.errors import DataError
 from penstock.report.predictions import Compared, compare, has_plan, read_plans
+from support.run_accounts import MIB, account_of, tried
 
 
 def plan(**given: Any) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from reported_runs import BEGAN_S, GIB, account_of, tried
 
 from penstock.advice.verdict import verdict
 from penstock.findings import Finding
 from penstock.monitor.runs.format import Alert, Note
 from penstock.report.stretches import alert_histories, epochs, stalls
+from support.run_accounts import BEGAN_S, GIB, account_of, tried
 
 
 def finding(account: Any, name: str) -> Finding:

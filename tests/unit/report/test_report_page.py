@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported_runs import BEGAN_S, GIB, account_of
 
 from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
 from penstock.monitor.runs.reader import open_run
@@ -21,7 +20,8 @@ from penstock.report.account import MOST_POINTS, gather
 from penstock.report.markup import Html, tag, text
 from penstock.report.page import Report
 from penstock.report.predictions import read_plans
-from recorded_runs import begin_run, fill, point_at
+from support.recorded_runs import begin_run, fill, point_at
+from support.run_accounts import BEGAN_S, GIB, account_of
 
 VOID = {"meta", "br", "hr", "col"}
 HOSTILE = '</title></style><script>alert(1)</script><img src=x onerror=alert(2)>"\' onload="x" 🎉 \x00\x1b[31m\ud800'

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from kit.nursery import Nursery, nursery
-from kit.people import until
+from support.faults.processes import until
+from support.faults.trainings import Nursery, nursery
 
 pytestmark = [
     pytest.mark.soak,

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch_oracle import TORCH
+from support.torch_oracle import TORCH
 
 MakeLoader = Callable[..., Any]
 

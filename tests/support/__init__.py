@@ -1,0 +1,1 @@
+"""What tests share: datasets, machines made of files, recorded runs, faults. No tests."""

@@ -1,0 +1,1 @@
+"""Machines made of files, for tests that read them through ``Roots``."""

@@ -1,0 +1,1 @@
+"""PyTorch's own tests of its DataLoader, run against penstock's loader."""
