@@ -118,7 +118,7 @@ def _compare(target: str, records: list[dict[str, Any]], json_wanted: bool) -> N
         click.echo(json.dumps(records, indent=2))
         return
     if not records:
-        from penstock.lab.tune_records import state_folder
+        from penstock.environment import state_folder
 
         raise PenstockError(
             f"there are no records of {target} in {state_folder() / 'tune'}; run penstock tune {target}"
