@@ -1,108 +1,155 @@
-"""The figures of a run: their names, their units, and what becomes of several when they are made one.
+"""The table of figures: each number that is recorded about a run, with its unit, its help text and its names.
 
 In:  nothing.
-Out: ``FIGURES``; ``merged``.
-Runs in: trainer, command line.
+Out: ``FIGURES``; ``figure_of`` a recorded name; ``merged`` for several points.
+Runs in: trainer, command line, web page.
 
-A figure is a number with a name. Names are flat. Those of one loader are ``loader.0.samples_per_s``, of one GPU
-``gpu.0.used_bytes``; which loader or GPU that is, the facts of the run say, in the same order.
+A figure is a number with a flat name. ``loader.0.samples_per_s`` belongs to the first loader of the run,
+``gpu.0.used_bytes`` to its first GPU; the run's facts list both in the same order. The recorder, Prometheus, the log
+line, the sinks and the web page take names, units and help texts from here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Rule = Literal["mean", "most", "least", "last"]
-"""What several become: rates their mean over time, memory the most there was, counters the latest."""
+Unit = Literal["bytes", "bytes/s", "1/s", "fraction", "count", "s"]
+Merge = Literal["mean", "max", "min", "last"]
+"""How several values become one: rates as their mean over time, memory as its peak, counters as the last value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """One kind of figure."""
 
-    unit: Literal["bytes", "1/s", "fraction", "count", "s"]
-    rule: Rule
-    what: str
+    unit: Unit
+    merge: Merge
+    help: str
+    """One sentence, for Prometheus and the web page."""
+    label: str = ""
+    """In the legends and tables of the web page; "" where the page does not show the figure."""
+    metric: str | None = None
+    """Prometheus name without ``penstock_``. None: not exported, because other metrics give it as their rate or sum."""
+    component: str | None = None
+    """Value of the label ``component``, where several figures share one metric."""
+    log: str | None = None
+    """Format of its part of the log line. None: not part of it, or part of the fixed beginning."""
+
+    @property
+    def kind(self) -> Literal["counter", "gauge"]:
+        """Type of the metric."""
+        return "counter" if self.metric is not None and self.metric.endswith("_total") else "gauge"
 
 
-def _figure(unit: Literal["bytes", "1/s", "fraction", "count", "s"], rule: Rule, what: str) -> Figure:
-    return Figure(unit=unit, rule=rule, what=what)
+def _bytes(help: str, label: str = "", metric: str | None = None, *, merge: Merge = "max") -> Figure:
+    return Figure(unit="bytes", merge=merge, help=help, label=label, metric=metric)
+
+
+def _part(help: str, component: str) -> Figure:
+    return Figure(
+        unit="bytes", merge="max", help=help, label=component, metric="memory_bytes", component=component
+    )  # fmt: skip
+
+
+def _counter(help: str, metric: str | None, *, unit: Unit = "count", log: str | None = None) -> Figure:
+    return Figure(unit=unit, merge="last", help=help, metric=metric, log=log)
+
+
+def _setting(help: str, metric: str | None = None, *, label: str = "") -> Figure:
+    return Figure(unit="count", merge="last", help=help, label=label, metric=metric)
+
+
+def _rate(unit: Unit, help: str, label: str = "", *, metric: str | None = None, log: str | None = None) -> Figure:
+    return Figure(unit=unit, merge="mean", help=help, label=label, metric=metric, log=log)
 
 
 FIGURES = {
-    "step": _figure("count", "last", "training steps so far"),
-    "steps_per_s": _figure("1/s", "mean", "training steps a second"),
-    "samples": _figure("count", "last", "samples handed out so far, by all loaders"),
-    "samples_per_s": _figure("1/s", "mean", "samples a second, all loaders"),
-    "wait_fraction": _figure("fraction", "mean", "share of the time the training loop waited for data"),
-    "tree_bytes": _figure("bytes", "most", "memory of the process and its descendants; facts tell how it was taken"),
-    "tree_is_exact": _figure("fraction", "mean", "1 where every page was looked at, 0 where growth was carried on"),
-    "processes": _figure("count", "most", "processes of the tree"),
-    "trainer_bytes": _figure("bytes", "most", "heap and stacks of the training process"),
-    "workers_bytes": _figure("bytes", "most", "private memory of its descendants"),
-    "arena_bytes": _figure("bytes", "most", "batches in flight, ready and lent, of all loaders"),
-    "cache_bytes": _figure("bytes", "most", "caches in memory, one per node"),
-    "other_bytes": _figure("bytes", "most", "what the tree has besides: libraries, files, other shared memory"),
-    "limit_bytes": _figure("bytes", "last", "the smallest memory limit: a container's, or the machine's memory"),
-    "used_bytes": _figure("bytes", "most", "in use of that limit, by everybody inside it"),
-    "available_bytes": _figure("bytes", "least", "what could still be used"),
-    "swap_used_bytes": _figure("bytes", "most", "swap in use where the limit is set"),
-    "budget_bytes": _figure("bytes", "last", "what the loaders may take together"),
-    "workers": _figure("count", "last", "workers of all loaders"),
-    "depth": _figure("count", "last", "batches that may be ahead, all loaders"),
-    "worker_restarts": _figure("count", "last", "workers that died and were started again, so far"),
-    "cache_hits": _figure("count", "last", "lookups that needed no load, so far"),
-    "cache_misses": _figure("count", "last", "lookups that did, so far"),
-    "cache_hit_rate": _figure("fraction", "mean", "share of hits among the lookups of the time since the last point"),
-    "gpu_allocated_bytes": _figure("bytes", "most", "live tensors of this process, all devices"),
-    "gpu_reserved_bytes": _figure("bytes", "most", "what torch's allocator of this process keeps, all devices"),
-}
-"""Figures of a run as a whole. A figure that is not known here is left out, never 0."""
+    # -- the run as a whole -------------------------------------------------------------------
+    "step": _counter("Training steps.", "steps_total"),
+    "steps_per_s": _rate("1/s", "Training steps per second.", log="Steps: {:.2f}/s"),
+    "samples": _counter("Samples delivered by all loaders.", None),
+    "samples_per_s": _rate("1/s", "Samples per second, all loaders.", "samples/s", log="Samples: {:.1f}/s"),
+    "wait_fraction": _rate(
+        "fraction", "Share of the time the training loop waits for data.", "waiting", log="Wait: {:.1%}"
+    ),
+    "tree_bytes": _bytes(
+        "Memory of the training process and its descendants; shared pages count once.", "memory", "tree_memory_bytes"
+    ),
+    "tree_is_exact": _rate("fraction", "1 where every page was counted, 0 where growth since then was added."),
+    "processes": Figure(
+        unit="count", merge="max", help="Processes of the training, itself included.", metric="processes"
+    ),
+    "trainer_bytes": _part("Heap and stacks of the training process.", "trainer"),
+    "workers_bytes": _part("Private memory of its descendants.", "workers"),
+    "arena_bytes": _part("Batches being filled, ready and lent, all loaders.", "arena"),
+    "cache_bytes": _part("Caches in memory; one per node, however many ranks share it.", "cache"),
+    "other_bytes": _part("The rest: libraries, mapped files, other shared memory.", "other"),
+    "limit_bytes": _bytes(
+        "The smallest memory limit: the container's, or the machine's memory.", "limit", "memory_limit_bytes",
+        merge="last",
+    ),
+    "used_bytes": _bytes("Memory in use within that limit, by all processes.", "in use", "memory_used_bytes"),
+    "available_bytes": _bytes("Memory still available.", "available", "memory_available_bytes", merge="min"),
+    "swap_used_bytes": _bytes("Swap in use within the limit.", "swap", "swap_used_bytes"),
+    "budget_bytes": _bytes("Memory budget of all loaders together.", "budget", "budget_bytes", merge="last"),
+    "workers": _setting("Workers of all loaders.", label="workers"),
+    "depth": _setting("Batches prepared ahead, all loaders.", label="depth"),
+    "cache_hits": _counter("Cache lookups that found the sample, whole node.", "cache_hits_total"),
+    "cache_misses": _counter("Cache lookups that loaded the sample, whole node.", "cache_misses_total"),
+    "cache_hit_rate": _rate(
+        "fraction", "Share of cache lookups that found the sample.", "hits", log="Cache hit rate: {:.2%}"
+    ),
+    "worker_restarts": _counter("Workers that crashed and were replaced.", None, log="Worker restarts: {:.0f}"),
+    "gpu_allocated_bytes": _bytes("Live tensors of the training, all GPUs.", "tensors", "torch_allocated_bytes"),
+    "gpu_reserved_bytes": _bytes(
+        "Memory reserved by torch's allocator, all GPUs.", "reserved by torch", "torch_reserved_bytes"
+    ),
+    "processors_busy": _rate("count", "Processors kept busy; only of process trees watched from outside."),
+    "read_bytes_per_s": _rate("bytes/s", "Bytes read per second; only of process trees watched from outside."),
+    # -- one loader ---------------------------------------------------------------------------
+    "loader.N.samples": _counter("Samples delivered.", "samples_total"),
+    "loader.N.batches": _counter("Batches delivered.", "batches_total"),
+    "loader.N.samples_per_s": _rate("1/s", "Samples per second.", "samples/s"),
+    "loader.N.wait_fraction": _rate("fraction", "Share of the time spent waiting in next().", "waiting"),
+    "loader.N.workers": _setting("Workers, as set.", "workers"),
+    "loader.N.depth": _setting("Batches prepared ahead, as set.", "depth_batches"),
+    "loader.N.in_flight_bytes": _bytes("Batches being filled, ready, lent, or kept for reuse.", "", "in_flight_bytes"),
+    "loader.N.lent_bytes": _bytes("Batches in flight that the training loop holds.", "", "lent_bytes"),
+    "loader.N.workers_private_bytes": _bytes("Private memory of the workers.", "", "workers_private_bytes"),
+    "loader.N.budget_bytes": _bytes("Memory budget of the loader.", "budget", "loader_budget_bytes", merge="last"),
+    "loader.N.worker_restarts": _counter("Workers that crashed and were replaced.", "worker_restarts_total"),
+    "loader.N.device_ahead_bytes": _bytes("Batches copied to the GPU in advance.", "", "device_ahead_bytes"),
+    "loader.N.wait_s": _counter("Time the training loop waited for data.", "wait_seconds_total", unit="s"),
+    "loader.N.fetch_s": _counter("Time in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"),
+    "loader.N.collate_s": _counter("Time in collating, summed over the workers.", "collate_seconds_total", unit="s"),
+    "loader.N.cache_bytes": _bytes("Memory of its cache, whole node.", "cache"),
+    "loader.N.cache_limit_bytes": _bytes("Memory limit of its cache.", "limit", "cache_limit_bytes", merge="last"),
+    "loader.N.cache_hits": _counter("Lookups in its cache that found the sample, whole node.", None),
+    "loader.N.cache_misses": _counter("Lookups in its cache that loaded the sample, whole node.", None),
+    # -- one GPU ------------------------------------------------------------------------------
+    "gpu.N.used_bytes": _bytes("GPU memory in use, by all processes.", "used", "gpu_memory_used_bytes"),
+    "gpu.N.total_bytes": _bytes("Memory of the GPU.", "of the GPU", "gpu_memory_total_bytes", merge="last"),
+    "gpu.N.busy_fraction": _rate("fraction", "Share of the time a kernel ran.", "busy", metric="gpu_busy_ratio"),
+    "gpu.N.allocated_bytes": _bytes("Live tensors of the training on the GPU.", "tensors", "gpu_allocated_bytes"),
+    "gpu.N.reserved_bytes": _bytes(
+        "Memory reserved by torch's allocator on the GPU.", "reserved by torch", "gpu_reserved_bytes"
+    ),
+}  # fmt: skip
+"""By name; N stands for a number. A figure with an unknown value is absent from a point, never 0."""
 
-LOADER_FIGURES = {
-    "samples": _figure("count", "last", "samples handed out so far"),
-    "batches": _figure("count", "last", "batches handed out so far"),
-    "samples_per_s": _figure("1/s", "mean", "samples a second since the last point"),
-    "wait_fraction": _figure("fraction", "mean", "share of the time since the last point spent waiting in next()"),
-    "workers": _figure("count", "last", "workers there are to be"),
-    "depth": _figure("count", "last", "batches that may be ahead"),
-    "in_flight_bytes": _figure("bytes", "most", "batches being filled, ready, lent, or kept for reuse"),
-    "lent_bytes": _figure("bytes", "most", "batches the user holds"),
-    "workers_private_bytes": _figure("bytes", "most", "private memory of its workers"),
-    "budget_bytes": _figure("bytes", "last", "what it may take"),
-    "worker_restarts": _figure("count", "last", "workers that died and were started again, so far"),
-    "device_ahead_bytes": _figure("bytes", "most", "batches copied ahead to the GPU"),
-    "wait_s": _figure("s", "last", "time in next() so far"),
-    "fetch_s": _figure("s", "last", "time in the dataset so far, all workers together"),
-    "collate_s": _figure("s", "last", "time in collating so far, all workers together"),
-    "cache_bytes": _figure("bytes", "most", "its cache, the whole node's"),
-    "cache_limit_bytes": _figure("bytes", "last", "what that cache may take"),
-    "cache_hits": _figure("count", "last", "lookups that needed no load, so far, the whole node's"),
-    "cache_misses": _figure("count", "last", "lookups that did, so far, the whole node's"),
-}
-"""Figures of one loader, behind ``loader.N.``."""
-
-GPU_FIGURES = {
-    "used_bytes": _figure("bytes", "most", "memory in use on the device, by anyone"),
-    "total_bytes": _figure("bytes", "last", "memory of the device"),
-    "busy_fraction": _figure("fraction", "mean", "share of the time a kernel ran"),
-    "allocated_bytes": _figure("bytes", "most", "live tensors of this process"),
-    "reserved_bytes": _figure("bytes", "most", "what torch's allocator of this process keeps"),
-}
-"""Figures of one GPU, behind ``gpu.N.``."""
+_NUMBERED = re.compile(r"^(loader|gpu)\.\d+\.")
 
 
 def figure_of(name: str) -> Figure:
-    """What is known of a figure; of one with a new name, its unit from its ending."""
-    kind, _, rest = name.partition(".")
-    last = rest.partition(".")[2]
-    found = {"loader": LOADER_FIGURES, "gpu": GPU_FIGURES}.get(kind, {}).get(last) if rest else FIGURES.get(name)
+    """The figure with a recorded name. For a name that is not in the table, the ending gives the unit."""
+    found = FIGURES.get(_NUMBERED.sub(r"\1.N.", name))
     if found is not None:
         return found
     is_bytes = name.endswith("_bytes")
-    return Figure(unit="bytes" if is_bytes else "count", rule="most" if is_bytes else "mean", what=name)
+    return Figure(unit="bytes" if is_bytes else "count", merge="max" if is_bytes else "mean", help=name)
 
 
 def part(figures: Mapping[str, float], prefix: str) -> dict[str, float]:
@@ -112,22 +159,21 @@ def part(figures: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def merged(points: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """One set of figures for several in a row, each given with the seconds it stands for."""
+    """One set of figures for several consecutive ones, each given with its span in seconds."""
     result: dict[str, float] = {}
     weights: dict[str, float] = {}
-    rules: dict[str, Rule] = {}
+    merges: dict[str, Merge] = {}
     for span_s, figures in points:
         for name, value in figures.items():
             if name not in result:
-                result[name], weights[name] = value, span_s
-                rules[name] = figure_of(name).rule
+                result[name], weights[name], merges[name] = value, span_s, figure_of(name).merge
                 continue
-            rule = rules[name]
-            if rule == "last":
+            merge = merges[name]
+            if merge == "last":
                 result[name] = value
-            elif rule == "most":
+            elif merge == "max":
                 result[name] = max(result[name], value)
-            elif rule == "least":
+            elif merge == "min":
                 result[name] = min(result[name], value)
             else:
                 total = weights[name] + span_s

@@ -1,10 +1,11 @@
-"""The log line of memory, one layout for everyone who reads or parses it.
+"""The log line of a training: one fixed layout, because people parse it.
 
 In:  figures.
 Out: ``[Step 100] Memory - Process: 15678.9MB (6.1%), System: 125.4/256.0GB (49.0%), GPU: 8192.0MB allocated, ...``
 Runs in: trainer.
 
-MB and GB are 2**20 and 2**30 bytes, as in the logs people have. The GPU's part is always there: 0.0 without one.
+MB and GB are 2**20 and 2**30 bytes, as in the logs teams already have. The GPU part is always there: 0.0 without a
+GPU. Further figures follow, in the format and order of ``figures.FIGURES``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import sys
 from collections.abc import Mapping
 
+from penstock.monitor.figures import FIGURES
 from penstock.units import GIB, MIB
 
 LOGGER = logging.getLogger("penstock.monitor")
@@ -28,33 +30,28 @@ def log_line(label: str, figures: Mapping[str, float]) -> str:
         f"GPU: {allocated / MIB:.1f}MB allocated",
         f"{reserved / MIB:.1f}MB reserved",
     ]
-    if "samples_per_s" in figures:
-        parts.append(f"Samples: {figures['samples_per_s']:.1f}/s")
-    elif "steps_per_s" in figures:
-        parts.append(f"Steps: {figures['steps_per_s']:.2f}/s")
-    if "wait_fraction" in figures:
-        parts.append(f"Wait: {figures['wait_fraction']:.1%}")
-    if "cache_hit_rate" in figures:
-        parts.append(f"Cache hit rate: {figures['cache_hit_rate']:.2%}")
-    if figures.get("worker_restarts"):
-        parts.append(f"Worker restarts: {figures['worker_restarts']:.0f}")
+    for name, figure in FIGURES.items():
+        # Zero restarts and, next to samples, steps are not worth their width.
+        is_shown = figures.get(name) if name == "worker_restarts" else name in figures
+        if figure.log is not None and is_shown and not (name == "steps_per_s" and "samples_per_s" in figures):
+            parts.append(figure.log.format(figures[name]))
     return ", ".join(parts)
 
 
 def say(level: int, text: str) -> None:
-    """Through logging where the user has set that up, and on stderr where nobody would see it otherwise."""
-    if _is_heard():
+    """Log the text if the user has configured logging, else write it to stderr."""
+    if _has_handler():
         LOGGER.log(level, text)
     elif sys.stderr is not None and LOGGER.level <= level and not LOGGER.disabled:
-        # One write: lines of several ranks must not mix.
+        # One write per line, so that the lines of several ranks do not mix.
         try:
             sys.stderr.write(text + "\n")
         except (OSError, ValueError):
-            pass  # a terminal that is gone, or closed: nobody reads it
+            pass  # the terminal is gone or closed
 
 
-def _is_heard() -> bool:
-    """Whether anything but the library's own silence is attached."""
+def _has_handler() -> bool:
+    """Whether any handler other than the library's own NullHandler would get the record."""
     logger: logging.Logger | None = LOGGER
     while logger is not None:
         if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):

@@ -32,7 +32,7 @@ class LoaderSample(NamedTuple):
     wait_s: float | None
     is_iterating: bool
     figures: dict[str, float]
-    """As in ``figures.LOADER_FIGURES``, without rates."""
+    """The ``loader.N.`` ones of ``figures.FIGURES`` without that prefix; rates are not among them."""
     cache_key: str | None
     """Which cache it has: several loaders may share one."""
 

@@ -29,8 +29,8 @@ def test_a_figure_that_some_points_lack_is_merged_from_those_that_have_it() -> N
 
 def test_every_figure_of_bytes_says_so_in_its_name() -> None:
     assert all((figure.unit == "bytes") == name.endswith("_bytes") for name, figure in FIGURES.items())
-    assert figure_of("gpu.3.used_bytes").rule == "most" and figure_of("loader.12.samples").rule == "last"
-    assert figure_of("of_somebody_elses_bytes").rule == "most"
+    assert figure_of("gpu.3.used_bytes").merge == "max" and figure_of("loader.12.samples").merge == "last"
+    assert figure_of("of_somebody_elses_bytes").merge == "max"
     assert part({"loader.1.depth": 2.0, "loader.10.depth": 3.0, "depth": 5.0}, "loader.1") == {"depth": 2.0}
 
 

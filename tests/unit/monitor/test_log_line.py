@@ -36,6 +36,9 @@ def test_further_figures_come_after_it() -> None:
     )
     assert LAYOUT.fullmatch(line)
     assert line.endswith("reserved, Samples: 812.3/s, Wait: 3.2%, Cache hit rate: 82.45%")
+    more = {"worker_restarts": 2.0, "cache_hit_rate": 0.5, "wait_fraction": 0.1, "steps_per_s": 3.14159}
+    assert log_line("x", more).endswith("Steps: 3.14/s, Wait: 10.0%, Cache hit rate: 50.00%, Worker restarts: 2")
+    assert log_line("x", {"worker_restarts": 0.0, "steps_per_s": 1.0, "samples_per_s": 2.0}).endswith("Samples: 2.0/s")
 
 
 def test_without_figures_it_still_is_a_line() -> None:

@@ -12,16 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.monitor.export.prometheus import (
-    CONTENT_TYPE,
-    LEFT_OUT,
-    OF_GPU,
-    OF_LOADER,
-    OF_RUN,
-    exposition,
-    grafana_dashboard,
-)
-from penstock.monitor.figures import FIGURES, GPU_FIGURES, LOADER_FIGURES
+from penstock.monitor.export.prometheus import CONTENT_TYPE, exposition, grafana_dashboard
+from penstock.monitor.figures import FIGURES
 from penstock.monitor.runs.format import Alert, RunOutcome
 from support.recorded_runs import GIB, begin_run, fill, point_at
 
@@ -78,10 +70,31 @@ def test_a_running_training_is_told_in_base_units(home: Path) -> None:
         assert components == {"trainer", "workers", "arena", "cache", "other"}
 
 
-def test_every_figure_of_a_run_is_told_or_left_out_on_purpose() -> None:
-    told = {*OF_RUN, *(f"loader.{name}" for name in OF_LOADER), *(f"gpu.{name}" for name in OF_GPU)}
-    known = {*FIGURES, *(f"loader.{name}" for name in LOADER_FIGURES), *(f"gpu.{name}" for name in GPU_FIGURES)}
-    assert told | LEFT_OUT == known and not told & LEFT_OUT
+RATES_AND_SUMS = {
+    "steps_per_s", "samples", "samples_per_s", "wait_fraction", "cache_hit_rate", "tree_is_exact", "workers", "depth",
+    "worker_restarts", "processors_busy", "read_bytes_per_s",
+    "loader.N.samples_per_s", "loader.N.wait_fraction", "loader.N.cache_bytes", "loader.N.cache_hits",
+    "loader.N.cache_misses",
+}  # fmt: skip
+METRICS = {
+    "alert_active", "batches_total", "budget_bytes", "cache_hits_total", "cache_limit_bytes",
+    "cache_misses_total", "collate_seconds_total", "depth_batches", "device_ahead_bytes", "fetch_seconds_total",
+    "gpu_allocated_bytes", "gpu_busy_ratio", "gpu_memory_total_bytes", "gpu_memory_used_bytes", "gpu_reserved_bytes",
+    "in_flight_bytes", "last_point_time_seconds", "lent_bytes", "loader_budget_bytes", "memory_available_bytes",
+    "memory_bytes", "memory_limit_bytes", "memory_used_bytes", "processes", "run_info", "run_start_time_seconds",
+    "run_state", "samples_total", "steps_total", "swap_used_bytes", "torch_allocated_bytes", "torch_reserved_bytes",
+    "tree_memory_bytes", "unreadable_runs", "wait_seconds_total", "worker_restarts_total", "workers",
+    "workers_private_bytes",
+}  # fmt: skip
+
+
+def test_every_figure_is_exported_unless_it_is_the_rate_or_the_sum_of_others() -> None:
+    assert {name for name, figure in FIGURES.items() if figure.metric is None} == RATES_AND_SUMS
+
+
+def test_the_names_of_the_metrics_are_those_that_dashboards_ask_for(home: Path) -> None:
+    with full_run(home):
+        assert {name.removeprefix("penstock_") for name in scraped(home)} == METRICS
 
 
 def test_names_follow_the_conventions(home: Path) -> None:
