@@ -191,7 +191,7 @@ class Monitor:
         if self._ticker.end(_END_WITHIN_S):
             self._recorder.close(outcome)
         else:
-            self._recorder.leave_word(outcome)
+            self._recorder.keep_outcome(outcome)
 
     def _end_with_program(self) -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)

@@ -211,11 +211,11 @@ class Recorder:
         if record is not None:
             record.abandon()
 
-    def leave_word(self, outcome: RunOutcome) -> None:
+    def keep_outcome(self, outcome: RunOutcome) -> None:
         """The outcome, where the thread that has the record does not come to an end."""
         record = self.record or self._stopped
         if record is not None:
-            record.leave_word(outcome)
+            record.keep_outcome(outcome)
 
     # -- inside -----------------------------------------------------------------------------
 

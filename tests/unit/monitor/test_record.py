@@ -117,9 +117,9 @@ def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
     assert found("last") == found("b") == found(records[2].id) == records[2].id
     assert found("a") == records[1].id, "of two with one name, the newer"
     assert found(records[0].id[:-1]) == records[0].id
-    with pytest.raises(PenstockError, match="begins 3 runs"):
+    with pytest.raises(PenstockError, match="ids of 3 runs begin with"):
         open_run(tmp_path, records[0].id[:6])
-    with pytest.raises(PenstockError, match=r"no run in .* is called 'nobody'"):
+    with pytest.raises(PenstockError, match=r"no run in .* has the name 'nobody'"):
         open_run(tmp_path, "nobody")
     with pytest.raises(PenstockError, match="no run is recorded"):
         open_run(tmp_path / "empty", "last")
@@ -158,7 +158,7 @@ def test_a_run_of_another_machine_is_taken_to_run_while_it_is_heard_of(tmp_path:
 
 def test_an_outcome_that_the_database_did_not_take_is_found_beside_it(tmp_path: Path) -> None:
     record = begin_run(tmp_path)
-    record.leave_word(RunOutcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉"))
+    record.keep_outcome(RunOutcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉"))
     record.abandon()
     with open_run(tmp_path, "last") as run:
         assert run.outcome == RunOutcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉")

@@ -1,23 +1,24 @@
-"""The file a run is recorded in: its tables, how points are packed, how old ones thin out. Read this first.
+"""The file format of a recorded run: its tables, how points are packed, how old points are thinned. Read this first.
 
 In:  nothing.
-Out: the schema; ``Point``, ``Note``, ``Alert``, ``RunOutcome``; ``pack`` and ``unpack``; ``THINNING``.
+Out: the schema; ``Point``, ``Note``, ``Alert``, ``RunOutcome``, ``TriedSettings``; ``pack``, ``unpack``; ``THINNING``.
 Runs in: trainer (writes), command line (reads).
 
-One SQLite file per run, ``<home>/runs/<id>.sqlite``, and beside it ``<id>.alive``, which the writer holds locked while
-it lives. Writers of different runs never meet. Nothing a user wrote is part of a path: the run's name is a fact.
+Each run has one SQLite file, ``<home>/runs/<id>.sqlite``, and a file ``<id>.alive``, which the writer keeps locked
+while it is alive. Writers of different runs share nothing. No text of a user is part of a path: the run's name is a
+fact.
 
-    facts           what a run is, as JSON by name; see ``FACTS``
-    figures         names of the figures in a point's body, by place
-    points          figures over time: when (milliseconds, end of the time it stands for), seconds it stands for, body
-    journal         what was done to the run and what happened to it: when, who, kind, in words, details as JSON
-    alerts          alerts raised and cleared: when, which rule, state, in words, details as JSON
-    configurations  what each configuration tried of each loader has achieved, for comparing
-    totals          figures over the whole run so far, by name
-    outcome         one row once the run has ended: finished, failed, killed
+    facts           description of the run, as JSON by name; see ``FACTS``
+    figures         names of the figures in a point's body, by position
+    points          figures over time: end of the span in milliseconds, span in seconds, body
+    journal         what was changed and what happened: time, source, kind, sentence, details as JSON
+    alerts          alerts raised and cleared: time, rule, state, sentence, details as JSON
+    configurations  results of each configuration of each loader, for comparing
+    totals          figures of the whole run so far, by name
+    outcome         one row after the run has ended: finished, failed, killed
 
-A point's body is one 8-byte float per figure in the order of ``figures``, NaN for what was not known; figures may be
-added while a run goes on, and bodies written before that are shorter. Compact, because a week of JSON is 100 MB.
+A point's body has one 8-byte float per figure in the order of ``figures``, NaN where the value is unknown. Figures may
+be added during a run; bodies written earlier are shorter. The format is compact because a week of JSON takes 100 MB.
 """
 
 from __future__ import annotations
@@ -29,40 +30,40 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 FORMAT = 1
-"""Goes up when older readers would misread a file."""
+"""Raised when older readers would misread a file."""
 
 SUFFIX, ALIVE_SUFFIX = ".sqlite", ".alive"
 
 MOST_ENTRIES = 5000
-"""Of the journal, and of the alerts: the oldest go first."""
+"""Of the journal, and of the alerts; the oldest are deleted first."""
 LONGEST_TEXT = 2000
-"""Characters of an entry's words."""
+"""Characters of an entry's sentence."""
 LONGEST_NAME = 20_000
-"""Characters of a run's name: ten kilobytes are kept as they are."""
+"""Characters of a run's name; names of ten kilobytes are kept whole."""
 
 FACTS = {
-    "format": "of this file",
-    "id": "of the run; its file's name",
-    "name": "what the user calls it; any text",
-    "started_s": "when it began, seconds since 1970",
+    "format": "format of this file",
+    "id": "id of the run, and the name of its file",
+    "name": "the user's name for it; any text",
+    "started_s": "start of the run, seconds since 1970",
     "pid": "process id of the training",
-    "process_started_s": "when that process began: ids are used again",
+    "process_started_s": "start of that process, because process ids are reused",
     "host": "host name",
-    "boot_id": "the kernel's own id of this boot; the host name where there is none",
-    "user": "number of the user",
-    "command": "command line, as a list, with what looks like a secret taken out",
+    "boot_id": "the kernel's id of this boot; the host name on platforms without one",
+    "user": "user id",
+    "command": "command line as a list, secrets replaced",
     "folder": "working directory",
     "python": "versions of Python, torch, penstock",
-    "machine": "what this machine allows: the meter's Limits",
+    "machine": "the meter's Limits of this machine or container",
     "gpus": "names, ids and memory of the GPUs, in the order of gpu.N",
-    "rank": "rank, local_rank, world_size, under torchrun and its like; else null",
-    "loaders": "one per loader, in the order of loader.N: name, what it is, its arguments at the start",
-    "tree_measure": "how tree_bytes is taken: pss (each page divided by those who map it) or rss",
+    "rank": "rank, local_rank, world_size under torchrun and similar launchers; else null",
+    "loaders": "in the order of loader.N: name, kind and arguments at the start",
+    "tree_measure": "how tree_bytes is measured: pss (each page divided by the number of processes that map it) or rss",
     "every": "steps between log lines",
-    "warn_at": "share of the memory limit the warning comes at",
-    "socket": "path of the control socket; null: none could be made",
+    "warn_at": "share of the memory limit at which a warning is logged",
+    "socket": "path of the control socket; null: it could not be created",
 }
-"""Name -> what it says. A reader must do without any of them."""
+"""Name -> meaning. A reader must work without any of them."""
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -83,20 +84,20 @@ CREATE TABLE outcome (only INTEGER PRIMARY KEY CHECK (only = 1), state TEXT NOT 
 """
 
 TOTALS = {
-    "t_s": "when anything was last written",
+    "t_s": "time of the last write",
     "step": "training steps so far",
-    "samples": "samples handed out so far, by all loaders",
-    "active_s": "time in which a loader was being read",
-    "wait_s": "of that, time the training loop waited for data",
-    "peak_tree_bytes": "most memory of the process tree",
-    "peak_used_bytes": "most memory in use of the limit",
-    "worker_restarts": "workers that died and were started again",
+    "samples": "samples delivered so far, by all loaders",
+    "active_s": "time during which a loader was being iterated",
+    "wait_s": "part of that time the training loop waited for data",
+    "peak_tree_bytes": "peak memory of the process tree",
+    "peak_used_bytes": "peak memory in use within the limit",
+    "worker_restarts": "workers that crashed and were replaced",
 }
-"""Name -> what it says."""
+"""Name -> meaning."""
 
 
 class ThinningStep(NamedTuple):
-    """Points older than ``after_s`` are made one for each ``step_s``."""
+    """Points older than ``after_s`` are merged into one per ``step_s``."""
 
     after_s: float
     step_s: float
@@ -108,19 +109,19 @@ THINNING = (
     ThinningStep(24 * 3600, 600),
     ThinningStep(30 * 24 * 3600, 3600),
 )
-"""Every second for ten minutes, every 10 s for three hours, every minute for a day, every 10 minutes for a month, and
-then every hour: 8,000 points in a month, 9,000 more in each year."""
+"""One point per second for ten minutes, per 10 s for three hours, per minute for a day, per 10 minutes for a month,
+then per hour: 8,000 points after a month, 9,000 more each year."""
 
 
 class Point(NamedTuple):
-    """The figures of one stretch of time."""
+    """The figures of one span of time."""
 
     t_s: float
-    """When it ends, seconds since 1970."""
+    """End of the span, seconds since 1970."""
     span_s: float
-    """How long it is."""
+    """Its length."""
     figures: dict[str, float]
-    """By name; see ``figures``. What was not known is not there."""
+    """By name; see ``figures``. Unknown ones are absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +134,10 @@ class Note:
     kind: str
     """moment, resize, memory, cache, restart, decision, action (of an alert), warning, start, end."""
     what: str
-    """In words, for people; may hold text of the user's."""
+    """A sentence for people; may contain text of the user."""
     details: dict[str, Any] = field(default_factory=dict)
     number: int = 0
-    """Goes up by one with every entry of the run."""
+    """Increases by one with every entry of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +146,11 @@ class Alert:
 
     t_s: float
     rule: str
-    """Which threshold: memory, swap, stall, gpu-idle, restarts, ..."""
+    """memory, tree, swap, stall, gpu-idle or restarts."""
     state: Literal["raised", "cleared"]
     what: str
     details: dict[str, Any] = field(default_factory=dict)
-    """Value, threshold, action taken and what came of it."""
+    """Value, threshold and actions."""
     number: int = 0
 
 
@@ -159,28 +160,28 @@ class RunOutcome:
 
     state: Literal["finished", "failed", "killed"]
     t_s: float
-    """When; of a killed one, when it was last heard of."""
+    """When; for a killed run, the time of its last write."""
     what: str | None = None
-    """Of a failed one, the exception."""
+    """The exception of a failed run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriedSettings:
-    """What one configuration of one loader has achieved so far in a run."""
+    """One configuration of one loader, with its results so far."""
 
     loader: int
-    """Which of the run's loaders."""
+    """Number of the loader."""
     configuration: dict[str, Any]
-    """workers, depth, prefetch_factor, memory, batch_size, cache_bytes: what the user or a valve set; None: unset."""
+    """workers, depth, prefetch_factor, memory, batch_size, cache_bytes, as set by the user or a valve; None: unset."""
     began_s: float
     ended_s: float
-    """When it was first and last in force."""
+    """First and last time it was in force."""
     active_s: float
-    """Time in which the loader was being read."""
+    """Time during which the loader was being iterated."""
     samples: float
     wait_s: float
     peak_bytes: float
-    """Most memory of the process tree meanwhile."""
+    """Peak memory of the process tree in that time."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -192,7 +193,7 @@ class TriedSettings:
 
 
 def pack(figures: Mapping[str, float], places: Mapping[str, int]) -> bytes:
-    """A point's body; every name has a place."""
+    """A point's body; ``places`` has every name."""
     body = array("d", [math.nan]) * len(places)
     for name, value in figures.items():
         body[places[name]] = value
@@ -200,7 +201,7 @@ def pack(figures: Mapping[str, float], places: Mapping[str, int]) -> bytes:
 
 
 def unpack(body: bytes, names: Sequence[str]) -> dict[str, float]:
-    """The figures of a body; those added after it are not in it."""
+    """The figures of a body, without those added to the run later."""
     values = array("d")
     values.frombytes(body[: len(body) // 8 * 8])
     return {name: value for name, value in zip(names, values, strict=False) if value == value}

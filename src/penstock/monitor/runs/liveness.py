@@ -1,11 +1,11 @@
-"""Whether the process that records a run still lives, told by a lock that the kernel takes away with it.
+"""Whether the process that records a run is alive. It holds a file lock, which the kernel releases when it ends.
 
-In:  ``<id>.alive`` beside the run's file.
-Out: ``WriterLock`` for the writer; ``is_alive`` for readers.
-Runs in: trainer (holds), command line (asks).
+In:  ``<id>.alive`` in the folder of the run's file.
+Out: ``WriterLock`` for the writer; ``is_alive`` and ``last_outcome`` for readers.
+Runs in: trainer (holds the lock), command line (tests it).
 
-The file also has room for the outcome, written when the run is recorded in advance: on a full disk nothing can be
-added to a database, but bytes that exist can be changed.
+The file is written in full at the start and also has room for the outcome: on a full disk nothing can be added to a
+database, but existing bytes can be overwritten.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import json
 import os
 import socket
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.monitor.runs.format import RunOutcome
+
 _ROOM_BYTES = 4096
+_LONGEST_WHAT = 500
 _FRESH_S = 120.0
-"""A run on another machine that was heard of this recently is taken to run."""
+"""A run of another machine counts as running if its last write is no older."""
 
 try:
     import fcntl
@@ -29,7 +33,7 @@ except ImportError:  # Windows
 
 
 class WriterLock:
-    """The writer's side: holds the lock until it is released, or its process is gone."""
+    """The writer's side: held until it is released or the process ends."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -37,22 +41,23 @@ class WriterLock:
         try:
             os.write(self._fd, b"\n" * _ROOM_BYTES)
             if fcntl is not None:
-                # Not lockf: another file of this process that opens and closes this path would take the lock away.
-                with contextlib.suppress(OSError):  # some network file systems have no locks: then the id must do
+                # Not lockf: if any code of this process opened and closed this path, the lock would be lost.
+                with contextlib.suppress(OSError):  # no locks on some network file systems: the process id decides
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(self._fd)
             path.unlink(missing_ok=True)
             raise
 
-    def leave_word(self, outcome: dict[str, Any]) -> None:
-        """Keep the outcome here, where the database takes it no more."""
-        room = json.dumps(outcome)[: _ROOM_BYTES - 1].encode("ascii", "replace").ljust(_ROOM_BYTES, b"\n")
+    def keep_outcome(self, outcome: RunOutcome) -> None:
+        """Write the outcome here, for when the database cannot be written."""
+        kept = asdict(replace(outcome, what=(outcome.what or "")[:_LONGEST_WHAT] or None))
         with contextlib.suppress(OSError):
+            room = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace").ljust(_ROOM_BYTES, b"\n")
             os.pwrite(self._fd, room, 0)
 
     def release(self) -> None:
-        """Let go; may be called twice. In a forked child this closes the child's copy, and the lock stays."""
+        """May be called twice. In a forked child this closes the child's copy only; the lock stays."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -61,20 +66,19 @@ class WriterLock:
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
-def last_word(path: Path) -> dict[str, Any] | None:
-    """The outcome that was left in the file instead of the database."""
+def last_outcome(path: Path) -> RunOutcome | None:
+    """The outcome that was kept in this file because the database could not be written."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_ROOM_BYTES).strip() or b"null")
-    except (OSError, ValueError, RecursionError):
+            return RunOutcome(**json.loads(file.read(_ROOM_BYTES).strip()))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def is_alive(path: Path, facts: dict[str, Any], heard_s: float) -> bool:
-    """Whether the writer of a run lives; ``facts`` as ``record_values`` gives them, ``heard_s`` when it last wrote."""
+    """Whether the process that writes a run is alive; ``heard_s`` is the time of its last write."""
     if facts.get("boot_id") != boot_id() and facts.get("host") != socket.gethostname():
-        # Locks and process ids of another machine cannot be seen from here.
+        # The run is on another machine, whose locks and process ids are invisible here.
         return time.time() - heard_s < _FRESH_S
     if facts.get("boot_id") != boot_id():
         return False
@@ -82,11 +86,11 @@ def is_alive(path: Path, facts: dict[str, Any], heard_s: float) -> bool:
         locked = _is_locked(path)
         if locked is not None:
             return locked
-    return _process_lives(facts)
+    return _is_process_alive(facts)
 
 
 def _is_locked(path: Path) -> bool | None:
-    """None: nobody can tell, the file is gone or its file system has no locks."""
+    """None: unknown, because the file is gone or its file system has no locks."""
     assert fcntl is not None
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _NO_FOLLOW)
@@ -103,7 +107,7 @@ def _is_locked(path: Path) -> bool | None:
     return False
 
 
-def _process_lives(facts: dict[str, Any]) -> bool:
+def _is_process_alive(facts: dict[str, Any]) -> bool:
     import psutil
 
     try:
@@ -114,7 +118,7 @@ def _process_lives(facts: dict[str, Any]) -> bool:
 
 
 def boot_id() -> str:
-    """The same for every process and container of one machine until it is started again."""
+    """An id that all processes and containers of a machine share until it reboots."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Recorded runs, for everyone who shows them. Never in the way of the one who writes.
+"""Recorded runs, for every command and page that shows them. Reading never blocks the run that is being written.
 
 In:  a home (``home.state_folder()``), which run.
 Out: ``RunSummary`` for lists; ``Run`` with facts, points, journal, alerts, outcome; ``ask`` for a running one.
@@ -8,74 +8,89 @@ Runs in: command line, web page; any number at once.
     with open_run(home, "last") as run:
         run.facts["loaders"], run.outcome
         points = run.points(most=500)                 # oldest first
-        later = run.points(since=points[-1].t_s)      # what has come since
+        later = run.points(since=points[-1].t_s)      # those that came later
         run.journal(since=points[-1].t_s)
         run.alerts(after=12)                          # those with a higher number
         ask(run, {"do": "state"})                     # live, from the process itself
 
-Errors are ``PenstockError``: no such run, a file that is no record, a run that does not answer. What a record holds
-comes out of here in the right types, or not at all: see ``record_values``.
+Errors are ``PenstockError``: no such run, a file that is not a record, a run that does not answer. A file that another
+program wrote or that is damaged gives one ``DataError``, whatever is wrong inside it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from penstock.errors import DataError, PenstockError
 from penstock.monitor.control.client import ask, own_socket
 from penstock.monitor.figures import merged
-from penstock.monitor.runs import values as record_values
-from penstock.monitor.runs.format import ALIVE_SUFFIX, FORMAT, SUFFIX, Alert, Note, Point, RunOutcome, TriedSettings
+from penstock.monitor.runs.format import (
+    ALIVE_SUFFIX,
+    FORMAT,
+    SUFFIX,
+    Alert,
+    Note,
+    Point,
+    RunOutcome,
+    TriedSettings,
+    unpack,
+)
 from penstock.monitor.runs.home import runs_folder
-from penstock.monitor.runs.liveness import is_alive, last_word
+from penstock.monitor.runs.liveness import is_alive, last_outcome
 
 __all__ = ["Run", "RunSummary", "ask", "delete_run", "list_runs", "open_run"]
 
 _BUSY_S = 0.5
 State = Literal["running", "finished", "failed", "killed"]
-_T = TypeVar("_T")
+_FACT_TYPES: dict[str, type | tuple[type, ...]] = {
+    "name": str, "started_s": (int, float), "pid": int, "process_started_s": (int, float), "host": str, "boot_id": str,
+    "command": list, "folder": str, "python": dict, "machine": dict, "gpus": list, "rank": dict, "loaders": list,
+    "tree_measure": str, "socket": str,
+}  # fmt: skip
+"""Types that readers rely on. Any fact may be null or absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One line of a list of runs. None: not known."""
+    """One line of a list of runs. None: unknown."""
 
     id: str
     name: str
-    """Any text of the user's: to be shown as text."""
+    """Any text: never to be interpreted as markup."""
     state: State
     what: str | None
-    """Of a failed run, the exception."""
+    """The exception of a failed run."""
     started_s: float
     ended_s: float | None
-    """None: it runs."""
+    """None: it is running."""
     heard_s: float
-    """When it last wrote anything."""
+    """Time of its last write."""
     pid: int | None
     host: str
     rank: dict[str, int] | None
     step: int
     samples: int
     samples_per_s: float | None
-    """While a loader was being read."""
+    """While a loader was being iterated."""
     wait_fraction: float | None
-    """Of that time, the share the training loop waited for data."""
+    """Share of that time the training loop waited for data."""
     peak_bytes: int | None
-    """Most memory of the process tree."""
+    """Peak memory of the process tree."""
     limit_bytes: int | None
-    """What memory there is for it."""
+    """Its memory limit."""
     worker_restarts: int
     loaders: list[dict[str, Any]] = field(default_factory=list)
     """Name and arguments of each at the start."""
     tried: list[TriedSettings] = field(default_factory=list)
-    """What each configuration has achieved."""
+    """Each configuration with its results."""
 
     @property
     def duration_s(self) -> float:
@@ -83,7 +98,7 @@ class RunSummary:
 
 
 class Run:
-    """One recorded run, running or over. May be used from several threads."""
+    """One recorded run, running or ended. Several threads may use it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,42 +107,49 @@ class Run:
         self._names: list[str] = []
         self._db = _open(path)
         try:
-            _ = self.facts  # is it one that can be read?
+            _ = self.facts  # raises if the file is not a record
         except PenstockError:
             self.close()
             raise
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the run is; see ``record_format.FACTS``."""
-        found = record_values.facts(self._rows("SELECT name, value FROM facts"))
-        if found.get("format") != FORMAT:
-            raise DataError(
-                f"{self.path} is no record of a run that this penstock reads (format {found.get('format')}, not "
-                f"{FORMAT}); read it with the version that wrote it, or remove it"
-            )
+        """Description of the run; see ``format.FACTS``."""
+        with _intact(self.path):
+            found = {name: _json(value) for name, value in self._rows("SELECT name, value FROM facts")}
+            if found.get("format") != FORMAT:
+                raise DataError(
+                    f"{self.path} has record format {found.get('format')}, this penstock reads format {FORMAT}; "
+                    "read it with the version that wrote it, or remove it"
+                )
+            for name, kind in _FACT_TYPES.items():
+                if not isinstance(found.get(name), (kind, type(None))):
+                    raise TypeError(f"the fact {name} is {str(found[name])[:60]!r}")
+            for name in ("loaders", "gpus"):
+                if not all(isinstance(each, dict) for each in found.get(name) or ()):
+                    raise TypeError(f"the fact {name} is not a list of objects")
         return found
 
     @property
     def totals(self) -> dict[str, float]:
-        """Figures over the whole run so far; see ``record_format.TOTALS``."""
-        return record_values.totals(self._rows("SELECT name, value FROM totals"))
+        """Figures of the whole run so far; see ``format.TOTALS``."""
+        with _intact(self.path):
+            return {name: float(value) for name, value in self._rows("SELECT name, value FROM totals")}
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """How it ended; None while it runs. A run whose process is gone without a word was killed, and that is
-        written down by whoever finds it first."""
+        """How it ended; None while it runs. A run whose process is gone without an outcome was killed; the first reader
+        that notices records that."""
         heard_s = self.totals.get("t_s", 0.0)
-        found = self._written_outcome(heard_s)
+        found = self._written_outcome()
         if found is not None:
             return found
         if is_alive(self._alive_path, self.facts, heard_s):
             return None
-        # It may have ended in an orderly way between the two looks.
-        found = self._written_outcome(heard_s)
+        # The run may have ended normally between the two queries.
+        found = self._written_outcome()
         if found is None:
-            word = last_word(self._alive_path) or {}
-            found = record_values.outcome(word.get("state"), word.get("t_s"), word.get("what"), heard_s=heard_s)
+            found = last_outcome(self._alive_path) or RunOutcome(state="killed", t_s=heard_s)
             self._settle(found)
         return found
 
@@ -137,62 +159,70 @@ class Run:
         return "running" if outcome is None else outcome.state
 
     def points(self, since: float | None = None, most: int = 2000) -> list[Point]:
-        """Figures over time, oldest first: those after ``since`` (seconds since 1970), made at most ``most`` by
-        merging neighbours as thinning does."""
+        """Figures over time after ``since`` (seconds since 1970), oldest first. More than ``most`` points are merged
+        with their neighbours, as thinning does."""
         since_ms = max(0, round((since or 0.0) * 1000))
-        points = self._points(
-            self._rows("SELECT t_ms, span_s, body FROM points WHERE t_ms > ? ORDER BY t_ms", (since_ms,))
-        )
+        points = self._points("WHERE t_ms > ? ORDER BY t_ms", (since_ms,))
         return points if len(points) <= most else _fewer(points, max(1, most))
 
     @property
     def latest(self) -> Point | None:
         """The last point written."""
-        found = self._points(self._rows("SELECT t_ms, span_s, body FROM points ORDER BY t_ms DESC LIMIT 1"))
+        found = self._points("ORDER BY t_ms DESC LIMIT 1")
         return found[0] if found else None
 
     def journal(self, since: float | None = None, after: int = 0) -> list[Note]:
-        """What was done and what happened, oldest first, after ``since`` and with a number above ``after``: an entry
-        may be written later than the time it bears, but never with a lower number."""
-        columns = "number, t_s, who, kind, what, details"
-        return _sound(record_values.note, self._entries(f"SELECT {columns} FROM journal", since, after))
+        """Entries of the journal, oldest first, later than ``since`` and with a number above ``after``. An entry may be
+        written later than its time, but never with a lower number."""
+        with _intact(self.path):
+            return [
+                Note(number=number, t_s=t_s, who=who, kind=kind, what=what, details=_json(details))
+                for number, t_s, who, kind, what, details in self._entries("journal", "who, kind", since, after)
+            ]
 
     def alerts(self, since: float | None = None, after: int = 0) -> list[Alert]:
-        """Alerts raised and cleared, oldest first, after ``since`` and with a number above ``after``."""
-        columns = "number, t_s, rule, state, what, details"
-        return _sound(record_values.alert, self._entries(f"SELECT {columns} FROM alerts", since, after))
+        """Alerts raised and cleared, oldest first, later than ``since`` and with a number above ``after``."""
+        with _intact(self.path):
+            return [
+                Alert(number=number, t_s=t_s, rule=rule, state=state, what=what, details=_json(details))
+                for number, t_s, rule, state, what, details in self._entries("alerts", "rule, state", since, after)
+            ]
 
     @property
     def tried(self) -> list[TriedSettings]:
-        """What each configuration of each loader has achieved, in the order they were first tried."""
-        columns = "loader, configuration, began_s, ended_s, active_s, samples, wait_s, peak_bytes"
-        return _sound(record_values.tried, self._rows(f"SELECT {columns} FROM configurations ORDER BY began_s"))
+        """Each configuration of each loader with its results, in the order of their first use."""
+        names = ("loader", "configuration", "began_s", "ended_s", "active_s", "samples", "wait_s", "peak_bytes")
+        with _intact(self.path):
+            rows = self._rows(f"SELECT {', '.join(names)} FROM configurations ORDER BY began_s")
+            found = [dict(zip(names, row, strict=True)) for row in rows]
+            return [TriedSettings(**{**each, "configuration": _json(each["configuration"])}) for each in found]
 
     def summary(self) -> RunSummary:
-        facts, totals, outcome = self.facts, self.totals, self.outcome
-        active_s, samples = totals.get("active_s", 0.0), totals.get("samples", 0.0)
-        started_s = facts.get("started_s") or 0.0
-        return RunSummary(
-            id=self.id,
-            name=facts.get("name") or "",
-            state="running" if outcome is None else outcome.state,
-            what=None if outcome is None else outcome.what,
-            started_s=started_s,
-            ended_s=None if outcome is None else outcome.t_s,
-            heard_s=totals.get("t_s", started_s),
-            pid=facts.get("pid"),
-            host=facts.get("host") or "",
-            rank=facts.get("rank"),
-            step=int(totals.get("step", 0)),
-            samples=int(samples),
-            samples_per_s=samples / active_s if active_s > 0 and samples else None,
-            wait_fraction=min(1.0, totals.get("wait_s", 0.0) / active_s) if active_s > 0 else None,
-            peak_bytes=int(totals["peak_tree_bytes"]) if "peak_tree_bytes" in totals else None,
-            limit_bytes=record_values.count((facts.get("machine") or {}).get("memory_limit_bytes")),
-            worker_restarts=int(totals.get("worker_restarts", 0)),
-            loaders=facts.get("loaders") or [],
-            tried=self.tried,
-        )
+        with _intact(self.path):
+            facts, totals, outcome = self.facts, self.totals, self.outcome
+            active_s, samples = totals.get("active_s", 0.0), totals.get("samples", 0.0)
+            started_s = facts.get("started_s") or 0.0
+            return RunSummary(
+                id=self.id,
+                name=facts.get("name") or "",
+                state="running" if outcome is None else outcome.state,
+                what=None if outcome is None else outcome.what,
+                started_s=started_s,
+                ended_s=None if outcome is None else outcome.t_s,
+                heard_s=totals.get("t_s", started_s),
+                pid=facts.get("pid"),
+                host=facts.get("host") or "",
+                rank=facts.get("rank"),
+                step=int(totals.get("step", 0)),
+                samples=int(samples),
+                samples_per_s=samples / active_s if active_s > 0 and samples else None,
+                wait_fraction=min(1.0, totals.get("wait_s", 0.0) / active_s) if active_s > 0 else None,
+                peak_bytes=int(totals["peak_tree_bytes"]) if "peak_tree_bytes" in totals else None,
+                limit_bytes=(facts.get("machine") or {}).get("memory_limit_bytes"),
+                worker_restarts=int(totals.get("worker_restarts", 0)),
+                loaders=facts.get("loaders") or [],
+                tried=self.tried,
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -211,29 +241,27 @@ class Run:
         return self.path.with_name(self.id + ALIVE_SUFFIX)
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        try:
-            with self._lock:
-                return self._db.execute(query, values).fetchall()
-        except sqlite3.Error as problem:
-            raise _unreadable(self.path, problem) from None
+        with self._lock:
+            return self._db.execute(query, values).fetchall()
 
-    def _entries(self, query: str, since: float | None, after: int) -> list[Any]:
+    def _entries(self, table: str, columns: str, since: float | None, after: int) -> list[Any]:
+        query = f"SELECT number, t_s, {columns}, what, details FROM {table}"
         return self._rows(f"{query} WHERE number > ? AND t_s > ? ORDER BY number", (after, since or 0.0))
 
-    def _points(self, rows: list[Any]) -> list[Point]:
-        count = max((record_values.body_length(row) for row in rows), default=0)
-        if len(self._names) < count:
-            found = self._rows("SELECT place, name FROM figures ORDER BY place")
-            self._names = [record_values.text(name) or f"figure {place}" for place, name in found]
-        names = self._names
-        return _sound(lambda row: record_values.point(row, names), rows)
+    def _points(self, which: str, values: Sequence[Any] = ()) -> list[Point]:
+        with _intact(self.path):
+            rows = self._rows(f"SELECT t_ms, span_s, body FROM points {which}", values)
+            if len(self._names) < max((len(body) // 8 for _, _, body in rows), default=0):
+                self._names = [name for (name,) in self._rows("SELECT name FROM figures ORDER BY place")]
+            return [Point(t_ms / 1000, span_s, unpack(body, self._names)) for t_ms, span_s, body in rows]
 
-    def _written_outcome(self, heard_s: float) -> RunOutcome | None:
-        rows = self._rows("SELECT state, t_s, what FROM outcome")
-        return record_values.outcome(*rows[0], heard_s=heard_s) if rows else None
+    def _written_outcome(self) -> RunOutcome | None:
+        with _intact(self.path):
+            rows = self._rows("SELECT state, t_s, what FROM outcome")
+            return RunOutcome(state=rows[0][0], t_s=float(rows[0][1]), what=rows[0][2]) if rows else None
 
     def _settle(self, outcome: RunOutcome) -> None:
-        """Write down how a run ended whose process cannot; what cannot be written is found again next time."""
+        """Record the outcome of a run whose process is gone. If that fails, the next reader tries again."""
         with contextlib.suppress(sqlite3.Error):
             db = sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True, timeout=_BUSY_S)
             try:
@@ -249,7 +277,7 @@ class Run:
 
 
 def list_runs(home: Path) -> list[RunSummary]:
-    """All runs recorded in ``home``, newest first. Files that cannot be read are passed over."""
+    """All runs recorded in ``home``, newest first, without files that cannot be read."""
     found = []
     for path in _files(home):
         with contextlib.suppress(PenstockError), Run(path) as run:
@@ -258,12 +286,12 @@ def list_runs(home: Path) -> list[RunSummary]:
 
 
 def open_run(home: Path, which: str) -> Run:
-    """A run by its id, the beginning of one, its name, or "last". Of several with that name, the newest."""
+    """A run by its id, the beginning of its id, its name (the newest of that name), or "last"."""
     files = _files(home)
     ids = [path.name.removesuffix(SUFFIX) for path in files]
     if which == "last":
         if not files:
-            raise PenstockError(f"no run is recorded in {home}")
+            raise PenstockError(f"no run is recorded in {home}; penstock.Monitor(loader) records one")
         return Run(_newest(files))
     if which in ids:
         return Run(files[ids.index(which)])
@@ -275,14 +303,16 @@ def open_run(home: Path, which: str) -> Run:
         return Run(_newest(named))
     if begun:
         some = ", ".join(path.name.removesuffix(SUFFIX) for path in begun[:5])
-        raise PenstockError(f"{_short(which)} begins {len(begun)} runs: {some}; type more of it")
-    raise PenstockError(f"no run in {home} is called {_short(which)}, nor begins so; penstock runs lists them")
+        raise PenstockError(f"the ids of {len(begun)} runs begin with {_short(which)}: {some}; type more of the id")
+    raise PenstockError(
+        f"no run in {home} has the name {_short(which)} or an id that begins so; penstock runs lists all of them"
+    )
 
 
 def delete_run(run: Run) -> None:
-    """Remove a run that is over."""
+    """Remove an ended run."""
     if run.outcome is None:
-        raise PenstockError(f"{run.id} is running (process {run.facts.get('pid')}); end it first")
+        raise PenstockError(f"{run.id} is running (process {run.facts.get('pid')}); stop it first")
     run.close()
     for path in (run.path, *(run.path.with_name(run.path.name + end) for end in ("-wal", "-shm", "-journal"))):
         path.unlink(missing_ok=True)
@@ -290,12 +320,12 @@ def delete_run(run: Run) -> None:
 
 
 def _files(home: Path) -> list[Path]:
-    # Names are times and sort by them.
+    # Ids begin with the time: sorted by name is sorted by time.
     return sorted(runs_folder(home).glob(f"*{SUFFIX}"))
 
 
 def _newest(files: list[Path]) -> Path:
-    """By when they began: two runs of one second have ids in no order."""
+    """The one that began last. The ids of runs of the same second have no order."""
 
     def began(path: Path) -> float:
         with contextlib.suppress(PenstockError), Run(path) as run:
@@ -314,28 +344,38 @@ def _name_of(path: Path) -> str | None:
 
 def _open(path: Path) -> sqlite3.Connection:
     where = f"file:{quote(str(path))}"
-    try:
+    with _intact(path):
         db = _connect(f"{where}?mode=ro")
         try:
             db.execute("SELECT 1 FROM facts").fetchone()
-        except sqlite3.OperationalError as problem:
+        except sqlite3.Error as problem:
             db.close()
             if "open" not in str(problem) and "readonly" not in str(problem):
                 raise
-            # In a folder that cannot be written to, a file with a write-ahead log is read as it stands.
+            # A file with a write-ahead log in a folder that cannot be written to is read as it is.
             db = _connect(f"{where}?mode=ro&immutable=1")
             db.execute("SELECT 1 FROM facts").fetchone()
         return db
-    except sqlite3.Error as problem:
-        raise _unreadable(path, problem) from None
 
 
 def _connect(uri: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
 
 
-def _unreadable(path: Path, problem: sqlite3.Error) -> DataError:
-    return DataError(f"{path} cannot be read as the record of a run: {problem}")
+@contextlib.contextmanager
+def _intact(path: Path) -> Iterator[None]:
+    """Turns everything that a damaged or foreign file causes into one error."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except (sqlite3.Error, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as why:
+        raise DataError(f"{path} cannot be read as the record of a run: {why}") from None
+
+
+def _json(text: str) -> Any:
+    """A value of the record; NaN and Infinity, which no other program reads, become None."""
+    return json.loads(text, parse_constant=lambda _: None)
 
 
 def _fewer(points: list[Point], most: int) -> list[Point]:
@@ -354,11 +394,6 @@ def _fewer(points: list[Point], most: int) -> list[Point]:
         )
         for group in groups.values()
     ]
-
-
-def _sound(read: Callable[[Any], _T | None], rows: Iterable[Any]) -> list[_T]:
-    """The rows that can be read."""
-    return [found for row in rows if (found := read(row)) is not None]
 
 
 def _short(text: str) -> str:

@@ -1,10 +1,10 @@
-"""A run as it is written down: one connection, one thread, one transaction a second.
+"""The writer of a run's record: one connection, one thread, one transaction per second.
 
 In:  points, notes, alerts, outcomes.
-Out: ``<home>/runs/<id>.sqlite``; see ``record_format``.
+Out: ``<home>/runs/<id>.sqlite``; see ``format``.
 Runs in: trainer.
 
-Every method may raise ``sqlite3.Error`` or ``OSError``; who records stops then, and the training goes on.
+Every method may raise ``sqlite3.Error`` or ``OSError``; the recorder then stops and the training goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import os
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +24,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.monitor.figures import merged
-from penstock.monitor.runs.filesystem import shares_memory
-from penstock.monitor.runs.fork_gate import GATE
 from penstock.monitor.runs.format import (
     ALIVE_SUFFIX,
     FORMAT,
@@ -48,11 +47,59 @@ _BUSY_S = 0.2
 """How long a commit waits for a reader, on file systems where readers and the writer exclude each other."""
 _THIN_EVERY_S = 60.0
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
-"""Those that are not mistaken for one another when typed."""
+"""Letters and digits that are not mistaken for one another when typed."""
+_NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "9p", "fuse", "ceph", "afs", "glusterfs", "virtiofs")
+
+# -- forks ----------------------------------------------------------------------------------
+# SQLite has locks for the whole process. A worker that is forked while the monitor's thread holds one would wait
+# forever as soon as its dataset uses SQLite itself. So forks wait until SQLite is not in use.
+
+_GATE = threading.RLock()
+"""Held during every use of SQLite. A thread that holds it may fork itself: it is not inside SQLite then."""
+_FORK_WAITS_S = 2.0
+"""A fork waits no longer: a disk that does not answer must not block a training."""
+_held = threading.local()
+
+
+def _before_fork() -> None:
+    _held.is_held = _GATE.acquire(timeout=_FORK_WAITS_S)
+
+
+def _after_in_parent() -> None:
+    if _held.is_held:
+        _GATE.release()
+
+
+def _after_in_child() -> None:
+    _GATE._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+def shares_memory(folder: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether processes can share memory through a file there, which SQLite's write-ahead log needs: False on network
+    file systems, because machines do not see each other's memory."""
+    try:
+        device = os.stat(folder).st_dev  # noqa: PTH116 - only the number is needed
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return True
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) > 2 and fields[2] == number:
+            return not after.startswith(_NETWORKS)
+    return True
+
+
+# -- the record -----------------------------------------------------------------------------
 
 
 def new_id(started_s: float) -> str:
-    """Sorts by time, and can be typed: ``261116-055412-k3f9``."""
+    """An id that sorts by time and is easy to type: ``261116-055412-k3f9``."""
     when = time.strftime("%y%m%d-%H%M%S", time.localtime(started_s))
     return f"{when}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
 
@@ -61,7 +108,7 @@ class RunRecord:
     """The writer's side of one run. For one thread at a time."""
 
     def __init__(self, home: Path, facts: Mapping[str, Any], *, run_id: str | None = None) -> None:
-        """Begins a run; ``facts`` as in ``record_format.FACTS``, the format and the id are added."""
+        """Begins a run with ``facts`` as in ``format.FACTS``; the format and the id are added."""
         started_s = float(facts.get("started_s") or time.time())
         self.id = run_id or new_id(started_s)
         folder = make_private(runs_folder(make_private(home)))
@@ -72,12 +119,12 @@ class RunRecord:
         self._thinned_to_ms = [0] * len(THINNING)
         self._thin_due_s = started_s + _THIN_EVERY_S
         self._alive_path = folder / f"{self.id}{ALIVE_SUFFIX}"
-        # Before the database: whoever finds that finds it locked.
-        self.life = WriterLock(self._alive_path)
+        # Taken before the database exists: a reader that finds the database finds it locked.
+        self.lock = WriterLock(self._alive_path)
         self._db: sqlite3.Connection | None = None
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            with GATE:
+            with _GATE:
                 self._db = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
                 if shares_memory(folder):
                     self._db.execute("PRAGMA journal_mode=WAL")
@@ -107,12 +154,12 @@ class RunRecord:
         totals: Mapping[str, float] | None = None,
         tried: Mapping[str, TriedSettings] | None = None,
     ) -> None:
-        """All of it, or nothing."""
+        """Everything in one transaction."""
         with self._transaction() as db:
             last_ms = self._last_ms
             for each in points:
                 self._name_figures(db, each.figures)
-                # Two within a millisecond, as at the end of a run, are two.
+                # Two points within a millisecond, as at the end of a run, get different times.
                 last_ms = max(round(each.t_s * 1000), last_ms + 1)
                 row = (last_ms, each.span_s, pack(each.figures, self._places))
                 db.execute("INSERT INTO points VALUES (?, ?, ?)", row)
@@ -139,42 +186,42 @@ class RunRecord:
             self._set_fact(db, name, value)
 
     def finish(self, outcome: RunOutcome) -> None:
-        """How it ended, unless that is known already; closes the file and lets go of the lock."""
+        """Record the outcome unless one is recorded already; close the file and release the lock."""
         try:
             row = (outcome.state, outcome.t_s, None if outcome.what is None else _cut(outcome.what))
             with self._transaction() as db:
                 db.execute("INSERT OR IGNORE INTO outcome VALUES (1, ?, ?, ?)", row)
-            # One file is left, that can be copied and read from where nothing can be written; not while others read.
-            with GATE, contextlib.suppress(sqlite3.Error):
+            # Without its write-ahead log the file can be copied and read on read-only media. Fails while others read.
+            with _GATE, contextlib.suppress(sqlite3.Error):
                 db.execute("PRAGMA journal_mode=DELETE")
         except (sqlite3.Error, OSError):
-            self.leave_word(outcome)
+            self.keep_outcome(outcome)
         finally:
             self.abandon()
 
-    def leave_word(self, outcome: RunOutcome) -> None:
-        """The outcome, where the database does not take it."""
-        self.life.leave_word({"state": outcome.state, "t_s": outcome.t_s, "what": (outcome.what or "")[:500] or None})
+    def keep_outcome(self, outcome: RunOutcome) -> None:
+        """Write the outcome into the lock's file, for when the database cannot be written."""
+        self.lock.keep_outcome(outcome)
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody has removed the file: writing would go on into nothing."""
+        """Whether the file was removed or replaced, so that writing is pointless."""
         try:
             return self.path.stat().st_ino != self._identity
         except OSError:
             return True
 
     def abandon(self) -> None:
-        """Close without an outcome. In a forked child nothing of SQLite's may be touched, not even to close it."""
+        """Close without an outcome. In a forked child SQLite must not be touched, not even to close it."""
         db, self._db = self._db, None
         if os.getpid() != self._pid:
             if db is not None:
-                # Never freed: freeing closes, which waits for locks that a thread of the parent may hold for good here.
+                # Never freed: freeing would close it and wait for a lock that no thread of this child will release.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
         elif db is not None:
-            with GATE, contextlib.suppress(sqlite3.Error):
+            with _GATE, contextlib.suppress(sqlite3.Error):
                 db.close()
-        self.life.release()
+        self.lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -194,14 +241,14 @@ class RunRecord:
         if db is None:
             raise sqlite3.ProgrammingError("this run's record is closed")
         kept = dict(self._places), list(self._thinned_to_ms), self._thin_due_s
-        with GATE:
+        with _GATE:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
                 db.execute("COMMIT")
             except BaseException:
                 self._places, self._thinned_to_ms, self._thin_due_s = kept
-                # A full disk may have rolled it back already.
+                # SQLite may have rolled it back itself, as it does when the disk is full.
                 with contextlib.suppress(sqlite3.Error):
                     if db.in_transaction:
                         db.execute("ROLLBACK")
@@ -223,12 +270,12 @@ class RunRecord:
         db.executemany("INSERT OR REPLACE INTO totals VALUES (?, ?)", known)
 
     def _thin(self, db: sqlite3.Connection, now_s: float) -> None:
-        """Make fewer of old points. Each tier goes on from where it was; what it has seen it need not look at again."""
+        """Merge old points. Each step continues after the points it has already merged."""
         self._thin_due_s = now_s + _THIN_EVERY_S
         names = list(self._places)
-        for number, tier in enumerate(THINNING):
-            step_ms = round(tier.step_s * 1000)
-            upto_ms = round((now_s - tier.after_s) * 1000) // step_ms * step_ms
+        for number, thinning in enumerate(THINNING):
+            step_ms = round(thinning.step_s * 1000)
+            upto_ms = round((now_s - thinning.after_s) * 1000) // step_ms * step_ms
             from_ms, self._thinned_to_ms[number] = self._thinned_to_ms[number], upto_ms
             if upto_ms <= from_ms:
                 continue
@@ -255,8 +302,8 @@ def _append(db: sqlite3.Connection, into: str, row: tuple[Any, ...]) -> None:
 
 
 def _json(value: Any) -> str:
-    # What a user passes may be a tensor, a path, or text that is no Unicode: it is shown, never needed again.
-    return json.dumps(value, default=str)
+    # A value may be a tensor or a path: its text is enough. Text with lone surrogates could not be printed.
+    return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _cut(text: str) -> str:
