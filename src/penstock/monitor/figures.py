@@ -1,12 +1,12 @@
 """The table of figures: each number that is recorded about a run, with its unit, its help text and its names.
 
 In:  nothing.
-Out: ``FIGURES``; ``figure_of`` a recorded name; ``merged`` for several points.
-Runs in: trainer, command line, web page.
+Out: ``FIGURES``; ``figure_of`` a recorded name; ``shown`` for people, ``as_json`` for the page; ``merged`` points.
+Runs in: trainer, command line, web page; pure.
 
 A figure is a number with a flat name. ``loader.0.samples_per_s`` belongs to the first loader of the run,
 ``gpu.0.used_bytes`` to its first GPU; the run's facts list both in the same order. The recorder, Prometheus, the log
-line, the sinks and the web page take names, units and help texts from here.
+line, the sinks, the web page, the report and ``penstock top`` take names, units and help texts from here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from penstock.formatting import UNKNOWN, duration, rate, share
+from penstock.units import format_bytes
 
 Unit = Literal["bytes", "bytes/s", "1/s", "fraction", "count", "s"]
 Merge = Literal["mean", "max", "min", "last"]
@@ -29,8 +32,8 @@ class Figure:
     merge: Merge
     help: str
     """One sentence, for Prometheus and the web page."""
-    label: str = ""
-    """In the legends and tables of the web page; "" where the page does not show the figure."""
+    label: str
+    """Its name in legends and tables."""
     metric: str | None = None
     """Prometheus name without ``penstock_``. None: not exported, because other metrics give it as their rate or sum."""
     component: str | None = None
@@ -44,101 +47,115 @@ class Figure:
         return "counter" if self.metric is not None and self.metric.endswith("_total") else "gauge"
 
 
-def _bytes(help: str, label: str = "", metric: str | None = None, *, merge: Merge = "max") -> Figure:
+def _bytes(label: str, help: str, metric: str | None = None, *, merge: Merge = "max") -> Figure:
     return Figure(unit="bytes", merge=merge, help=help, label=label, metric=metric)
 
 
-def _part(help: str, component: str) -> Figure:
-    return Figure(
-        unit="bytes", merge="max", help=help, label=component, metric="memory_bytes", component=component
-    )  # fmt: skip
+def _part(label: str, help: str, component: str) -> Figure:
+    return Figure(unit="bytes", merge="max", help=help, label=label, metric="memory_bytes", component=component)
 
 
-def _counter(help: str, metric: str | None, *, unit: Unit = "count", log: str | None = None) -> Figure:
-    return Figure(unit=unit, merge="last", help=help, metric=metric, log=log)
+def _counter(
+    label: str, help: str, metric: str | None = None, *, unit: Unit = "count", log: str | None = None
+) -> Figure:  # fmt: skip
+    return Figure(unit=unit, merge="last", help=help, label=label, metric=metric, log=log)
 
 
-def _setting(help: str, metric: str | None = None, *, label: str = "") -> Figure:
-    return Figure(unit="count", merge="last", help=help, label=label, metric=metric)
-
-
-def _rate(unit: Unit, help: str, label: str = "", *, metric: str | None = None, log: str | None = None) -> Figure:
+def _rate(label: str, unit: Unit, help: str, metric: str | None = None, *, log: str | None = None) -> Figure:
     return Figure(unit=unit, merge="mean", help=help, label=label, metric=metric, log=log)
 
 
 FIGURES = {
     # -- the run as a whole -------------------------------------------------------------------
-    "step": _counter("Training steps.", "steps_total"),
-    "steps_per_s": _rate("1/s", "Training steps per second.", log="Steps: {:.2f}/s"),
-    "samples": _counter("Samples delivered by all loaders.", None),
-    "samples_per_s": _rate("1/s", "Samples per second, all loaders.", "samples/s", log="Samples: {:.1f}/s"),
+    "step": _counter("step", "Training steps.", "steps_total"),
+    "steps_per_s": _rate("steps/s", "1/s", "Training steps per second.", log="Steps: {:.2f}/s"),
+    "samples": _counter("samples", "Samples delivered by all loaders."),
+    "samples_per_s": _rate("samples/s", "1/s", "Samples per second, all loaders.", log="Samples: {:.1f}/s"),
     "wait_fraction": _rate(
-        "fraction", "Share of the time the training loop waits for data.", "waiting", log="Wait: {:.1%}"
+        "waiting", "fraction", "Share of the time the training loop waits for data.", log="Wait: {:.1%}"
     ),
     "tree_bytes": _bytes(
-        "Memory of the training process and its descendants; shared pages count once.", "memory", "tree_memory_bytes"
+        "memory", "Memory of the training process and its descendants; shared pages count once.", "tree_memory_bytes"
     ),
-    "tree_is_exact": _rate("fraction", "1 where every page was counted, 0 where growth since then was added."),
+    "tree_is_exact": _rate("exact", "fraction", "1 where every page was counted, 0 where growth since then was added."),
     "processes": Figure(
-        unit="count", merge="max", help="Processes of the training, itself included.", metric="processes"
+        unit="count", merge="max", label="processes", help="Processes of the training, itself included.",
+        metric="processes",
     ),
-    "trainer_bytes": _part("Heap and stacks of the training process.", "trainer"),
-    "workers_bytes": _part("Private memory of its descendants.", "workers"),
-    "arena_bytes": _part("Batches being filled, ready and lent, all loaders.", "arena"),
-    "cache_bytes": _part("Caches in memory; one per node, however many ranks share it.", "cache"),
-    "other_bytes": _part("The rest: libraries, mapped files, other shared memory.", "other"),
+    "trainer_bytes": _part("trainer", "Heap and stacks of the training process.", "trainer"),
+    "workers_bytes": _part("workers", "Private memory of its descendants.", "workers"),
+    "arena_bytes": _part("batches", "Batches being filled, ready and lent, all loaders.", "arena"),
+    "cache_bytes": _part("cache", "Caches in memory; one per node, however many ranks share it.", "cache"),
+    "other_bytes": _part("other", "The rest: libraries, mapped files, other shared memory.", "other"),
     "limit_bytes": _bytes(
-        "The smallest memory limit: the container's, or the machine's memory.", "limit", "memory_limit_bytes",
+        "limit", "The smallest memory limit: the container's, or the machine's memory.", "memory_limit_bytes",
         merge="last",
     ),
-    "used_bytes": _bytes("Memory in use within that limit, by all processes.", "in use", "memory_used_bytes"),
-    "available_bytes": _bytes("Memory still available.", "available", "memory_available_bytes", merge="min"),
-    "swap_used_bytes": _bytes("Swap in use within the limit.", "swap", "swap_used_bytes"),
-    "budget_bytes": _bytes("Memory budget of all loaders together.", "budget", "budget_bytes", merge="last"),
-    "workers": _setting("Workers of all loaders.", label="workers"),
-    "depth": _setting("Batches prepared ahead, all loaders.", label="depth"),
-    "cache_hits": _counter("Cache lookups that found the sample, whole node.", "cache_hits_total"),
-    "cache_misses": _counter("Cache lookups that loaded the sample, whole node.", "cache_misses_total"),
+    "used_bytes": _bytes("in use", "Memory in use within that limit, by all processes.", "memory_used_bytes"),
+    "available_bytes": _bytes("available", "Memory still available.", "memory_available_bytes", merge="min"),
+    "swap_used_bytes": _bytes("swap", "Swap in use within the limit.", "swap_used_bytes"),
+    "budget_bytes": _bytes("budget", "Memory budget of all loaders together.", "budget_bytes", merge="last"),
+    "workers": _counter("workers", "Workers of all loaders."),
+    "depth": _counter("depth", "Batches prepared ahead, all loaders."),
+    "cache_hits": _counter("hits", "Cache lookups that found the sample, whole node.", "cache_hits_total"),
+    "cache_misses": _counter("misses", "Cache lookups that loaded the sample, whole node.", "cache_misses_total"),
     "cache_hit_rate": _rate(
-        "fraction", "Share of cache lookups that found the sample.", "hits", log="Cache hit rate: {:.2%}"
+        "hit rate", "fraction", "Share of cache lookups that found the sample.", log="Cache hit rate: {:.2%}"
     ),
-    "worker_restarts": _counter("Workers that crashed and were replaced.", None, log="Worker restarts: {:.0f}"),
-    "gpu_allocated_bytes": _bytes("Live tensors of the training, all GPUs.", "tensors", "torch_allocated_bytes"),
+    "worker_restarts": _counter("restarted", "Workers that crashed and were replaced.", log="Worker restarts: {:.0f}"),
+    "gpu_allocated_bytes": _bytes("tensors", "Live tensors of the training, all GPUs.", "torch_allocated_bytes"),
     "gpu_reserved_bytes": _bytes(
-        "Memory reserved by torch's allocator, all GPUs.", "reserved by torch", "torch_reserved_bytes"
+        "reserved by torch", "Memory reserved by torch's allocator, all GPUs.", "torch_reserved_bytes"
     ),
-    "processors_busy": _rate("count", "Processors kept busy; only of process trees watched from outside."),
-    "read_bytes_per_s": _rate("bytes/s", "Bytes read per second; only of process trees watched from outside."),
+    "processors_busy": _rate(
+        "processors busy", "count", "Processors kept busy; only of process trees watched from outside."
+    ),
+    "read_bytes_per_s": _rate(
+        "read", "bytes/s", "Bytes read per second; only of process trees watched from outside."
+    ),
     # -- one loader ---------------------------------------------------------------------------
-    "loader.N.samples": _counter("Samples delivered.", "samples_total"),
-    "loader.N.batches": _counter("Batches delivered.", "batches_total"),
-    "loader.N.samples_per_s": _rate("1/s", "Samples per second.", "samples/s"),
-    "loader.N.wait_fraction": _rate("fraction", "Share of the time spent waiting in next().", "waiting"),
-    "loader.N.workers": _setting("Workers, as set.", "workers"),
-    "loader.N.depth": _setting("Batches prepared ahead, as set.", "depth_batches"),
-    "loader.N.in_flight_bytes": _bytes("Batches being filled, ready, lent, or kept for reuse.", "", "in_flight_bytes"),
-    "loader.N.lent_bytes": _bytes("Batches in flight that the training loop holds.", "", "lent_bytes"),
-    "loader.N.workers_private_bytes": _bytes("Private memory of the workers.", "", "workers_private_bytes"),
-    "loader.N.budget_bytes": _bytes("Memory budget of the loader.", "budget", "loader_budget_bytes", merge="last"),
-    "loader.N.worker_restarts": _counter("Workers that crashed and were replaced.", "worker_restarts_total"),
-    "loader.N.device_ahead_bytes": _bytes("Batches copied to the GPU in advance.", "", "device_ahead_bytes"),
-    "loader.N.wait_s": _counter("Time the training loop waited for data.", "wait_seconds_total", unit="s"),
-    "loader.N.fetch_s": _counter("Time in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"),
-    "loader.N.collate_s": _counter("Time in collating, summed over the workers.", "collate_seconds_total", unit="s"),
-    "loader.N.cache_bytes": _bytes("Memory of its cache, whole node.", "cache"),
-    "loader.N.cache_limit_bytes": _bytes("Memory limit of its cache.", "limit", "cache_limit_bytes", merge="last"),
-    "loader.N.cache_hits": _counter("Lookups in its cache that found the sample, whole node.", None),
-    "loader.N.cache_misses": _counter("Lookups in its cache that loaded the sample, whole node.", None),
+    "loader.N.samples": _counter("samples", "Samples delivered.", "samples_total"),
+    "loader.N.batches": _counter("batches", "Batches delivered.", "batches_total"),
+    "loader.N.samples_per_s": _rate("samples/s", "1/s", "Samples per second."),
+    "loader.N.wait_fraction": _rate("waiting", "fraction", "Share of the time spent waiting in next()."),
+    "loader.N.workers": _counter("workers", "Workers, as set.", "workers"),
+    "loader.N.depth": _counter("depth", "Batches prepared ahead, as set.", "depth_batches"),
+    "loader.N.in_flight_bytes": _bytes(
+        "in flight", "Batches being filled, ready, lent, or kept for reuse.", "in_flight_bytes"
+    ),
+    "loader.N.lent_bytes": _bytes("lent", "Batches in flight that the training loop holds.", "lent_bytes"),
+    "loader.N.workers_private_bytes": _bytes(
+        "workers", "Private memory of the workers.", "workers_private_bytes"
+    ),
+    "loader.N.budget_bytes": _bytes("budget", "Memory budget of the loader.", "loader_budget_bytes", merge="last"),
+    "loader.N.worker_restarts": _counter(
+        "restarted", "Workers that crashed and were replaced.", "worker_restarts_total"
+    ),
+    "loader.N.device_ahead_bytes": _bytes("on the GPU", "Batches copied to the GPU in advance.", "device_ahead_bytes"),
+    "loader.N.wait_s": _counter("waited", "Time the training loop waited for data.", "wait_seconds_total", unit="s"),
+    "loader.N.fetch_s": _counter(
+        "fetching", "Time in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"
+    ),
+    "loader.N.collate_s": _counter(
+        "collating", "Time in collating, summed over the workers.", "collate_seconds_total", unit="s"
+    ),
+    "loader.N.cache_bytes": _bytes("cache", "Memory of its cache, whole node."),
+    "loader.N.cache_limit_bytes": _bytes("limit", "Memory limit of its cache.", "cache_limit_bytes", merge="last"),
+    "loader.N.cache_hits": _counter("hits", "Lookups in its cache that found the sample, whole node."),
+    "loader.N.cache_misses": _counter("misses", "Lookups in its cache that loaded the sample, whole node."),
     # -- one GPU ------------------------------------------------------------------------------
-    "gpu.N.used_bytes": _bytes("GPU memory in use, by all processes.", "used", "gpu_memory_used_bytes"),
-    "gpu.N.total_bytes": _bytes("Memory of the GPU.", "of the GPU", "gpu_memory_total_bytes", merge="last"),
-    "gpu.N.busy_fraction": _rate("fraction", "Share of the time a kernel ran.", "busy", metric="gpu_busy_ratio"),
-    "gpu.N.allocated_bytes": _bytes("Live tensors of the training on the GPU.", "tensors", "gpu_allocated_bytes"),
+    "gpu.N.used_bytes": _bytes("in use", "GPU memory in use, by all processes.", "gpu_memory_used_bytes"),
+    "gpu.N.total_bytes": _bytes("of the GPU", "Memory of the GPU.", "gpu_memory_total_bytes", merge="last"),
+    "gpu.N.busy_fraction": _rate("busy", "fraction", "Share of the time a kernel ran.", "gpu_busy_ratio"),
+    "gpu.N.allocated_bytes": _bytes("tensors", "Live tensors of the training on the GPU.", "gpu_allocated_bytes"),
     "gpu.N.reserved_bytes": _bytes(
-        "Memory reserved by torch's allocator on the GPU.", "reserved by torch", "gpu_reserved_bytes"
+        "reserved by torch", "Memory reserved by torch's allocator on the GPU.", "gpu_reserved_bytes"
     ),
 }  # fmt: skip
 """By name; N stands for a number. A figure with an unknown value is absent from a point, never 0."""
+
+MEMORY_PARTS = tuple(name for name, figure in FIGURES.items() if figure.component is not None)
+"""The figures that add up to ``tree_bytes``."""
 
 _NUMBERED = re.compile(r"^(loader|gpu)\.\d+\.")
 
@@ -149,7 +166,24 @@ def figure_of(name: str) -> Figure:
     if found is not None:
         return found
     is_bytes = name.endswith("_bytes")
-    return Figure(unit="bytes" if is_bytes else "count", merge="max" if is_bytes else "mean", help=name)
+    return Figure(unit="bytes" if is_bytes else "count", merge="max" if is_bytes else "mean", label=name, help=name)
+
+
+def as_json() -> dict[str, dict[str, str]]:
+    """Unit, label and help text of each figure, for the web page."""
+    return {name: {"unit": each.unit, "label": each.label, "help": each.help} for name, each in FIGURES.items()}
+
+
+def shown(name: str, value: float | None) -> str:
+    """A value in its unit, as people read it: ``1.50 GiB``, ``45%``, ``120``; "-" where it is unknown."""
+    if value is None:
+        return UNKNOWN
+    unit = figure_of(name).unit
+    if unit == "s":
+        return duration(value)
+    if unit in ("bytes", "bytes/s"):
+        return format_bytes(value) + ("/s" if unit == "bytes/s" else "")
+    return share(value) if unit == "fraction" else rate(value) if unit == "1/s" else f"{value:,.0f}"
 
 
 def part(figures: Mapping[str, float], prefix: str) -> dict[str, float]:

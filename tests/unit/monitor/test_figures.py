@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.monitor.figures import FIGURES, figure_of, merged, part
+from penstock.monitor.figures import FIGURES, MEMORY_PARTS, as_json, figure_of, merged, part, shown
 from penstock.monitor.gauges import GaugeSample, figures_between
 from penstock.monitor.watched_loader import LoaderSample
 
@@ -32,6 +32,20 @@ def test_every_figure_of_bytes_says_so_in_its_name() -> None:
     assert figure_of("gpu.3.used_bytes").merge == "max" and figure_of("loader.12.samples").merge == "last"
     assert figure_of("of_somebody_elses_bytes").merge == "max"
     assert part({"loader.1.depth": 2.0, "loader.10.depth": 3.0, "depth": 5.0}, "loader.1") == {"depth": 2.0}
+
+
+def test_the_page_gets_unit_label_and_help_of_every_figure() -> None:
+    table = as_json()
+    assert list(table) == list(FIGURES) and table["loader.N.wait_fraction"]["unit"] == "fraction"
+    assert all(each["label"] and each["help"].endswith(".") for each in table.values())
+    assert MEMORY_PARTS == ("trainer_bytes", "workers_bytes", "arena_bytes", "cache_bytes", "other_bytes")
+
+
+def test_a_value_is_shown_in_its_unit() -> None:
+    assert shown("tree_bytes", 1.5 * 2**30) == "1.50 GiB" and shown("gpu.2.used_bytes", None) == "-"
+    assert shown("loader.0.wait_fraction", 0.45) == "45%" and shown("samples_per_s", 1234.5) == "1,234"
+    assert shown("read_bytes_per_s", 2**20) == "1.00 MiB/s" and shown("loader.1.wait_s", 125.0) == "2:05"
+    assert shown("cache_hits", 1234567.0) == "1,234,567"
 
 
 def reading(t_s: float, samples: int, wait_s: float, hits: float, misses: float) -> GaugeSample:

@@ -186,6 +186,18 @@ def test_every_metric_the_dashboard_asks_for_is_one_that_is_told(home: Path) -> 
     assert all(re.search(rf"(rate|increase)\({name}", " ".join(asked)) for name in counters)
 
 
+def test_every_panel_of_the_dashboard_has_the_unit_of_its_figures() -> None:
+    units = {f"penstock_{each.metric}": each.unit for each in FIGURES.values() if each.metric is not None}
+    for panel in json.loads(grafana_dashboard())["panels"]:
+        asked = {name for target in panel["targets"] for name in re.findall(r"penstock_\w+", target["expr"])}
+        found = {units[name] for name in asked if name in units}
+        is_ratio = any("/" in target["expr"] or "rate(" in target["expr"] for target in panel["targets"])
+        if found == {"bytes"} and not is_ratio:
+            assert panel["fieldConfig"]["defaults"]["unit"] == "bytes", panel["title"]
+        elif found == {"fraction"} or (found and is_ratio and "samples_total" not in str(asked)):
+            assert panel["fieldConfig"]["defaults"]["unit"] == "percentunit", panel["title"]
+
+
 def test_the_dashboard_can_be_imported_into_any_grafana() -> None:
     board = json.loads(grafana_dashboard())
     (source,) = board["__inputs"]

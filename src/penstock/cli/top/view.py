@@ -18,15 +18,11 @@ from rich.text import Text
 
 from penstock.cli.top.trainings import Training
 from penstock.formatting import duration, memory, one_line, rate, share
-from penstock.monitor.figures import part
+from penstock.monitor.figures import FIGURES, MEMORY_PARTS, part, shown
 
 _LABEL = 13
-_COMPONENTS = {
-    True: (("trainer_bytes", "training"), ("workers_bytes", "workers"), ("arena_bytes", "batches"),
-           ("cache_bytes", "cache"), ("other_bytes", "other")),
-    False: (("trainer_bytes", "process"), ("workers_bytes", "children"), ("other_bytes", "shared")),
-}  # fmt: skip
-"""Of a recorded training, and of any other."""
+_OF_ANY_PROCESS = {"trainer_bytes": "process", "workers_bytes": "children", "other_bytes": "shared"}
+"""Labels of the memory of a training without a record; those of a recorded one are in ``FIGURES``."""
 _STYLES = {"running": "green", "failed": "red", "killed": "red"}
 _FULL = 0.9
 _EIGHTHS = "▏▎▍▌▋▊▉"
@@ -153,7 +149,8 @@ class Page:
         how = "" if training.measure in ("pss", "") else f", {training.measure}"
         of = f"of {memory(limit)} ({share(total / limit)})" if limit else ""
         lines = [self._bar("memory", total, limit, f"{of}{how}".strip(", "), is_total=True)]
-        for name, label in _COMPONENTS[training.is_recorded]:
+        labels = {name: FIGURES[name].label for name in MEMORY_PARTS} if training.is_recorded else _OF_ANY_PROCESS
+        for name, label in labels.items():
             if figures.get(name) or name in ("trainer_bytes", "workers_bytes"):
                 note = ""
                 if name == "arena_bytes" and figures.get("budget_bytes"):
@@ -164,14 +161,14 @@ class Page:
     def _speed(self, training: Training) -> list[Text]:
         figures = training.figures
         lines: list[Text] = []
-        words = [f"{rate(figures[name])} {unit}" for name, unit in
-                 (("samples_per_s", "samples/s"), ("steps_per_s", "steps/s")) if name in figures]  # fmt: skip
+        rates = [name for name in ("samples_per_s", "steps_per_s") if name in figures]
+        words = [f"{shown(name, figures[name])} {FIGURES[name].label}" for name in rates]
         if "wait_fraction" in figures:
             words.append(f"waits for data {share(figures['wait_fraction'])} of the time")
         if "processors_busy" in figures:
             words.append(f"{figures['processors_busy']:.2f} processors busy")
         if figures.get("read_bytes_per_s"):
-            words.append(f"reads {memory(figures['read_bytes_per_s'])}/s")
+            words.append(f"reads {shown('read_bytes_per_s', figures['read_bytes_per_s'])}")
         if words:
             lines.append(self._row("speed", ", ".join(words)))
         for number in range(_MOST_GPUS):
@@ -182,9 +179,9 @@ class Page:
         hits, misses = figures.get("cache_hits"), figures.get("cache_misses")
         if hits is not None and misses is not None:
             recent = figures.get("cache_hit_rate", hits / (hits + misses) if hits + misses else None)
-            counts = f"{hits:,.0f} hits, {misses:,.0f} misses"
+            counts = f"{shown('cache_hits', hits)} hits, {shown('cache_misses', misses)} misses"
             has = memory(figures.get("cache_bytes"))
-            lines.append(self._row("cache", f"{has}, hit rate {share(recent)}, {counts}"))
+            lines.append(self._row("cache", f"{has}, {FIGURES['cache_hit_rate'].label} {share(recent)}, {counts}"))
         return lines
 
     def _gpu(self, number: int, gpu: dict[str, float], training: Training) -> Text:
