@@ -301,8 +301,8 @@ def test_a_dataset_that_cannot_be_made_for_want_of_files_still_gets_starting_poi
         (("--memory", "much"), "is not a size"),
         (("--ram", "50%"), "is a fraction"),
         (("--batch-size", "0"), "0 is not in the range"),
-        (("--profile", str(LIDAR), "--step-time", "nan"), "nan is no finite number"),
-        (("--profile", str(LIDAR), "--cores", "inf"), "inf is no finite number"),
+        (("--profile", str(LIDAR), "--step-time", "nan"), "nan is not a finite number"),
+        (("--profile", str(LIDAR), "--cores", "inf"), "inf is not a finite number"),
         (("--section", "x"), "neither training nor evaluation"),
     ],
 )

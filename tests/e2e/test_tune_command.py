@@ -160,7 +160,7 @@ def test_a_stream_can_be_tuned(answer: Callable[..., dict[str, Any]]) -> None:
         (["mine.py:nothing"], 2, "has no 'nothing'"),
         (["absent.py:x"], 2, "no file absent.py"),
         (["mine.py:Slow", "--memory", "lots"], 2, "lots"),
-        (["mine.py:Slow", "--seconds", "nan"], 2, "nan is no finite number"),
+        (["mine.py:Slow", "--seconds", "nan"], 2, "nan is not a finite number"),
         (["mine.py:Slow", "--compare"], 1, "there are no records"),
     ],
 )

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import click
 
 from penstock._version import __version__
+from penstock.cli.signals import INTERRUPTED
 from penstock.errors import PenstockError
 from penstock.meter import Roots
 
@@ -40,9 +41,6 @@ COMMANDS = {
 }
 """Command -> what it is for. Its click command is ``command`` in ``penstock.cli.<command>``, or in that folder's
 ``command`` module."""
-
-INTERRUPTED = 130
-"""What a shell reports for a program ended by Ctrl-C."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """What a write to stdout fails with when the file behind it cannot take it; a failed open names its file."""

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import click
 
-from penstock.cli.sigterm import sigterm_as_exit
+from penstock.cli.signals import sigterm_as_exit
 from penstock.environment import DASH_TOKEN_VARIABLE, dash_token
 from penstock.errors import PenstockError
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.signals import ctrl_c_on_request
 from penstock.errors import ConfigError
 from penstock.meter import Roots, limits
 from penstock.units import format_bytes, parse_bytes

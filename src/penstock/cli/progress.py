@@ -1,6 +1,6 @@
-"""A bar on stderr while something is measured, and an ear for Ctrl-C.
+"""A progress bar on stderr while a command measures; it also checks for Ctrl-C.
 
-In:  what is done and how much of it, from whoever measures.
+In:  calls of ``on_progress`` from the measuring code.
 Out: a drawn bar; KeyboardInterrupt where it does no damage.
 Runs in: command line.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.signals import ctrl_c_on_request
 
 OnProgress = Callable[[str, float], None]
-"""Hears what is being done and which share of all is; raises KeyboardInterrupt if Ctrl-C was pressed."""
+"""Takes the current activity and the share that is done; raises KeyboardInterrupt if Ctrl-C was pressed."""
 
 
 @contextmanager
 def measuring(begins_with: str = "loading torch") -> Iterator[OnProgress]:
-    """``begins_with``: what is being done until somebody says more."""
+    """``begins_with``: the activity shown until the first call."""
     from penstock.cli.console import make_console, make_progress
 
     with ctrl_c_on_request() as raise_if_ctrl_c, make_progress(make_console(stderr=True)) as progress:

@@ -18,11 +18,9 @@ from penstock._version import __version__
 from penstock.advice.machine_facts import gather_facts
 from penstock.cli.explain.configuration import read_configuration
 from penstock.cli.gpu.model import training_options
-from penstock.cli.number_option import FiniteRange
+from penstock.cli.options import FiniteRange, check_bytes, check_folder, check_size, svg_option, write_svg
 from penstock.cli.own_settings import read_own_settings, section_option
 from penstock.cli.progress import measuring
-from penstock.cli.size_option import check_bytes, check_size
-from penstock.cli.svg_option import check_folder, svg_option, write_svg
 from penstock.errors import ConfigError
 from penstock.lab.explain.gpu import estimate_beside
 from penstock.meter import Roots

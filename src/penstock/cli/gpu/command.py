@@ -17,8 +17,7 @@ import click
 
 from penstock._version import __version__
 from penstock.cli.gpu.model import load_model, memory_here, training_options
-from penstock.cli.size_option import check_bytes
-from penstock.cli.svg_option import check_folder, svg_option, write_svg
+from penstock.cli.options import check_bytes, check_folder, svg_option, write_svg
 
 if TYPE_CHECKING:
     from penstock.cli.gpu.model import Model

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from penstock._version import __version__
-from penstock.cli.number_option import FiniteRange
+from penstock.cli.options import FiniteRange, check_size
 from penstock.cli.own_settings import section_option
 from penstock.cli.plan.inputs import (
     GivenProfile,
@@ -28,7 +28,6 @@ from penstock.cli.plan.inputs import (
     write_text,
 )
 from penstock.cli.progress import measuring
-from penstock.cli.size_option import check_size
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.meter import Roots
 from penstock.planner.plans import PlanTable, allowed_bytes, make_plans

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.sigterm import sigterm_as_exit
+from penstock.cli.signals import sigterm_as_exit
 from penstock.meter import Roots
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ import click
 
 from penstock._version import __version__
 from penstock.advice.machine_facts import gather_facts
-from penstock.cli.number_option import FiniteRange
+from penstock.cli.options import FiniteRange, check_size
 from penstock.cli.own_settings import read_own_settings, section_option
 from penstock.cli.progress import measuring
-from penstock.cli.size_option import check_size
 from penstock.errors import PenstockError
 from penstock.meter import Roots
 

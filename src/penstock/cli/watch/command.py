@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.sigterm import sigterm_as_exit
-from penstock.cli.size_option import check_size
+from penstock.cli.options import check_size
+from penstock.cli.signals import sigterm_as_exit
 from penstock.errors import ConfigError
 from penstock.meter import Roots
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from penstock.cli.interrupt import ctrl_c_on_request
+from penstock.cli.signals import ctrl_c_on_request
 
 
 def press() -> None:
