@@ -21,10 +21,9 @@ from torch.utils.data import IterableDataset
 
 from penstock.lab.dataset.endless import endless, endless_arguments
 from penstock.lab.dataset.sample_probe import weigh
-from penstock.lab.tree_watch import TreeNow, TreeWatch, tree_now
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.stats import LoaderStats
-from penstock.meter.gpu_watch import GpuWatch
+from penstock.meter import TreeParts, Watcher, gpu_use, require_tree_parts
 from penstock.planner.components import Reading
 
 _LEAST_BATCHES = 4
@@ -120,8 +119,10 @@ class Bench:
         gc.collect()
         files_bytes = _page_cache_bytes()
         batches, batch_bytes, wait_s, step_s, first_s = 0, 0, 0.0, 0.0, 0.0
-        with TreeWatch() as watch, ExitStack() as gpus:
-            gpu = None if step is None else gpus.enter_context(GpuWatch())
+        with Watcher(require_tree_parts, measures=["total_bytes"], every_s=0.04) as watch, ExitStack() as gpus:
+            gpu = None
+            if step is not None:
+                gpu = gpus.enter_context(Watcher(gpu_use, measures=["fraction"], every_s=0.1))
             began_s = asked_s = time.perf_counter()
             stream = endless(loader)
             for batch in stream:
@@ -157,27 +158,32 @@ class Bench:
             wait_s=wait_s,
             step_s=step_s,
             first_batch_s=first_s,
-            gpu_use=None if gpu is None else gpu.use,
+            gpu_use=None if gpu is None else gpu.mean("fraction"),
         )
 
-    def _pause(self, batch_s: float) -> TreeNow:
+    def _pause(self, batch_s: float) -> TreeParts:
         """Take nothing until all that may be ahead is, and say what there is then: memory must do when a checkpoint is
         written, too. And it is the same every time, which no moment is in which workers build batches.
 
         ``batch_s``: about how long a worker is busy without giving anything.
         """
-        settled, since_s, end_s = tree_now(), time.monotonic(), time.monotonic() + _MOST_TIMES * self.seconds
+        settled, since_s, end_s = require_tree_parts(), time.monotonic(), time.monotonic() + _MOST_TIMES * self.seconds
         still_s = max(_STILL_S, _SLOWER * batch_s)
         while (now_s := time.monotonic()) < end_s and now_s - since_s < still_s:
             time.sleep(_PAUSE_S)
             self.on_batch()
-            before, settled = settled, tree_now()
+            before, settled = settled, require_tree_parts()
             if abs(settled.total_bytes - before.total_bytes) > _STILL_BYTES:
                 since_s = time.monotonic()
         return settled
 
     def _reading(
-        self, watch: TreeWatch, settled: TreeNow, settings: LoadSettings, batch_bytes: int, files_bytes: int | None
+        self,
+        watch: Watcher[TreeParts],
+        settled: TreeParts,
+        settings: LoadSettings,
+        batch_bytes: int,
+        files_bytes: int | None,
     ) -> Reading:
         start = watch.start
         shared = max(0, settled.shared_bytes - start.shared_bytes)
@@ -194,7 +200,7 @@ class Bench:
                 "workers": settled.workers_bytes,
                 "other": max(0, settled.trainer_bytes - start.trainer_bytes - in_heap),
             },
-            building_bytes=max(0, watch.peak.total_bytes - settled.total_bytes),
+            building_bytes=max(0, watch.peak("total_bytes").total_bytes - settled.total_bytes),
             page_cache_bytes=None if now is None or files_bytes is None else max(0, now - files_bytes),
         )
 

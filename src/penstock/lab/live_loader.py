@@ -19,8 +19,8 @@ from torch.utils.data import IterableDataset
 
 from penstock.errors import BudgetError
 from penstock.lab.dataset.endless import endless, endless_arguments
-from penstock.lab.tree_watch import TreeWatch
 from penstock.loader.dataloader import DataLoader
+from penstock.meter import Watcher, require_tree_parts
 from penstock.planner.search import LEAST_NOISE, Setting, Trial
 
 _BLOCKS, _FEWEST_BLOCKS = 6, 3
@@ -57,7 +57,7 @@ class LiveLoader:
         self._memory_bytes, self._on_batch = memory_bytes, on_batch
         self._restarts = isinstance(dataset, IterableDataset)
         self._is_repeated = is_repeated
-        self._watch = TreeWatch()
+        self._watch = Watcher(require_tree_parts, measures=["total_bytes"], every_s=0.04)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
             self._loader = DataLoader(
@@ -118,7 +118,7 @@ class LiveLoader:
         most_s = max(_MOST_TIMES * settle_s, ahead * slow_s)
         if self._run(settle_s, most_s, least_batches=ahead, noise=None).is_over:
             return self._over(setting)
-        self._watch.forget()
+        self._watch.forget_peaks()
         most_s = max(_MOST_TIMES * self._trial_s, _FEWEST_BATCHES * slow_s)
         run = self._run(self._trial_s, most_s, least_batches=_LEAST_BATCHES, noise=LEAST_NOISE)
         if run.is_over:
@@ -156,7 +156,7 @@ class LiveLoader:
     @property
     def _peak_bytes(self) -> int:
         """The most that batches and workers took: what the budget is about."""
-        peak = self._watch.peak
+        peak = self._watch.peak("total_bytes")
         return max(0, peak.shared_bytes - self._watch.start.shared_bytes) + peak.workers_bytes
 
     def _over(self, setting: Setting) -> Trial:
@@ -166,7 +166,7 @@ class LiveLoader:
         safe = self._safe or Setting(1, 1)
         self._loader.resize(workers=safe.workers, depth=safe.depth)
         self._start_anew()
-        self._watch.forget()
+        self._watch.forget_peaks()
 
     def _start_anew(self) -> None:
         """With other workers and an empty arena."""

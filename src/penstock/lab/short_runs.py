@@ -19,7 +19,7 @@ from penstock.lab.dataset.endless import endless
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.stats import StageTimes
 from penstock.loader.workers_now import workers_now
-from penstock.meter import GrowthWatch
+from penstock.meter import Watcher, tree_parts
 from penstock.planner.costs import Run
 
 _WARM_SHARE, _MOST_WARM_SHARE = 0.2, 0.6
@@ -32,12 +32,11 @@ class ShortRuns:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._rows = getattr(loader, "batch_size", 1) or 1
-        self._watch = GrowthWatch(every_s=0.03)
         self._me = psutil.Process()
 
     def __enter__(self) -> Self:
         gc.collect()
-        self._watch.__enter__()
+        self._watch = Watcher(tree_parts, measures=["shared_bytes", "heap_bytes"], every_s=0.03).__enter__()
         self._stream = endless(self._loader)
         return self
 
@@ -66,7 +65,7 @@ class ShortRuns:
         heaps: list[tuple[int, int]] = []
         while not heaps or time.perf_counter() - then_s < (1 - _WARM_SHARE) * seconds:
             next(self._stream)
-            heaps.append((len(heaps), watch.own_bytes))
+            heaps.append((len(heaps), watch.growth("heap_bytes") or 0))
         after = self._stages()
         return Run(
             workers=self._workers(),
@@ -78,8 +77,8 @@ class ShortRuns:
             trainer_cpu_s=max(0.0, time.process_time() - watch.cpu_s - cpu_s),
             deliver_s=after.deliver_s - before.deliver_s if before and after else None,
             collate_s=after.collate_s - before.collate_s if before and after else 0.0,
-            shared_bytes=watch.peak_shared_bytes or 0,
-            own_bytes=watch.peak_own_bytes or 0,
+            shared_bytes=watch.peak_growth("shared_bytes") or 0,
+            own_bytes=watch.peak_growth("heap_bytes") or 0,
             heaps=tuple(heaps),
         )
 

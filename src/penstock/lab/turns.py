@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from penstock.lab.comparison import Comparison, LoaderResult, Round
 from penstock.lab.dataset.endless import endless
-from penstock.meter import GrowthWatch
+from penstock.meter import Watcher, tree_parts
 
 
 class Tally(NamedTuple):
@@ -71,7 +71,7 @@ def _run(loader: Iterable[Any], work: Work, on_batch: Callable[[float], None]) -
     first_batch_s = 0.0
     total_s = work.warm_up_s + work.round_s
     is_warm = work.warm_up_s == 0
-    with GrowthWatch() as watch:
+    with Watcher(tree_parts, measures=["pss_bytes"], every_s=0.25) as watch:
         batches = endless(loader)
         began_s = start_s = time.perf_counter()
         for batch in batches:
@@ -94,6 +94,6 @@ def _run(loader: Iterable[Any], work: Work, on_batch: Callable[[float], None]) -
         delivered_bytes=tally.delivered_bytes - warm_up.delivered_bytes,
         elapsed_s=measured_s,
         first_batch_s=first_batch_s,
-        peak_growth_bytes=watch.peak_growth_bytes,
+        peak_growth_bytes=watch.peak_growth("pss_bytes"),
         order=None if tally.order is None else tuple(tally.order),
     )

@@ -5,33 +5,36 @@ Out: frozen dataclasses.
 Runs in: trainer, worker, command line. Does not import torch.
 """
 
-from penstock.meter.gpu import Gpu, GpuStatus, gpu_status, gpus
+from penstock.meter.gpu import Gpu, GpuStatus, gpu_status, gpu_use, gpus
 from penstock.meter.limits.machine import Limits, limits
 from penstock.meter.limits.memory_bounds import headroom_bytes
 from penstock.meter.limits.open_files import spare_files
-from penstock.meter.pressure import Pressure, PressureMeter, PressureRates, pressure
-from penstock.meter.processes.growth import GrowthWatch
+from penstock.meter.pressure import Pressure, pressure
 from penstock.meter.processes.tree import MemoryReport, ProcessMemory, memory
 from penstock.meter.processes.tree_meter import TreeMeter
+from penstock.meter.processes.tree_parts import TreeParts, require_tree_parts, tree_parts
 from penstock.meter.roots import Roots
+from penstock.meter.watcher import Watcher
 
 __all__ = [
     "Gpu",
     "GpuStatus",
-    "GrowthWatch",
     "Limits",
     "MemoryReport",
     "Pressure",
-    "PressureMeter",
-    "PressureRates",
     "ProcessMemory",
     "Roots",
     "TreeMeter",
+    "TreeParts",
+    "Watcher",
     "gpu_status",
+    "gpu_use",
     "gpus",
     "headroom_bytes",
     "limits",
     "memory",
     "pressure",
+    "require_tree_parts",
     "spare_files",
+    "tree_parts",
 ]

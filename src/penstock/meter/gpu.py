@@ -59,6 +59,22 @@ def gpus(*, nvml: Any = None, roots: Roots = _REAL) -> tuple[Gpu, ...]:
     return gpu_status(nvml=nvml, roots=roots).gpus
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """A sample of how busy the GPUs of this process are."""
+
+    fraction: float | None
+    """Share of NVML's last sample period in which a kernel ran, as the mean over the GPUs on which torch has memory for
+    this process; None: there are none, or NVML does not report it."""
+
+
+def gpu_use(*, read: Callable[[], tuple[Gpu, ...]] = gpus) -> GpuUse:
+    """How busy the GPUs of this process are now."""
+    mine = [gpu for gpu in read() if gpu.torch_reserved_bytes]
+    known = [gpu.utilisation_percent / 100 for gpu in mine if gpu.utilisation_percent is not None]
+    return GpuUse(fraction=sum(known) / len(known) if known else None)
+
+
 def gpu_status(*, nvml: Any = None, roots: Roots = _REAL) -> GpuStatus:
     """The GPUs here, or why there are none. ``nvml`` stands in for the pynvml module."""
     if nvml is None:

@@ -1,14 +1,12 @@
 """Signs that memory is running out: stalls, limit hits, kills, swapping.
 
 In:  PSI, memory.events or memory.oom_control, /proc/vmstat.
-Out: ``Pressure`` (now) and ``PressureRates`` (between two polls).
+Out: ``Pressure``.
 Runs in: trainer, command line.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.meter.kernel_files import PAGE_BYTES, find_counter, parse_counters, read_count, read_text
@@ -41,25 +39,18 @@ class Pressure:
     swapped_in_bytes: int | None
     """Bytes the host has read back from swap since it booted."""
 
+    def oom_kills_since(self, earlier: Pressure) -> int | None:
+        """Kills since an earlier sample; None where the kernel does not count them."""
+        if self.oom_kills is None or earlier.oom_kills is None:
+            return None
+        # A counter that has gone back belongs to another cgroup, which began after the earlier sample.
+        return self.oom_kills - earlier.oom_kills if self.oom_kills >= earlier.oom_kills else self.oom_kills
 
-@dataclass(frozen=True, kw_only=True)
-class PressureRates:
-    """What happened between two polls. None: not known, or the first poll."""
-
-    now: Pressure
-    """The later of the two readings."""
-    elapsed_s: float
-    """Time between the polls; 0 at the first."""
-    swap_in_bytes_per_s: float | None
-    """How fast the host reads memory back from swap."""
-    swap_growth_bytes: int | None
-    """Swap in use now, less swap in use at the earlier poll; negative when it shrank."""
-    oom_kills: int | None
-    """Kills since the earlier poll."""
-    high_events: int | None
-    """Crossings of memory.high since the earlier poll."""
-    max_events: int | None
-    """Hits of the hard limit since the earlier poll."""
+    def swap_growth_bytes(self, earlier: Pressure) -> int | None:
+        """Swap in use now less that of an earlier sample, negative where it shrank; None where it is not known."""
+        if self.swap_used_bytes is None or earlier.swap_used_bytes is None:
+            return None
+        return self.swap_used_bytes - earlier.swap_used_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,34 +85,6 @@ def pressure(*, roots: Roots = _REAL) -> Pressure:
         swap_used_bytes=None if swap is None else swap.used_bytes,
         swapped_in_bytes=None if swapped_in_pages is None else swapped_in_pages * PAGE_BYTES,
     )
-
-
-class PressureMeter:
-    """Remembers the last poll and says what has happened since."""
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, roots: Roots = _REAL) -> None:
-        self._clock = clock
-        self._roots = roots
-        self._last: tuple[float, Pressure] | None = None
-
-    def poll(self) -> PressureRates:
-        now_s, now = self._clock(), pressure(roots=self._roots)
-        then_s, then = self._last or (now_s, None)
-        self._last = now_s, now
-        elapsed_s = max(0.0, now_s - then_s)
-        swapped_in = _since(now.swapped_in_bytes, then and then.swapped_in_bytes)
-        growth = None
-        if then is not None and now.swap_used_bytes is not None and then.swap_used_bytes is not None:
-            growth = now.swap_used_bytes - then.swap_used_bytes
-        return PressureRates(
-            now=now,
-            elapsed_s=elapsed_s,
-            swap_in_bytes_per_s=None if swapped_in is None or not elapsed_s else swapped_in / elapsed_s,
-            swap_growth_bytes=growth,
-            oom_kills=_since(now.oom_kills, then and then.oom_kills),
-            high_events=_since(now.high_events, then and then.high_events),
-            max_events=_since(now.max_events, then and then.max_events),
-        )
 
 
 def parse_stalls(text: str) -> Stalls:
@@ -160,13 +123,6 @@ def _read_events(cgroups: Cgroups) -> dict[str, int]:
         "max": read_count(own.path / "memory.failcnt"),
     }
     return {name: count for name, count in events.items() if count is not None}
-
-
-def _since(now: int | None, then: int | None) -> int | None:
-    """Growth of a counter; one that went back belongs to another cgroup now, and starts from nothing."""
-    if now is None or then is None:
-        return None
-    return now - then if now >= then else now
 
 
 def _percent(text: str) -> float | None:

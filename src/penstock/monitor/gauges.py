@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.meter import MemoryReport, Roots, TreeMeter, gpu_status, memory
+from penstock.meter import MemoryReport, Roots, TreeMeter, gpu_status
 from penstock.meter.kernel_files import find_counter, read_text
 from penstock.monitor.system_levels import gpu_levels, system_levels
 from penstock.monitor.watched_loader import LoaderSample, WatchedLoader
 
-_WALKED_AT_MOST_BYTES = 8 << 30
-"""Resident pages of the tree up to which each is looked at: 15 ms for a GiB in every process that maps it."""
+_EXACT_UP_TO_BYTES = 8 << 30
+"""Resident memory of the tree up to which PSS is read: that takes 15 ms for a GiB in every process that maps it."""
 _REAL = Roots()
 
 
@@ -43,10 +43,8 @@ class Gauges:
         self._clock = clock
         self._roots = roots
         self._nvml = nvml
-        self._meter = TreeMeter(exact_for_new=True, roots=roots)
+        self._meter = TreeMeter(exact_up_to_bytes=_EXACT_UP_TO_BYTES, roots=roots)
         self._tree_levels: dict[str, float] = {}
-        self._is_huge: bool | None = None
-        """Whether the tree is too large to look at every page; None: not known yet."""
         status = gpu_status(nvml=nvml, roots=roots)
         self.gpus = [
             {"index": gpu.index, "name": gpu.name, "uuid": gpu.uuid, "memory_total_bytes": gpu.memory_total_bytes}
@@ -72,10 +70,7 @@ class Gauges:
 
     def _tree(self, levels: dict[str, float], loaders: Sequence[LoaderSample]) -> dict[str, float]:
         """Memory of the tree, in parts that add up to it as far as pages can be told apart."""
-        if self._is_huge is None:
-            self._is_huge = memory(exact=False, roots=self._roots).rss_bytes > _WALKED_AT_MOST_BYTES
-        report = memory(exact=False, roots=self._roots) if self._is_huge else self._meter.poll()
-        self._is_huge = report.rss_bytes > _WALKED_AT_MOST_BYTES
+        report = self._meter.poll()
         own_bytes, files_bytes = self._own_bytes(report)
         arena_bytes, cache_bytes = levels["arena_bytes"], levels["cache_bytes"]
         private_bytes = sum(each.figures.get("workers_private_bytes", 0.0) for each in loaders)

@@ -16,12 +16,11 @@ from typing import Any
 
 import psutil
 
-from penstock.meter import MemoryReport, Roots, TreeMeter, memory
-from penstock.meter.processes.tree import process_memory, read_tree, report_of
+from penstock.meter import MemoryReport, Roots, TreeMeter
 from penstock.monitor.runs.facts import without_secrets
 
-_WALKED_AT_MOST_BYTES = 32 << 30
-"""Resident pages up to which each is looked at: half a second, in which the training's page faults wait."""
+_EXACT_UP_TO_BYTES = 32 << 30
+"""Resident memory up to which PSS is read: half a second, during which the page faults of the training wait."""
 _REAL = Roots()
 _DOING = {
     psutil.STATUS_RUNNING: "running", psutil.STATUS_SLEEPING: "waiting", psutil.STATUS_IDLE: "waiting",
@@ -70,8 +69,7 @@ class WatchedTree:
         root = psutil.Process(pid)
         self._started_s = root.create_time()
         self._clock = clock
-        self._roots = roots
-        self._meter = TreeMeter(pid, exact_for_new=True, clock=clock, roots=roots)
+        self._meter = TreeMeter(pid, exact_up_to_bytes=_EXACT_UP_TO_BYTES, clock=clock, roots=roots)
         self._known: dict[int, psutil.Process] = {pid: root}
         self._before: dict[psutil.Process, tuple[float, float]] = {}
         """Seconds of processor and bytes read, as of the last look."""
@@ -80,7 +78,7 @@ class WatchedTree:
 
     def sample(self) -> TreeSample | None:
         """The tree now; None once its root has ended."""
-        report, measure = self._memory()
+        report = self._meter.poll()
         try:
             if not report.processes or not self._known[self.pid].is_running():
                 return None
@@ -101,7 +99,7 @@ class WatchedTree:
         # A training that starts workers for every epoch goes through thousands.
         self._known = {pid: process for pid, process in self._known.items() if process in used or pid == self.pid}
         own = [each.bytes for each in processes]
-        tree_bytes = float(report.rss_bytes if report.pss_bytes is None else report.pss_bytes)
+        tree_bytes, measure = _tree_bytes(report)
         figures = {
             "tree_bytes": tree_bytes,
             "trainer_bytes": float(own[0]),
@@ -118,20 +116,6 @@ class WatchedTree:
         )  # fmt: skip
 
     # -- inside -----------------------------------------------------------------------------
-
-    def _memory(self) -> tuple[MemoryReport, str]:
-        quick = memory(self.pid, exact=False, roots=self._roots)
-        if quick.rss_bytes <= _WALKED_AT_MOST_BYTES or not self._roots.is_linux:
-            report = self._meter.poll()
-            return report, "rss" if report.pss_bytes is None else "pss"
-        # Of what is mapped from files and shared memory, whoever has most has it all, nearly.
-        readings, gone = read_tree(self.pid, exact=False, roots=self._roots)
-        report = report_of(map(process_memory, readings), exact=False, skipped=gone)
-        shared = max((each.statm.file_bytes for each in readings), default=0)
-        total = sum(each.statm.anon_bytes for each in readings) + shared
-        return MemoryReport(
-            processes=report.processes, rss_bytes=total, pss_bytes=None, uss_bytes=None, exact=False, skipped=gone
-        ), "sum of parts"
 
     def _process(self, pid: int) -> psutil.Process | None:
         known = self._known.get(pid)
@@ -161,6 +145,17 @@ class WatchedTree:
             processors=None if cpu_s is None or elapsed_s is None else max(0.0, cpu_s) / elapsed_s,
             bytes=each.rss_bytes if each.uss_bytes is None else each.uss_bytes,
         )
+
+
+def _tree_bytes(report: MemoryReport) -> tuple[float, str]:
+    """Memory of the tree, and how it was measured."""
+    if report.pss_bytes is not None:
+        return float(report.pss_bytes), "pss"
+    files = [each.rss_file_bytes for each in report.processes if each.rss_file_bytes is not None]
+    if not files or report.rss_bytes <= _EXACT_UP_TO_BYTES:
+        return float(report.rss_bytes), "rss"
+    # The process that maps most files and shared memory maps nearly all that the tree maps.
+    return float(report.rss_bytes - sum(files) + max(files)), "sum of parts"
 
 
 def find_roots(pattern: re.Pattern[str]) -> list[int]:

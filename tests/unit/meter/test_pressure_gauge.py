@@ -1,10 +1,11 @@
-"""Stalls, kills and swapping, now and between two polls."""
+"""Stalls, kills and swapping, in one sample and between two."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from penstock.meter import PressureMeter, pressure
+from penstock.meter import pressure
 from penstock.meter.kernel_files import PAGE_BYTES
 from support.machines import layouts as machines
 from support.machines.layouts import GIB, MIB, build
@@ -45,30 +46,29 @@ def test_a_kernel_without_psi_has_no_stalls(tmp_path: Path) -> None:
     assert (found.stall_source, found.some_avg10, found.full_avg10) == (None, None, None)
 
 
-def test_rates_are_differences_over_the_time_between_two_polls(tmp_path: Path) -> None:
-    clock = iter([10.0, 12.0])
+def test_kills_and_growth_of_swap_are_differences_of_two_samples(tmp_path: Path) -> None:
     roots = build(tmp_path, machines.no_cgroups())
-    meter = PressureMeter(clock=lambda: next(clock), roots=roots)
-    first = meter.poll()
-    assert (first.swap_in_bytes_per_s, first.swap_growth_bytes, first.oom_kills) == (None, None, None)
-    assert first.elapsed_s == 0
+    before = pressure(roots=roots)
     (roots.proc / "vmstat").write_text("pswpin 1500\noom_kill 5\n")
     meminfo = (roots.proc / "meminfo").read_text()
     used_before = f"SwapFree:        {7 * GIB // 1024}"
     (roots.proc / "meminfo").write_text(meminfo.replace(used_before, f"SwapFree: {(7 * GIB - 64 * MIB) // 1024}"))
-    second = meter.poll()
-    assert second.elapsed_s == 2
-    assert second.swap_in_bytes_per_s == 250 * PAGE_BYTES
-    assert second.swap_growth_bytes == 64 * MIB
-    assert second.oom_kills == 2
+    after = pressure(roots=roots)
+    assert after.swap_growth_bytes(before) == 64 * MIB
+    assert after.oom_kills_since(before) == 2
 
 
-def test_a_counter_that_went_back_starts_from_nothing(tmp_path: Path) -> None:
+def test_differences_are_unknown_where_the_kernel_does_not_count(tmp_path: Path) -> None:
+    known = pressure(roots=build(tmp_path, machines.no_cgroups()))
+    unknown = replace(known, oom_kills=None, swap_used_bytes=None)
+    for later, earlier in ((known, unknown), (unknown, known)):
+        assert later.oom_kills_since(earlier) is None
+        assert later.swap_growth_bytes(earlier) is None
+
+
+def test_a_kill_counter_that_went_back_starts_from_zero(tmp_path: Path) -> None:
     """The process was moved to a fresh cgroup: its events begin again."""
     roots = build(tmp_path, machines.docker_v2_in_namespace())
-    meter = PressureMeter(clock=lambda: 0.0, roots=roots)
-    meter.poll()
-    (roots.cgroup / "memory.events").write_text("high 0\nmax 1\noom_kill 0\n")
-    rates = meter.poll()
-    assert (rates.oom_kills, rates.max_events) == (0, 1)
-    assert rates.swap_in_bytes_per_s is None
+    before = pressure(roots=roots)
+    (roots.cgroup / "memory.events").write_text("high 0\nmax 1\noom_kill 1\n")
+    assert pressure(roots=roots).oom_kills_since(before) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.meter import memory
 from penstock.meter.processes.children import Children
-from penstock.meter.processes.process import ProcessReading, read_process
+from penstock.meter.processes.process import ProcessSnapshot, read_process
 from support.machines.layouts import GIB, MIB, Files, build, process
 
 
@@ -124,7 +124,7 @@ def test_files_of_a_process_read_through_its_directory_do_not_follow_the_number(
 
     monkeypatch.setattr(os, "open", open_then_swap)
     reading = read_process(100, parent=1, exact=True, roots=roots)
-    assert isinstance(reading, ProcessReading)
+    assert isinstance(reading, ProcessSnapshot)
     assert reading.rollup is not None
     assert reading.rollup.pss_bytes == MIB
 

@@ -85,17 +85,6 @@ def test_exact_looks_that_last_long_come_rarely(tmp_path: Path) -> None:
     assert watch.poll().exact
 
 
-def test_a_new_worker_gets_the_ratio_of_the_tree_until_it_is_read(tmp_path: Path) -> None:
-    watch = meter(build(tmp_path, tree()), Clock())
-    watch.poll()
-    new = process(12, 10, anon=100 * MIB, pss=MIB, uss=MIB, children="")
-    build(tmp_path, tree() | new | {"proc/10/task/10/children": "11 12"})
-    report = watch.poll()
-    (found,) = (one for one in report.processes if one.pid == 12)
-    assert found.pss_bytes is not None
-    assert abs(found.pss_bytes - 100 * MIB * 2148 / 3172) < MIB
-
-
 def test_a_worker_with_a_reused_number_does_not_inherit_the_old_ones_figures(tmp_path: Path) -> None:
     watch = meter(build(tmp_path, tree()), Clock())
     watch.poll()
@@ -135,6 +124,28 @@ def test_a_root_whose_number_was_given_away_ends_the_tree(tmp_path: Path) -> Non
     assert report.skipped == (10,)
 
 
+def test_a_new_process_that_may_not_be_read_exactly_is_skipped(tmp_path: Path) -> None:
+    watch = meter(build(tmp_path, tree()), Clock())
+    watch.poll()
+    new = process(12, 10, anon=100 * MIB, pss=MIB, uss=MIB, children="")
+    del new["proc/12/smaps_rollup"]
+    build(tmp_path, tree() | new | {"proc/10/task/10/children": "11 12"})
+    report = watch.poll()
+    assert report.skipped == (12,)
+    assert report.pss_bytes == 2148 * MIB
+
+
+def test_a_tree_above_the_limit_is_never_read_exactly(tmp_path: Path) -> None:
+    roots = build(tmp_path, tree())
+    watch = TreeMeter(10, exact_up_to_bytes=3 * GIB, clock=Clock(), roots=roots)
+    report = watch.poll()
+    assert (report.rss_bytes > 3 * GIB, report.pss_bytes, report.exact, report.skipped) == (True, None, False, ())
+    assert sum(one.rss_file_bytes or 0 for one in report.processes) == 2 * GIB
+    build(tmp_path, tree(worker_file=500 * MIB))
+    assert watch.poll().pss_bytes is None, "the limit applies to the size at the last poll"
+    assert watch.poll().exact
+
+
 def test_memory_that_shrank_never_goes_below_zero_or_above_rss(tmp_path: Path) -> None:
     watch = meter(build(tmp_path, tree(worker_anon=GIB)), Clock())
     watch.poll()
@@ -155,22 +166,19 @@ def test_the_poller_works_where_there_is_no_proc() -> None:
 
 def test_a_new_process_is_looked_at_once_and_what_it_shares_counts_as_its_parents(tmp_path: Path) -> None:
     alone = process(10, 1, anon=GIB, file=GIB, pss=1536 * MIB, uss=GIB, children="", started=5000)
-    roots = build(tmp_path, alone)
-    by_ratio, exact = meter(roots, Clock()), TreeMeter(10, exact_for_new=True, clock=Clock(), roots=roots)
-    by_ratio.poll()
-    exact.poll()
+    watch = meter(build(tmp_path, alone), Clock())
+    watch.poll()
     # Forked just now: it maps all its parent has, and 100 MiB are its own.
     build(tmp_path, tree(worker_anon=GIB + 100 * MIB))
-    assert totals(exact.poll()) == ((1536 + 100) * MIB, (1024 + 100) * MIB, False)
-    assert (by_ratio.poll().pss_bytes or 0) > 3000 * MIB
+    assert totals(watch.poll()) == ((1536 + 100) * MIB, (1024 + 100) * MIB, False)
     build(tmp_path, tree(worker_anon=GIB + 300 * MIB))
-    assert totals(exact.poll()) == ((1536 + 300) * MIB, (1024 + 300) * MIB, False)
+    assert totals(watch.poll()) == ((1536 + 300) * MIB, (1024 + 300) * MIB, False)
 
 
 def test_after_processes_have_come_all_are_looked_at_soon_but_not_too_often(tmp_path: Path) -> None:
     clock = Clock()
     roots = build(tmp_path, process(10, 1, anon=GIB, file=GIB, pss=1536 * MIB, uss=GIB, children="", started=5000))
-    watch = TreeMeter(10, exact_for_new=True, clock=clock, roots=roots)
+    watch = TreeMeter(10, clock=clock, roots=roots)
     clock.step_s = 0.05  # an exact look takes 50 ms: at 1% of the time, one in 5 s
     watch.poll()
     clock.step_s = 0.0
@@ -180,7 +188,7 @@ def test_after_processes_have_come_all_are_looked_at_soon_but_not_too_often(tmp_
         clock.now_s += 1
         seen.append(watch.poll().exact)
     assert seen == [False] * 4 + [True] + [False] * 7
-    calm = TreeMeter(10, exact_for_new=True, clock=clock, roots=roots)
+    calm = TreeMeter(10, clock=clock, roots=roots)
     calm.poll()
     build(tmp_path, tree(started=5000))
     clock.now_s += 3

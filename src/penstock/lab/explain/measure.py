@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.lab.explain.job import Explained, Job
-from penstock.meter import PressureMeter, memory
+from penstock.meter import memory, pressure
 
 if TYPE_CHECKING:
     from penstock.lab.breakdown import Run
@@ -59,8 +59,7 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
         dataset, settings.batch_size, collate_fn or default_collate, seconds=_LOOK_S,
         on_progress=lambda done: on_batch(),
     )  # fmt: skip
-    pressure = PressureMeter()
-    pressure.poll()
+    pressure_before = pressure()
     runs: dict[str, Run] = {}
 
     def run(name: str, what: str, how: Callable[..., Run], *given: Any) -> None:
@@ -79,7 +78,7 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
             run(f"torchs_{name}", f"torch, {words}", bench.torchs, other)
     if step is not None:
         run("with_step", "a training loop", bench.ours, settings, step)
-    rates = pressure.poll()
+    pressure_after = pressure()
     held = [each for each in known.containers.found if known.length and each.items >= known.length]
     return Explained(
         length=known.length,
@@ -95,8 +94,8 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
         with_step=runs.get("with_step"),
         cpu_fraction=sum(each.cpu_s for each in seen.samples)
         / max(1e-9, sum(each.cpu_s + each.wait_s for each in seen.samples)),
-        swap_growth_bytes=rates.swap_growth_bytes,
-        kills=rates.oom_kills,
+        swap_growth_bytes=pressure_after.swap_growth_bytes(pressure_before),
+        kills=pressure_after.oom_kills_since(pressure_before),
     )
 
 

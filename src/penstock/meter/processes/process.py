@@ -1,7 +1,7 @@
 """One process in /proc: who it is, and what memory it has.
 
 In:  /proc/<pid>/{stat,statm,smaps_rollup}.
-Out: ``ProcessReading``, or None for a process that is gone.
+Out: ``ProcessSnapshot``, or None for a process that is gone.
 Runs in: trainer, command line.
 
 Every file of a process is opened through one descriptor of its directory. The kernel ties that descriptor to
@@ -60,7 +60,7 @@ class Rollup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessReading:
+class ProcessSnapshot:
     """One living process at one moment."""
 
     pid: int
@@ -73,7 +73,7 @@ class ProcessReading:
     """Its memory, exactly; None: not asked for, another user's process, or a kernel without it."""
 
 
-def read_process(pid: int, *, parent: int | None, exact: bool, roots: Roots) -> ProcessReading | None:
+def read_process(pid: int, *, parent: int | None, exact: bool, roots: Roots) -> ProcessSnapshot | None:
     """A living process; None if it has ended or, with ``parent`` given, has another parent now."""
     try:
         directory = os.open(f"{roots.proc}/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -91,7 +91,7 @@ def read_process(pid: int, *, parent: int | None, exact: bool, roots: Roots) -> 
             except OSError:
                 if _read_statm(directory) is None:
                     return None
-        return ProcessReading(pid=pid, stat=stat, statm=statm, rollup=rollup)
+        return ProcessSnapshot(pid=pid, stat=stat, statm=statm, rollup=rollup)
     finally:
         os.close(directory)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.meter.processes.children import Children
-from penstock.meter.processes.process import ProcessReading, read_process
+from penstock.meter.processes.process import ProcessSnapshot, read_process
 from penstock.meter.roots import Roots
 
 _REAL = Roots()
@@ -38,6 +38,8 @@ class ProcessMemory:
     """Of the PSS, shared memory; None: not read."""
     pss_anon_bytes: int | None = None
     """Of the PSS, heaps and stacks; None: not read."""
+    rss_file_bytes: int | None = None
+    """Of the RSS, mapped files and shared memory; None: not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,45 +76,46 @@ def memory(pid: int | None = None, *, exact: bool = True, roots: Roots = _REAL) 
         from penstock.meter.other_platforms import memory_elsewhere
 
         return memory_elsewhere(root, exact=exact)
-    readings, gone = read_tree(root, exact=exact, roots=roots)
-    denied = tuple(reading.pid for reading in readings if exact and reading.rollup is None)
-    return report_of(map(process_memory, readings), exact=exact, skipped=gone + denied)
+    snapshots, gone = read_tree(root, exact=exact, roots=roots)
+    denied = tuple(snapshot.pid for snapshot in snapshots if exact and snapshot.rollup is None)
+    return report_of(map(process_memory, snapshots), exact=exact, skipped=gone + denied)
 
 
-def process_memory(reading: ProcessReading) -> ProcessMemory:
-    """The public form of a reading."""
-    rollup = reading.rollup
+def process_memory(snapshot: ProcessSnapshot) -> ProcessMemory:
+    """The public form of a snapshot."""
+    rollup = snapshot.rollup
     return ProcessMemory(
-        pid=reading.pid,
-        parent_pid=reading.stat.parent_pid,
-        name=reading.stat.name,
-        rss_bytes=reading.statm.rss_bytes if rollup is None else rollup.rss_bytes,
+        pid=snapshot.pid,
+        parent_pid=snapshot.stat.parent_pid,
+        name=snapshot.stat.name,
+        rss_bytes=snapshot.statm.rss_bytes if rollup is None else rollup.rss_bytes,
         pss_bytes=None if rollup is None else rollup.pss_bytes,
         uss_bytes=None if rollup is None else rollup.uss_bytes,
         pss_shared_bytes=None if rollup is None else rollup.pss_shared_bytes,
         pss_anon_bytes=None if rollup is None else rollup.pss_anon_bytes,
+        rss_file_bytes=snapshot.statm.file_bytes,
     )
 
 
-def read_tree(root: int, *, exact: bool, roots: Roots) -> tuple[tuple[ProcessReading, ...], tuple[int, ...]]:
+def read_tree(root: int, *, exact: bool, roots: Roots) -> tuple[tuple[ProcessSnapshot, ...], tuple[int, ...]]:
     """The living processes of the tree, root first, and the ids of those that went away meanwhile."""
-    readings: list[ProcessReading] = []
+    snapshots: list[ProcessSnapshot] = []
     gone: list[int] = []
     children = Children(roots)
     seen = {root}
     waiting: list[tuple[int, int | None]] = [(root, None)]
     while waiting:
         pid, parent = waiting.pop()
-        reading = read_process(pid, parent=parent, exact=exact, roots=roots)
-        if reading is None:
+        snapshot = read_process(pid, parent=parent, exact=exact, roots=roots)
+        if snapshot is None:
             gone.append(pid)
             continue
-        readings.append(reading)
+        snapshots.append(snapshot)
         for child in children.of(pid):
             if child not in seen:
                 seen.add(child)
                 waiting.append((child, pid))
-    return tuple(readings), tuple(gone)
+    return tuple(snapshots), tuple(gone)
 
 
 def report_of(processes: Iterable[ProcessMemory], *, exact: bool, skipped: tuple[int, ...]) -> MemoryReport:

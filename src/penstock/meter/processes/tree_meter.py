@@ -1,7 +1,7 @@
-"""Memory of a process tree for those who look every second: cheap each time, exact now and then.
+"""Memory of a process tree for callers that sample it every second: cheap each time, exact now and then.
 
 In:  /proc/<pid>/statm at every poll, smaps_rollup rarely.
-Out: ``MemoryReport`` with PSS and USS carried on from the last exact look.
+Out: ``MemoryReport`` with PSS and USS carried on from the last exact sample.
 Runs in: trainer, command line.
 """
 
@@ -12,33 +12,32 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.meter.processes.process import ProcessReading, Rollup, Statm, read_process
+from penstock.meter.processes.process import ProcessSnapshot, Rollup, Statm, read_process
 from penstock.meter.processes.tree import MemoryReport, ProcessMemory, memory, process_memory, read_tree, report_of
 from penstock.meter.roots import Roots
 
 _REAL = Roots()
 _Identity = tuple[int, int]
-"""Process id and start time: the id alone is given to another process sooner or later."""
+"""Process id and start time: the kernel reuses the id alone sooner or later."""
 _EXACT_SHARE = 0.01
-"""Exact looks take at most this share of the time: one of a tree that maps terabytes lasts minutes."""
+"""Exact samples take at most this share of the time: one of a tree that maps terabytes takes minutes."""
 _SOON_S = 2.0
-"""After processes have come, all are looked at exactly this soon."""
+"""After new processes have been found, the next exact sample of the tree is due this soon."""
 
 
 class TreeMeter:
     """Polls one process tree.
 
-    Between exact looks a process's PSS is its last exact one, plus all growth of its own pages, plus growth
-    of file and shared pages at its last exact ratio of PSS to RSS. That ratio over everything is simpler
-    but would hide a leak: in a worker that mostly maps shared slots, 1 GB of new private memory would show as
-    200 MB. A process not seen exactly yet gets the ratio of the tree.
+    Between exact samples the PSS of a process is its last exact one, plus all growth of its own pages, plus growth of
+    file and shared pages at its last exact ratio of PSS to RSS. Applying that ratio to all growth is simpler but hides
+    a leak: in a worker that mostly maps shared segments, 1 GB of new private memory would show as 200 MB.
 
-    With ``exact_for_new`` a process not seen yet is looked at exactly, once: a forked worker maps all its parent has,
-    and by the ratio each would count as another parent. All are looked at two seconds later: what workers map in common
-    with others, such as batches on their way, is missing until then.
+    A new process is sampled exactly at once: a forked worker maps all that its parent maps, and would count as another
+    parent. All processes are sampled exactly two seconds later: until then, memory that workers share with others, such
+    as batches in transit, is missing.
 
     Cost of a poll, measured on 2 cores: 40-60 µs per process of the tree (17: 0.7-1.0 ms; 501: 21-31 ms).
-    Cost of an exact look: 0.2 ms per small process, 11-18 ms per GiB mapped by each, 1% of the time at most.
+    Cost of an exact sample: 0.2 ms per small process, 11-18 ms per GiB mapped by each, at most 1% of the time.
     """
 
     def __init__(
@@ -46,49 +45,64 @@ class TreeMeter:
         pid: int | None = None,
         *,
         exact_every_s: float = 30.0,
-        exact_for_new: bool = False,
+        exact_up_to_bytes: float = float("inf"),
         clock: Callable[[], float] = time.monotonic,
         roots: Roots = _REAL,
     ) -> None:
+        """``exact_up_to_bytes``: a tree with more resident memory gets no PSS and USS, because reading them would delay
+        its page faults for too long."""
         self._pid = os.getpid() if pid is None else pid
         self._exact_every_s = exact_every_s
-        self._exact_for_new = exact_for_new
+        self._exact_up_to_bytes = exact_up_to_bytes
         self._clock = clock
         self._roots = roots
         self._exact_due_s = self._exact_again_s = float("-inf")
         self._root_started_ticks: int | None = None
-        self._last: dict[_Identity, ProcessReading] = {}
+        self._rss_bytes: int | None = None
+        self._last: dict[_Identity, ProcessSnapshot] = {}
 
     def poll(self) -> MemoryReport:
-        """The tree now. Empty once its root has ended, also when another process has got the number since."""
+        """The tree now. Empty once its root has ended, also when another process has its number by now."""
         began_s = self._clock()
-        exact = began_s >= self._exact_due_s
+        if self._rss_bytes is None and self._exact_up_to_bytes != float("inf"):
+            self._rss_bytes = memory(self._pid, exact=False, roots=self._roots).rss_bytes
+        is_small = (self._rss_bytes or 0) <= self._exact_up_to_bytes
+        exact = is_small and began_s >= self._exact_due_s
         if not self._roots.is_linux:
             report = memory(self._pid, exact=exact, roots=self._roots)
         else:
-            readings, gone = read_tree(self._pid, exact=exact, roots=self._roots)
-            if not self._is_same_root(readings):
+            snapshots, gone = read_tree(self._pid, exact=exact, roots=self._roots)
+            if not self._is_same_root(snapshots):
                 return report_of((), exact=False, skipped=(self._pid,))
-            if self._exact_for_new and not exact and self._look_at_new(readings):
-                # What they map that others map too is known once all are looked at, and they have come to work.
-                self._exact_due_s = min(self._exact_due_s, max(began_s + _SOON_S, self._exact_again_s))
-            report = self._exact_report(readings, gone) if exact else self._carried_report(readings, gone)
+            if not is_small:
+                report = report_of(map(process_memory, snapshots), exact=False, skipped=gone)
+            elif exact:
+                report = self._exact_report(snapshots, gone)
+            else:
+                if self._sample_new(snapshots):
+                    # By then the new processes are at work, and their share of common pages can be read.
+                    self._exact_due_s = min(self._exact_due_s, max(began_s + _SOON_S, self._exact_again_s))
+                report = self._carried_report(snapshots, gone)
+        self._rss_bytes = report.rss_bytes
         if exact:
             ended_s = self._clock()
             self._exact_again_s = ended_s + (ended_s - began_s) / _EXACT_SHARE
             self._exact_due_s = max(ended_s + self._exact_every_s, self._exact_again_s)
         return report
 
-    def _look_at_new(self, readings: tuple[ProcessReading, ...]) -> bool:
-        """What a new process shares with others counts as theirs still, until all are looked at, but for shared memory
-        beyond what they had: batches on their way. Whether any is new."""
-        known = [reading for reading in readings if _identity(reading) in self._last]
-        new: list[tuple[ProcessReading, Rollup]] = []
-        for reading in readings:
-            if _identity(reading) in self._last:
+    def _sample_new(self, snapshots: tuple[ProcessSnapshot, ...]) -> bool:
+        """Sample new processes exactly; whether there are any.
+
+        Pages that they share with others still count as those of the others, until all processes are sampled exactly,
+        except for shared memory beyond what the others had: batches in transit.
+        """
+        known = [snapshot for snapshot in snapshots if _identity(snapshot) in self._last]
+        new: list[tuple[ProcessSnapshot, Rollup]] = []
+        for snapshot in snapshots:
+            if _identity(snapshot) in self._last:
                 continue
-            seen = read_process(reading.pid, parent=reading.stat.parent_pid, exact=True, roots=self._roots)
-            if seen is not None and _identity(seen) == _identity(reading) and seen.rollup is not None:
+            seen = read_process(snapshot.pid, parent=snapshot.stat.parent_pid, exact=True, roots=self._roots)
+            if seen is not None and _identity(seen) == _identity(snapshot) and seen.rollup is not None:
                 new.append((seen, seen.rollup))
         had = sum(rollup.pss_shared_bytes for each in known if (rollup := self._last[_identity(each)].rollup))
         has = sum(rollup.pss_shared_bytes for _, rollup in new)
@@ -99,41 +113,35 @@ class TreeMeter:
             self._last[_identity(seen)] = replace(seen, rollup=replace(rollup, pss_bytes=pss))
         return bool(new)
 
-    def _is_same_root(self, readings: tuple[ProcessReading, ...]) -> bool:
-        if not readings:
+    def _is_same_root(self, snapshots: tuple[ProcessSnapshot, ...]) -> bool:
+        if not snapshots:
             return False
-        started_ticks = readings[0].stat.started_ticks
+        started_ticks = snapshots[0].stat.started_ticks
         if self._root_started_ticks is None:
             self._root_started_ticks = started_ticks
         return started_ticks == self._root_started_ticks
 
-    def _exact_report(self, readings: tuple[ProcessReading, ...], gone: tuple[int, ...]) -> MemoryReport:
-        self._last = {_identity(reading): reading for reading in readings}
-        denied = tuple(reading.pid for reading in readings if reading.rollup is None)
-        return report_of(map(process_memory, readings), exact=True, skipped=gone + denied)
+    def _exact_report(self, snapshots: tuple[ProcessSnapshot, ...], gone: tuple[int, ...]) -> MemoryReport:
+        self._last = {_identity(snapshot): snapshot for snapshot in snapshots}
+        denied = tuple(snapshot.pid for snapshot in snapshots if snapshot.rollup is None)
+        return report_of(map(process_memory, snapshots), exact=True, skipped=gone + denied)
 
-    def _carried_report(self, readings: tuple[ProcessReading, ...], gone: tuple[int, ...]) -> MemoryReport:
-        rollups = [reading.rollup for reading in self._last.values() if reading.rollup is not None]
-        rss = sum(rollup.rss_bytes for rollup in rollups) or 1
-        pss_ratio = sum(rollup.pss_bytes for rollup in rollups) / rss
-        uss_ratio = sum(rollup.uss_bytes for rollup in rollups) / rss
+    def _carried_report(self, snapshots: tuple[ProcessSnapshot, ...], gone: tuple[int, ...]) -> MemoryReport:
         processes: list[ProcessMemory] = []
         denied: list[int] = []
-        for reading in readings:
-            now = process_memory(reading)
-            last = self._last.get(_identity(reading))
-            if not rollups or (last is not None and last.rollup is None):
-                denied.append(reading.pid)
-            elif last is None or last.rollup is None:
-                now = replace(now, pss_bytes=int(now.rss_bytes * pss_ratio), uss_bytes=int(now.rss_bytes * uss_ratio))
+        for snapshot in snapshots:
+            now = process_memory(snapshot)
+            last = self._last.get(_identity(snapshot))
+            if last is None or last.rollup is None:
+                denied.append(snapshot.pid)
             else:
-                now = _carried(now, last.statm, last.rollup, reading.statm)
+                now = _carried(now, last.statm, last.rollup, snapshot.statm)
             processes.append(now)
         return report_of(processes, exact=False, skipped=gone + tuple(denied))
 
 
-def _identity(reading: ProcessReading) -> _Identity:
-    return reading.pid, reading.stat.started_ticks
+def _identity(snapshot: ProcessSnapshot) -> _Identity:
+    return snapshot.pid, snapshot.stat.started_ticks
 
 
 def _carried(now: ProcessMemory, then: Statm, exact: Rollup, statm: Statm) -> ProcessMemory:

@@ -1,0 +1,96 @@
+"""Memory of this process and its descendants, in parts: shared memory, the training process, the workers.
+
+In:  /proc.
+Out: ``TreeParts``.
+Runs in: trainer, command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import PenstockError
+from penstock.meter.kernel_files import find_counter
+from penstock.meter.processes.tree import memory
+
+_SHARED_FILES = ("/dev/shm/", "/memfd:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeParts:
+    """A sample of the memory of a process tree."""
+
+    shared_bytes: int
+    """Shared memory: batches ahead, being built or in use."""
+    heap_bytes: int
+    """PSS of heaps and stacks of all processes."""
+    file_bytes: int
+    """PSS of mapped files: programs and libraries."""
+    trainer_bytes: int
+    """The training process: its heap, and the resident pages of programs and libraries, which workers share."""
+    workers_bytes: int
+    """Heaps and stacks of its descendants, without the pages they share with it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts, libraries in full."""
+        return self.shared_bytes + self.trainer_bytes + self.workers_bytes
+
+    @property
+    def pss_bytes(self) -> int:
+        """All parts, libraries divided among the processes of the machine that map them."""
+        return self.shared_bytes + self.heap_bytes + self.file_bytes
+
+
+def tree_parts() -> TreeParts | None:
+    """This process and its descendants now; None where the system does not report PSS."""
+    report = memory()
+    if report.pss_bytes is None or report.pss_shared_bytes is None or report.pss_anon_bytes is None:
+        return None
+    status = Path("/proc/self/status").read_text()
+    own_heap_bytes, own_file_bytes = find_counter(status, "RssAnon:") or 0, find_counter(status, "RssFile:") or 0
+    return TreeParts(
+        shared_bytes=max(report.pss_shared_bytes, _open_shared_bytes(process.pid for process in report.processes)),
+        heap_bytes=report.pss_anon_bytes,
+        file_bytes=report.pss_bytes - report.pss_shared_bytes - report.pss_anon_bytes,
+        # Libraries count in full: how many other programs of this machine map them does not depend on this one.
+        trainer_bytes=own_heap_bytes + own_file_bytes,
+        # PSS divides pages shared since a fork among all processes that map them, but the training process would
+        # hold its pages without workers too.
+        workers_bytes=max(0, report.pss_anon_bytes - own_heap_bytes) if len(report.processes) > 1 else 0,
+    )
+
+
+def require_tree_parts() -> TreeParts:
+    """This process and its descendants now. Raises PenstockError where the system does not report PSS."""
+    parts = tree_parts()
+    if parts is None:
+        raise PenstockError(
+            "memory cannot be divided among processes on this system: that needs /proc/<pid>/smaps_rollup, which only "
+            "Linux has; penstock bench measures without it"
+        )
+    return parts
+
+
+def _open_shared_bytes(pids: Iterable[int]) -> int:
+    """Shared memory that these processes have open, mapped or not, each file counted once.
+
+    PSS misses batches in transit: after a worker of torch's DataLoader has sent a batch and before the training process
+    receives it, no process maps it. It is an open file of the worker until then.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            opened = list(Path(f"/proc/{pid}/fd").iterdir())
+        except OSError:
+            continue
+        for path in opened:
+            try:
+                if str(path.readlink()).startswith(_SHARED_FILES):
+                    found = path.stat()
+                    sizes[found.st_dev, found.st_ino] = 512 * found.st_blocks
+            except OSError:
+                continue  # closed since the folder was listed
+    return sum(sizes.values())
