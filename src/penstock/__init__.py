@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from penstock import data, gpu, settings
     from penstock.cache.cache import CacheStats
     from penstock.lab.planning import plan
-    from penstock.loader import DataLoader, LoaderStats
     from penstock.loader.caching import Cache, LRUCache
+    from penstock.loader.dataloader import DataLoader
     from penstock.loader.precompute import precompute
+    from penstock.loader.stats import LoaderStats
     from penstock.meter import limits, memory
     from penstock.monitor.monitor import Monitor
     from penstock.planner.plans import PlanTable
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 _LAZY = {
     "Cache": "penstock.loader.caching",
     "CacheStats": "penstock.cache.cache",
-    "DataLoader": "penstock.loader",
+    "DataLoader": "penstock.loader.dataloader",
     "LRUCache": "penstock.loader.caching",
-    "LoaderStats": "penstock.loader",
+    "LoaderStats": "penstock.loader.stats",
     "Monitor": "penstock.monitor.monitor",
     "PlanTable": "penstock.planner.plans",
     "limits": "penstock.meter",

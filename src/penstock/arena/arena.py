@@ -23,14 +23,8 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.arena.segment import HAS_MEMFD, Segment, capacity_for, create_segment
-
-REUSE_UP_TO = 2.0
-"""A free segment over this many times the need is closed instead of reused: its bytes are wanted elsewhere."""
-REUSE_ANY_BELOW_BYTES = 1 << 20
-"""Below this size a loose fit wastes less than a new segment costs."""
-RECENT_NEEDS = 64
-"""Needs that are remembered, to tell which free segments are of use."""
+from penstock.arena.segment import HAS_MEMFD, Segment, create_segment
+from penstock.arena.segment_sizes import RECENT_NEEDS, REUSE_ANY_BELOW_BYTES, REUSE_UP_TO, capacity_for
 
 _MOST_LENT = 16
 _COPY_BELOW_BYTES = 1 << 20

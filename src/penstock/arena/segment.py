@@ -11,7 +11,6 @@ descriptor and mapping. Elsewhere it is a named shared-memory block that its cre
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import weakref
 from multiprocessing import resource_tracker, shared_memory
@@ -20,19 +19,9 @@ from typing import Any
 import numpy as np
 
 from penstock.arena import mapping
+from penstock.arena.segment_sizes import PAGE_BYTES, round_up
 
-PAGE_BYTES = mmap.PAGESIZE
-_LARGE_STEP_BYTES = 64 << 10
 HAS_MEMFD = hasattr(os, "memfd_create")
-
-
-def round_up(count: int, step: int) -> int:
-    return -(-count // step) * step
-
-
-def capacity_for(need_bytes: int) -> int:
-    """How large a segment for ``need_bytes`` is made: whole pages, coarser once the rounding is negligible."""
-    return round_up(max(need_bytes, 1), PAGE_BYTES if need_bytes < 16 * _LARGE_STEP_BYTES else _LARGE_STEP_BYTES)
 
 
 _mapped: weakref.WeakSet[Segment] = weakref.WeakSet()

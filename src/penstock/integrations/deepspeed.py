@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from penstock.errors import ConfigError
 from penstock.integrations.stage_labels import StageLabels, rebuilt
-from penstock.loader import DataLoader
+from penstock.loader.dataloader import DataLoader
 from penstock.workers.rng import mix, seed_stretch
 
 PREFETCH_KEY = "dataloader_prefetch_per_worker"

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.arena.segment import PAGE_BYTES, Segment, create_segment
+from penstock.arena.segment import Segment, create_segment
+from penstock.arena.segment_sizes import PAGE_BYTES
 
 BOARD_SEGMENT = -3
 """The number the board's segment travels under; the arena counts from 0."""

@@ -17,16 +17,9 @@ import numpy as np
 import numpy.random  # numpy loads it on first use, which in a forked worker would cost 5 MiB each
 import torch
 
-STRETCHES_PER_BATCH = 8
-"""Seeding costs 8 µs a stretch; more than this many workers do not gain from sharing one batch."""
 _MASK = (1 << 64) - 1
 _COLLATE = 1 << 32
 """A place no row has, for the seed of the collate function."""
-
-
-def stretch_rows(batch_rows: int) -> int:
-    """How many consecutive rows share one seed."""
-    return max(1, -(-batch_rows // STRETCHES_PER_BATCH))
 
 
 def mix(*words: int) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.arena.arena import Arena
-from penstock.arena.segment import HAS_MEMFD, PAGE_BYTES, Segment, capacity_for
+from penstock.arena.segment import HAS_MEMFD, Segment
+from penstock.arena.segment_sizes import PAGE_BYTES, capacity_for
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.arena.segment import HAS_MEMFD, PAGE_BYTES, attach_segment, capacity_for, create_segment
+from penstock.arena.segment import HAS_MEMFD, attach_segment, create_segment
+from penstock.arena.segment_sizes import PAGE_BYTES, capacity_for
 
 KIB, MIB = 1 << 10, 1 << 20
 

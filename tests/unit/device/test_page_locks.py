@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.arena.arena import Arena, _handed_over_locked
-from penstock.arena.segment import PAGE_BYTES, Segment
+from penstock.arena.segment import Segment
+from penstock.arena.segment_sizes import PAGE_BYTES
 from penstock.device.fence import Fence
 from penstock.device.page_locks import PageLocks
 

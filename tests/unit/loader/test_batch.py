@@ -10,7 +10,7 @@ import torch
 from penstock.arena.template import learn
 from penstock.loader.engine.batch import Batch
 from penstock.workers.protocol import NO_SEGMENT, Outcome
-from penstock.workers.rng import stretch_rows
+from penstock.workers.stretches import stretch_rows
 
 
 def opened(rows: int, promised_bytes: int = 0) -> Batch:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.loader.engine.estimates import Pace
 from penstock.loader.engine.rules import LoaderRules
-from penstock.workers.rng import stretch_rows
+from penstock.workers.stretches import stretch_rows
 
 MS = 1e-3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.arena.segment import PAGE_BYTES
+from penstock.arena.segment_sizes import PAGE_BYTES
 from penstock.workers.child.private_memory import PrivateMemory
 
 MIB = 1 << 20

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.workers.rng import STRETCHES_PER_BATCH, batch_seed, mix, seed_collate, seed_stretch, stretch_rows
+from penstock.workers.rng import batch_seed, mix, seed_collate, seed_stretch
+from penstock.workers.stretches import STRETCHES_PER_BATCH, stretch_rows
 
 
 def draws() -> tuple[float, float, float]:

@@ -26,7 +26,7 @@ from penstock.loader.engine.roster import Roster, most_more
 from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.engine.seat import Seat, Task
 from penstock.workers.protocol import NO_SEGMENT, Collate, Done, Fetch, Need, Outcome, Resume, Started
-from penstock.workers.rng import stretch_rows
+from penstock.workers.stretches import stretch_rows
 
 _REAP_S = 0.5
 """How long a worker that has hung up may take to be gone by itself, so that its exit status is its own."""

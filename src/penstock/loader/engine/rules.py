@@ -13,9 +13,8 @@ import math
 import sys
 from dataclasses import dataclass
 
-from penstock.arena.arena import RECENT_NEEDS, REUSE_ANY_BELOW_BYTES, REUSE_UP_TO
-from penstock.arena.segment import capacity_for
-from penstock.workers.rng import stretch_rows
+from penstock.arena.segment_sizes import RECENT_NEEDS, REUSE_ANY_BELOW_BYTES, REUSE_UP_TO, capacity_for
+from penstock.workers.stretches import stretch_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.arena.segment import PAGE_BYTES
+from penstock.arena.segment_sizes import PAGE_BYTES
 
 _FIRST_EXACT_S = 0.5
 _EXACT_EVERY_S = 10.0

@@ -21,7 +21,8 @@ from torch._utils import ExceptionWrapper
 
 from penstock.arena.codec import Encoded, encode, encode_inline
 from penstock.arena.layout import BatchLayout, RowWriter, layout_of
-from penstock.arena.segment import Segment, round_up
+from penstock.arena.segment import Segment
+from penstock.arena.segment_sizes import round_up
 from penstock.arena.template import Template
 from penstock.workers import forecast_position
 from penstock.workers.child.mailbox import Dropped, Line, Mailbox, Stopped
@@ -41,8 +42,9 @@ from penstock.workers.protocol import (
     Room,
     Started,
 )
-from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators, stretch_rows
+from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators
 from penstock.workers.setup import Setup, can_split, reseed_pipes
+from penstock.workers.stretches import stretch_rows
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
