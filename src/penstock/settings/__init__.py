@@ -1,12 +1,12 @@
-"""The teams' own settings files, and ours, to arguments of the loader, and back into files of the same layout.
+"""A team's own settings file, converted to arguments of the loader, and written back in the same layout.
 
 In:  YAML, TOML or JSON files, or mappings.
 Out: ``Settings``; files.
 Runs in: trainer, command line. Does not import torch.
 """
 
-from penstock.settings.loaded import Entry, Explanation, Settings
-from penstock.settings.reading import load
-from penstock.settings.writing import write_like
+from penstock.settings.reader import load
+from penstock.settings.settings import Settings, SettingsEntry, SettingsTable
+from penstock.settings.writer import write_like
 
-__all__ = ["Entry", "Explanation", "Settings", "load", "write_like"]
+__all__ = ["Settings", "SettingsEntry", "SettingsTable", "load", "write_like"]

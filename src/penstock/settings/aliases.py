@@ -1,11 +1,11 @@
-"""The one table of names: what teams call a setting -> what penstock calls it.
+"""The table of names: a team's name for a setting -> penstock's name.
 
 In:  nothing.
-Out: ``Alias`` by key, and the key that a misspelt one was probably meant to be.
+Out: ``Alias`` by key, and the key that a misspelt one probably means.
 Runs in: trainer, command line.
 
-Keys are in lower case with underscores; those of a file are brought to that form before they are looked up. Words such
-as "train" or "eval" in a key are taken out first: ``per_device_eval_batch_size`` is ``per_device_batch_size``.
+Keys are in lower case with underscores; a file's keys are converted to that form before they are looked up. Words such
+as "train" or "eval" are removed from a key first: ``per_device_eval_batch_size`` becomes ``per_device_batch_size``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Literal
 Reads = Literal[
     "workers", "count", "flag", "size", "gib", "seconds", "seeding", "backend", "device", "start", "text", "steps"
 ]  # fmt: skip
-"""How a value is read. gib: a number of GiB, for keys that end in _GB. start: how processes start."""
+"""How a value is read. gib: a number of GiB, for keys that end in _GB. start: a start method for processes."""
 Where = Literal["anywhere", "loading", "loader"]
-"""In which sections a key counts. loading: at the top, and in sections about data or training, where a common word
-means the loader's; loader: only in sections that are about a loader by name."""
+"""In which sections a key counts. loading: at the top level and in sections about data or training, where a common word
+means the loader's; loader: only in sections whose name says loader."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alias:
-    """One key, and what it says."""
+    """One key and its meaning."""
 
     key: str
     """As teams write it, in lower case."""
@@ -39,22 +39,22 @@ ARGUMENTS = (
     "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "memory", "autotune", "device", "cache",
     "seeding", "backend", "name",
 )  # fmt: skip
-"""What of ``penstock.DataLoader`` a file can give, in the loader's order."""
+"""Arguments of ``penstock.DataLoader`` that a file can set, in the loader's order."""
 
 FACTS = {
-    "images_per_gpu": "images a GPU takes at once; with sequence_length it gives batch_size",
+    "images_per_gpu": "images per GPU in one step; divided by sequence_length it gives batch_size",
     "sequence_length": "images in one sample",
-    "use_cache": "whether there is to be a cache",
+    "use_cache": "whether to use a cache",
     "accumulation_steps": "steps of gradient accumulation",
-    "max_steps": "training steps in all",
+    "max_steps": "total training steps",
     "gpus_per_node": "training processes on one node",
-    "keep_in_memory": "whether the dataset is read into memory whole",
+    "keep_in_memory": "whether the whole dataset is read into memory",
     "ultra_low_mem": "whether the dataset keeps no file open between reads",
 }
-"""What is no argument of a loader, but decides one or is wanted for planning."""
+"""Settings that are not arguments of a loader, but decide one or are needed for planning."""
 
 MISSPELT_FACTS = ("images_per_gpu", "use_cache")
-"""Facts that decide an argument, so that a misspelt key of theirs matters as much."""
+"""Facts that decide an argument: a misspelt key of theirs is refused as an argument's is."""
 
 _TABLE: tuple[tuple[str, Reads, Where, str], ...] = (
     ("batch_size", "count", "anywhere",
@@ -101,7 +101,7 @@ ALIASES = {
     for target, reads, where, keys in _TABLE
     for key in keys.split()
 }
-"""Key -> what it says."""
+"""Key -> its meaning."""
 
 _ABBREVIATED = {
     "bs": "batch_size",
@@ -112,10 +112,10 @@ _ABBREVIATED = {
     "cache_size": "cache_size_gb",
     "persistent": "persistent_workers",
 }
-"""Further from what was meant than a slip of the finger, and yet clear."""
+"""Abbreviations and mistakes that differ by more than one letter and still have one clear meaning."""
 
 _SHORTEST = 9
-"""Shorter keys have neighbours that are words of their own."""
+"""Shorter keys are not checked for misspellings: other words differ from them by one letter."""
 
 
 def _without_one_letter(word: str) -> set[str]:
@@ -132,7 +132,7 @@ _NEIGHBOURS = {
 
 
 def probably_meant(key: str) -> str | None:
-    """The key that ``key``, which is none, differs from by one letter more, less, other or swapped."""
+    """The known key that ``key`` differs from by one inserted, missing, replaced or swapped letter; None otherwise."""
     if key in ALIASES:
         return None
     if key in _ABBREVIATED:
@@ -141,7 +141,7 @@ def probably_meant(key: str) -> str | None:
         return None
     for near in (key, *_without_one_letter(key)):
         meant = _NEIGHBOURS.get(near)
-        # patch_size is not batch_size: nobody mistypes the first letter and goes on.
+        # The first letter is hardly ever the mistyped one: patch_size does not mean batch_size.
         if meant is not None and meant[0] == key[0] and abs(len(meant) - len(key)) <= 1:
             return meant
     return None

@@ -1,7 +1,7 @@
-"""Which values of a document say something about loading, and for which phase.
+"""Which values of a document set something about loading, and for which phase.
 
 In:  a ``Document``.
-Out: ``Claim``s: a value, the argument or fact it speaks about, and the sections it stands in.
+Out: ``Claim``s: a value, the argument or fact that it sets, and the sections around it.
 Runs in: trainer, command line.
 """
 
@@ -11,36 +11,36 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.settings.aliases import ALIASES, ARGUMENTS, Alias, probably_meant
-from penstock.settings.document import Document, Leaf, Listed
+from penstock.settings.document import Document, Leaf, ListValue
 from penstock.settings.sections import Kind, Phase, kind_of, parts, phase_of, phase_of_key
 from penstock.settings.values import Wrong, read_value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One value that speaks about an argument or a fact."""
+    """One value that sets an argument or a fact."""
 
     leaf: Leaf
     alias: Alias
     phase: Phase | None
-    """None: no section or word says; it counts for training."""
+    """None: neither a section nor the key names one; the claim counts for training."""
     sections: tuple[str, ...]
-    """The sections it stands in, outermost first, in the table's form."""
+    """The sections around the value, outermost first, in the form of the table of aliases."""
 
 
 def find_claims(document: Document) -> list[Claim]:
-    """Everything in the document that the table knows. Raises ConfigError for keys that were probably misspelt."""
+    """Every value of the document whose key is in the table. Raises ConfigError for keys that are probably misspelt."""
     claims = []
     for leaf in document.leaves:
         *above, key = parts(leaf.path)
         sections = tuple(above)
         if leaf.template_depth is not None and phase_of(parts(leaf.path[: leaf.template_depth])) is None:
-            # Defaults that other sections take in, and may change: those speak, not the template.
+            # A template of defaults does not count by itself; the sections that use it do, and may change them.
             continue
         alias, phase = _look_up(key)
         kind = kind_of(sections)
         _refuse_sections_for_values(document, leaf, sections)
-        if isinstance(leaf.value, Listed) and alias is None:
+        if isinstance(leaf.value, ListValue) and alias is None:
             _refuse_list_of_sections(document, leaf, (*sections, key))
         elif alias is None:
             _refuse_misspelt(document, leaf, key, kind)
@@ -57,7 +57,7 @@ def _look_up(key: str) -> tuple[Alias | None, Phase | None]:
 
 
 def counts(alias: Alias, kind: Kind) -> bool:
-    """Whether a key says something about loading in a section of this kind."""
+    """Whether a key is about loading in a section of this kind."""
     if alias.target == "sequence_length":
         return True
     match alias.where:
@@ -70,7 +70,7 @@ def counts(alias: Alias, kind: Kind) -> bool:
 
 
 def _means_something_else(alias: Alias, leaf: Leaf, kind: Kind) -> bool:
-    """Common words that other programs use too: ``backend: nccl``, ``seeding: 42``, ``cache: /data/cache``."""
+    """Whether a common word has another program's meaning: ``backend: nccl``, ``seeding: 42``, ``cache: /data``."""
     if kind == "loader" or leaf.value is None:
         return False
     if alias.reads in ("backend", "device"):
@@ -92,19 +92,19 @@ def _refuse_misspelt(document: Document, leaf: Leaf, key: str, kind: Kind) -> No
     meant = probably_meant(key) or (probably_meant(bare) if bare != key else None)
     if meant is not None:
         raise ConfigError(
-            f"{document.at(leaf)}: {leaf.key} is no setting that penstock knows; {meant} was probably meant: "
-            "rename it, or move it to a section of its own if it is something else"
+            f"{document.at(leaf)}: {leaf.key} is unknown; {meant} was probably meant. Rename it, or move it to a "
+            "section of its own if it is something else"
         )
 
 
 def _refuse_list_of_sections(document: Document, leaf: Leaf, sections: tuple[str, ...]) -> None:
-    if not isinstance(leaf.value, Listed) or kind_of(sections) not in ("loading", "loader"):
+    if not isinstance(leaf.value, ListValue) or kind_of(sections) not in ("loading", "loader"):
         return
     known = sorted(key for key in leaf.value.keys if (alias := _look_up(parts((key,))[-1])[0]) and _is_clear(alias))
     if known:
         raise ConfigError(
-            f"{document.at(leaf)}: {leaf.key} is a list where one section is due, and {known[0]} in it could mean any "
-            "of its items; give penstock the item's own mapping"
+            f"{document.at(leaf)}: {leaf.key} is a list of sections, and {known[0]} could be that of any of them; pass "
+            "one item's mapping to penstock"
         )
 
 
@@ -114,11 +114,11 @@ def _refuse_sections_for_values(document: Document, leaf: Leaf, sections: tuple[
         if alias is not None and _is_clear(alias) and kind_of(sections[:depth]) != "foreign":
             holder = ".".join(sections[: depth + 1])
             raise ConfigError(
-                f"{document.at(leaf)}: {holder} is a section ({leaf.key}={leaf.value!r}) where one value is due; "
+                f"{document.at(leaf)}: {holder} is a section ({leaf.key}={leaf.value!r}), and one value is needed; "
                 f"write {name} into the sections for training and evaluation"
             )
 
 
 def _is_clear(alias: Alias) -> bool:
-    """Whether the key alone says that loading is meant."""
+    """Whether the key alone shows that it is about loading."""
     return alias.where == "anywhere" and alias.target in ARGUMENTS

@@ -1,4 +1,4 @@
-"""A settings source taken apart: every value in it, with its way down, its line and its place in the text.
+"""A settings source as a flat list: every value with its path, its line and its position in the text.
 
 In:  nested mappings.
 Out: ``Document`` of ``Leaf``s, the same for YAML, TOML, JSON and a plain mapping.
@@ -16,40 +16,40 @@ from penstock.errors import ConfigError
 Format = Literal["yaml", "toml", "json", "mapping"]
 
 DEEPEST = 100
-"""Sections within sections; what is deeper is no settings file, and would end in a recursion."""
+"""Most levels of nesting; deeper files are refused, because parsers would exhaust the stack."""
 MOST_VALUES = 1_000_000
-"""A small file of anchors can hold more values than memory."""
+"""Most values in one source; a small file of YAML anchors can expand to more than memory holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a key and its value stand in the text, in characters."""
+class TextSpan:
+    """Where a key and its value are in the text, in characters."""
 
     key_start: int
     value_start: int
     value_end: int
     in_line: bool
-    """Between braces, where commas and not line ends part the keys."""
+    """Between braces, where commas and not line ends separate the keys."""
     prefix: str = ""
-    """TOML: what stands before the last name of a dotted key, with the dot."""
+    """TOML: the text before the last name of a dotted key, with the dot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leaf:
-    """One value that is no section."""
+    """One value that is not a section."""
 
     path: tuple[str, ...]
     """Sections and key, as written."""
     value: Any
-    """A number, text, flag, date or None; ``Listed`` for a list."""
+    """A number, text, flag, date or None; ``ListValue`` for a list."""
     line: int | None = None
-    """From 1; None where it is not known."""
-    place: Place | None = None
-    """None where there is no text, or where it is another section's."""
+    """From 1; None if unknown."""
+    span: TextSpan | None = None
+    """None if there is no text, or if the text belongs to another section."""
     is_borrowed: bool = False
-    """It stands elsewhere and is used here: a YAML anchor."""
+    """The value is written in another section and used here through a YAML anchor."""
     template_depth: int | None = None
-    """How many sections down it is in one that others are made of by YAML's anchors; None: in none."""
+    """The depth of the section around this value that others use through YAML anchors; None if there is none."""
 
     @property
     def key(self) -> str:
@@ -57,8 +57,8 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A list, of which only the keys of the mappings in it are known."""
+class ListValue:
+    """A list; only the keys of the mappings in it are kept."""
 
     keys: frozenset[str]
 
@@ -76,13 +76,13 @@ class Document:
     leaves: list[Leaf]
     text: str = ""
     """The file's text, without a byte order mark."""
-    homes: dict[tuple[str, ...], Place] = field(default_factory=dict)
-    """Section -> the last key of its own that another one can be written after."""
+    homes: dict[tuple[str, ...], TextSpan] = field(default_factory=dict)
+    """Section -> its last key after which another key can be written."""
     has_mark: bool = False
     """Whether the file begins with a byte order mark."""
 
     def at(self, leaf: Leaf) -> str:
-        """Where a leaf is, for the beginning of a message."""
+        """File and line of a leaf, for the beginning of a message."""
         return self.name if leaf.line is None else f"{self.name}, line {leaf.line}"
 
 
@@ -93,15 +93,15 @@ def flatten(nested: Mapping[Any, Any], name: str) -> list[Leaf]:
     visited = 0
     while waiting:
         path, value, above = waiting.pop()
-        # Of sections too: what is shared and empty can be visited for ever without a single value.
+        # Sections count too: shared empty sections could be visited without end and give no value.
         visited += 1
         if visited > MOST_VALUES:
-            raise too_much(name)
+            raise too_many_values(name)
         if not isinstance(value, Mapping):
-            leaves.append(Leaf(path=path, value=listed(value) if isinstance(value, list | tuple) else value))
+            leaves.append(Leaf(path=path, value=_list_value(value) if isinstance(value, list | tuple) else value))
             continue
         if id(value) in above:
-            raise ConfigError(f"{name}: {'.'.join(path)} holds itself; take the loop out")
+            raise ConfigError(f"{name}: {'.'.join(path)} contains itself; remove the loop")
         if len(path) > DEEPEST:
             raise too_deep(name)
         inner = [((*path, str(key)), each, (*above, id(value))) for key, each in value.items()]
@@ -109,13 +109,13 @@ def flatten(nested: Mapping[Any, Any], name: str) -> list[Leaf]:
     return leaves
 
 
-def listed(items: Any) -> Listed:
-    return Listed(frozenset(str(key) for item in items if isinstance(item, Mapping) for key in item))
+def _list_value(items: Any) -> ListValue:
+    return ListValue(frozenset(str(key) for item in items if isinstance(item, Mapping) for key in item))
 
 
 def too_deep(name: str) -> ConfigError:
-    return ConfigError(f"{name}: more than {DEEPEST} sections within each other; this is no settings file")
+    return ConfigError(f"{name}: nested more than {DEEPEST} levels deep; this is not a settings file")
 
 
-def too_much(name: str) -> ConfigError:
-    return ConfigError(f"{name}: more than {MOST_VALUES:,} values; this is no settings file")
+def too_many_values(name: str) -> ConfigError:
+    return ConfigError(f"{name}: more than {MOST_VALUES:,} values; this is not a settings file")

@@ -1,7 +1,7 @@
-"""Settings files: found, decoded, and read by the format their name says.
+"""Settings files: read, decoded, and parsed by the format that their name gives.
 
 In:  a path, or a mapping.
-Out: ``Document``; a ConfigError of one line for what cannot be read.
+Out: ``Document``; a ConfigError of one line if the source cannot be read.
 Runs in: trainer, command line.
 """
 
@@ -21,7 +21,7 @@ from penstock.settings.yaml_text import read_yaml
 from penstock.units import MIB, format_bytes
 
 LARGEST_FILE_BYTES = 64 * MIB
-"""A data file given by mistake is refused before it is parsed for minutes."""
+"""A larger file is refused: a data file given by mistake would be parsed for minutes."""
 
 FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json"}
 
@@ -34,8 +34,8 @@ def read_source(source: Source) -> Document:
         return Document(name="the mapping", format="mapping", leaves=flatten(source, "the mapping"))
     if not isinstance(source, str | PathLike):
         raise ConfigError(
-            f"settings come from a file's path or a mapping, not from {type(source).__name__}; "
-            "of a dataclass or a namespace give vars(config)"
+            f"settings come from a file path or a mapping, not from {type(source).__name__}; "
+            "for a dataclass or a namespace, give vars(config)"
         )
     return read_file(Path(source))
 
@@ -43,7 +43,7 @@ def read_source(source: Source) -> Document:
 def read_file(path: Path) -> Document:
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
-        raise ConfigError(f"{path}: settings files end in {', '.join(FORMATS)}")
+        raise ConfigError(f"{path}: the name of a settings file must end in {', '.join(FORMATS)}")
     text, has_mark = _decoded(path)
     return read_text(text, name=str(path), kind=kind, has_mark=has_mark)
 
@@ -59,24 +59,22 @@ def read_text(text: str, *, name: str, kind: Format, has_mark: bool = False) -> 
 
 
 def _decoded(path: Path) -> tuple[str, bool]:
-    """The text, without a byte order mark, and whether there was one. Line ends stay as they are."""
+    """The text without a byte order mark, and whether there was one. Line ends stay unchanged."""
     try:
         size_bytes = path.stat().st_size
-        if size_bytes > LARGEST_FILE_BYTES:
-            raise ConfigError(f"{path} has {format_bytes(size_bytes)}; this is no settings file")
-        raw = path.read_bytes()
+        raw = path.read_bytes() if size_bytes <= LARGEST_FILE_BYTES else b""
     except (OSError, ValueError) as problem:
-        if isinstance(problem, ConfigError):
-            raise
         why = getattr(problem, "strerror", None) or str(problem)
         raise ConfigError(f"{path} cannot be read: {why}") from None
+    if size_bytes > LARGEST_FILE_BYTES:
+        raise ConfigError(f"{path} has {format_bytes(size_bytes)}; this is not a settings file")
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError(f"{path} is UTF-16; save it as UTF-8")
     has_mark = raw.startswith(codecs.BOM_UTF8)
     try:
         return raw[len(codecs.BOM_UTF8) * has_mark :].decode("utf-8"), has_mark
     except UnicodeDecodeError as problem:
-        raise ConfigError(f"{path} is no UTF-8 text (byte {problem.start:,}); save it as UTF-8") from None
+        raise ConfigError(f"{path} is not UTF-8 text (byte {problem.start:,}); save it as UTF-8") from None
 
 
 def parse_json(text: str, name: str) -> dict[str, Any]:
@@ -94,13 +92,13 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}, line {problem.lineno}: {problem.msg}") from None
     except RecursionError:
         raise too_deep(name) from None
+    except ConfigError:
+        raise
     except ValueError as problem:
-        if isinstance(problem, ConfigError):
-            raise
         raise ConfigError(f"{name}: {problem}") from None
     if not isinstance(nested, dict):
         what = "a list" if isinstance(nested, list) else "a single value"
-        raise ConfigError(f"{name} is {what} where keys and values are due")
+        raise ConfigError(f"{name} is {what}; keys and values are needed")
     if not nested:
         raise ConfigError(f"{name} is empty; there are no settings in it")
     return nested

@@ -1,9 +1,11 @@
-"""TOML: every value with its place in the text.
+"""TOML: every value with its position in the text.
 
 In:  text.
-Out: leaves, and where keys can be added. Values come from the standard library; the walk over the text, which it has
-     checked already, only finds where they stand.
+Out: leaves, and where keys can be added.
 Runs in: trainer, command line.
+
+The standard library parses the text and gives the values, but no positions; ``_TomlScanner`` goes through the text,
+which is valid by then, and finds where the values are.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import tomllib
 from dataclasses import replace
 
 from penstock.errors import ConfigError
-from penstock.settings.document import Leaf, Place, flatten, too_deep
+from penstock.settings.document import Leaf, TextSpan, flatten, too_deep
 
 _BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -25,13 +27,13 @@ _STRINGS = tuple(
 _BARE_VALUE = re.compile(r"[^,\]}#\r\n]*")
 
 
-def read_toml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], Place]]:
+def read_toml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], TextSpan]]:
     try:
         values = tomllib.loads(text)
-        walk = _Walk(text)
-        walk.document()
+        scanner = _TomlScanner(text)
+        scanner.scan()
     except ValueError as problem:
-        # Damage, or a number of thousands of digits.
+        # Invalid TOML, or a number of thousands of digits.
         raise ConfigError(f"{name}: {' '.join(str(problem).split())}") from None
     except RecursionError:
         raise too_deep(name) from None
@@ -39,28 +41,28 @@ def read_toml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], P
         raise ConfigError(f"{name} is empty; there are no settings in it")
     leaves, homes, line, at = [], {}, 1, 0
     lines: dict[tuple[str, ...], int] = {}
-    for path, place in sorted(walk.places.items(), key=lambda each: each[1].key_start):
-        line, at = line + text.count("\n", at, place.key_start), place.key_start
+    for path, span in sorted(scanner.spans.items(), key=lambda each: each[1].key_start):
+        line, at = line + text.count("\n", at, span.key_start), span.key_start
         lines[path] = line
     for leaf in flatten(values, name):
-        place = walk.places.get(leaf.path)
-        leaves.append(replace(leaf, place=place, line=lines.get(leaf.path)))
-        if place is not None:
-            homes[leaf.path[:-1]] = place
+        span = scanner.spans.get(leaf.path)
+        leaves.append(replace(leaf, span=span, line=lines.get(leaf.path)))
+        if span is not None:
+            homes[leaf.path[:-1]] = span
     return leaves, homes
 
 
-class _Walk:
-    """Goes through checked TOML once, key by key."""
+class _TomlScanner:
+    """Goes through valid TOML once, key by key."""
 
     def __init__(self, text: str) -> None:
-        self.places: dict[tuple[str, ...], Place] = {}
+        self.spans: dict[tuple[str, ...], TextSpan] = {}
         self._text = text
         self._at = 0
         self._last_name = 0
-        """Where the last name of the latest key begins."""
+        """Where the last name of the current key begins."""
 
-    def document(self) -> None:
+    def scan(self) -> None:
         table: tuple[str, ...] | None = ()
         lists: set[tuple[str, ...]] = set()
         while True:
@@ -74,7 +76,7 @@ class _Walk:
                 self._at = self._text.find("]", self._at) + (2 if is_list else 1)
                 if is_list:
                     lists.add(table)
-                # What is below a list of tables belongs to one of its items.
+                # A table inside a list of tables belongs to one item of the list; it has no path of its own.
                 if any(table[:length] in lists for length in range(1, len(table) + 1)):
                     table = None
             else:
@@ -90,7 +92,7 @@ class _Walk:
         path = None if table is None else (*table, *key)
         self._value(path)
         if path is not None:
-            self.places[path] = Place(
+            self.spans[path] = TextSpan(
                 key_start=start, value_start=value_start, value_end=self._at, in_line=in_line, prefix=prefix
             )
 
@@ -138,6 +140,6 @@ class _Walk:
         return self._at if found is None else found.end()
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
-        """Go past the pattern; the character that comes next."""
+        """Skip the pattern; returns the character after it."""
         self._at = self._match(pattern)
         return self._text[self._at : self._at + 1]

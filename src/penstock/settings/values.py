@@ -1,7 +1,7 @@
-"""One value of a settings file, read as its argument needs it.
+"""One value of a settings file, converted for its argument.
 
-In:  what a YAML, TOML or JSON reader made of it, and how it is to be read.
-Out: the value for the argument and what was odd about it; or why it cannot be meant.
+In:  a value from YAML, TOML or JSON, and its alias.
+Out: the argument's value and a remark; or the reason why the value is invalid.
 Runs in: trainer, command line.
 """
 
@@ -17,7 +17,7 @@ from penstock.settings.aliases import Alias
 from penstock.units import GIB, LARGEST_BYTES, MIB, parse_size
 
 LARGEST_COUNT = 10**9
-"""More workers or samples in a batch than this is a typing mistake."""
+"""A larger number of workers or samples is a typing mistake."""
 
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-|–|—|~|\.\.+|to)\s*(\d+)\s*")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -26,17 +26,17 @@ _LEAST = {"num_workers": 0, "prefetch_factor": 1}
 
 
 class Wrong(Exception):
-    """Why a value cannot be meant, without its file and key."""
+    """Why a value is invalid, without its file and key."""
 
 
 def read_value(alias: Alias, given: Any) -> tuple[Any, str]:
-    """The value for the argument and a remark; None where nothing is given. Raises ``Wrong``."""
+    """The argument's value and a remark; None if the file leaves it open. Raises ``Wrong``."""
     if given is None:
         return None, "null: left to penstock"
     if isinstance(given, str) and ("${" in given or given.strip() == "???"):
         raise Wrong(
-            "is a reference for another program to fill in; write the value, or load the file with that program and "
-            "give penstock the resulting mapping"
+            "is a reference that another program resolves; write the value, or load the file with that program and "
+            "pass the resulting mapping to penstock"
         )
     match alias.reads:
         case "workers" if _is_auto(given):
@@ -64,7 +64,7 @@ def read_value(alias: Alias, given: Any) -> tuple[Any, str]:
                 return given, ""
             if isinstance(given, str) and _DEVICE.fullmatch(given):
                 return given, ""
-            raise Wrong('is no device; write "cuda", "cuda:1" or "cpu"')
+            raise Wrong('is not a device; write "cuda", "cuda:1" or "cpu"')
         case "seeding":
             return _one_of(given, ("batch", "worker"))
         case "backend":
@@ -74,7 +74,7 @@ def read_value(alias: Alias, given: Any) -> tuple[Any, str]:
         case "text":
             if isinstance(given, str):
                 return given, ""
-            raise Wrong("is no text")
+            raise Wrong("is not text")
 
 
 def _is_auto(given: Any) -> bool:
@@ -100,18 +100,18 @@ def _number(given: Any) -> float:
                 raise Wrong("is text; a number is needed") from None
     if isinstance(given, bool) or not isinstance(given, Real):
         what = "true or false" if isinstance(given, bool) else f"a {type(given).__name__}"
-        raise Wrong(f"is {what.replace('a Listed', 'a list')}; a number is needed")
+        raise Wrong(f"is {what.replace('a ListValue', 'a list')}; a number is needed")
     if isinstance(given, Integral):
         return int(given)
     if not math.isfinite(given):
-        raise Wrong("is no finite number")
+        raise Wrong("is not a finite number")
     return float(given)
 
 
 def _count(given: Any, *, least: int) -> tuple[int, str]:
     number = _number(given)
     if number != int(number):
-        raise Wrong("is not whole; a whole number is needed")
+        raise Wrong("is not a whole number")
     if number < least:
         raise Wrong(f"is {'negative' if number < 0 else 'too small'}; at least {least} is needed")
     if number > LARGEST_COUNT:
@@ -135,11 +135,11 @@ def _gib(alias: Alias, given: Any) -> tuple[int | None, str]:
         raise Wrong("is negative; a number of GiB is needed")
     count = int(number * GIB)
     if count > LARGEST_BYTES:
-        raise Wrong(f"GiB is more than any machine has; {alias.key} is in GiB, not in bytes")
+        raise Wrong(f"is too large; {alias.key} is in GiB, not in bytes")
     if count == 0:
         if alias.target == "cache" and number == 0:
             return None, "0: no cache"
-        raise Wrong("GiB is nothing")
+        raise Wrong("is less than one byte; a number of GiB is needed")
     return count, "_GB is read as GiB"
 
 
@@ -148,11 +148,11 @@ def _size(alias: Alias, given: Any) -> tuple[Any, str]:
         if given is False or (isinstance(given, int) and given == 0):
             return None, "no cache"
         if given is True:
-            return "auto", "of a size that suits the machine"
+            return "auto", "size chosen for the machine"
     try:
         size = parse_size(given, name=alias.target)
     except ConfigError as refused:
-        # Without the argument's name and value, which the caller puts under the file's own key.
+        # The caller puts the file's own key and the value in front.
         shown = f"{alias.target}={given!r} "
         raise Wrong(str(refused).removeprefix(shown)) from None
     if size.fixed_bytes is not None and size.fixed_bytes < MIB:

@@ -1,292 +1,223 @@
-"""YAML: every value with its place in the text.
+"""YAML: every value with its position in the text.
 
 In:  text.
 Out: leaves, and where keys can be added.
-Runs in: trainer, command line. Needs pyyaml, of which it uses the parser alone: nothing is constructed but numbers,
-texts, flags and dates, and nesting is not followed by recursion, which a hostile file would turn into a crash.
+Runs in: trainer, command line. Needs pyyaml.
+
+PyYAML composes the nodes; only numbers, texts, flags and dates are constructed from them, never objects. The nesting
+depth is checked on the parser's events first: PyYAML composes by recursion in C, and a hostile file would crash it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.settings.document import DEEPEST, MOST_VALUES, Leaf, Listed, Place, too_deep, too_much
+from penstock.settings.document import DEEPEST, MOST_VALUES, Leaf, ListValue, TextSpan, too_deep, too_many_values
 
-_PYTHON = "tag:yaml.org,2002:python/"
-_MERGE = "tag:yaml.org,2002:merge"
-_TEXT = "tag:yaml.org,2002:str"
+_TAGS = "tag:yaml.org,2002:"
+_PYTHON, _MERGE, _TEXT, _NULL = (_TAGS + name for name in ("python/", "merge", "str", "null"))
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
 """Anchor and tag before a value."""
+_ALIAS_NAME = re.compile(r"\*[^\s,\]}]+")
+_ALIAS = re.compile(r"\s*:\s*(" + _ALIAS_NAME.pattern + ")")
+"""An alias after its key."""
+
+_Pair = tuple[Any, Any, bool]
+"""Key node, value node, and whether the pair is merged in from another section."""
 
 
-@dataclass(slots=True)
-class _Scalar:
-    value: Any
-    tag: str
-
-
-@dataclass(slots=True)
-class _Map:
-    in_line: bool
-    items: list[_Item] = field(default_factory=list)
-    seen: set[tuple[str, str]] = field(default_factory=set)
-    is_open: bool = True
-    is_template: bool = False
-    """Another section is, or takes in, this one."""
-
-
-@dataclass(slots=True)
-class _List:
-    items: list[_Item] = field(default_factory=list)
-    is_open: bool = True
-
-
-_Node = _Scalar | _Map | _List
-
-
-@dataclass(slots=True)
-class _Item:
-    """A key and its value; a list's have no key."""
-
-    key: _Node | None
-    key_start: int
-    line: int
-    node: _Node
-    start: int
-    end: int
-    is_alias: bool
-
-
-def read_yaml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], Place]]:
-    root = _Builder(text, name).build()
-    if root is None or (isinstance(root, _Scalar) and root.value is None):
+def read_yaml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], TextSpan]]:
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(
+            f'{name}: reading YAML needs pyyaml, which is not installed; run: pip install "penstock[settings]"'
+        ) from None
+    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _check_events(yaml.parse(text, Loader=parser), name)
+        root = yaml.compose(text, Loader=parser)
+    except yaml.YAMLError as problem:
+        raise ConfigError(f"{name}{_explained(problem, text)}") from None
+    if root is None or root.tag == _NULL:
         raise ConfigError(f"{name} is empty; there are no settings in it")
-    if not isinstance(root, _Map):
-        what = "a list" if isinstance(root, _List) else "a single value"
-        raise ConfigError(f"{name} is {what} where keys and values are due")
-    return _leaves(root, text, name)
+    if not isinstance(root, yaml.MappingNode):
+        what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+        raise ConfigError(f"{name} is {what}; keys and values are needed")
+    return _YamlReader(text, name).read(root)
 
 
-class _Builder:
-    """Makes nodes of the parser's events."""
-
-    def __init__(self, text: str, name: str) -> None:
-        try:
-            import yaml
-        except ImportError:
-            raise ConfigError(
-                f'{name}: YAML needs pyyaml, not installed here; run: pip install "penstock[settings]"'
-            ) from None
-        self._yaml: Any = yaml
-        self._text, self._name = text, name
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        self._events = yaml.parse(text, Loader=loader)
-        self._resolver = yaml.resolver.Resolver()
-        self._constructor = yaml.constructor.SafeConstructor()
-        self._anchors: dict[str, _Node] = {}
-        self._open: list[_Map | _List] = []
-        self._keys: list[tuple[_Node, int, int] | None] = []
-        """Of each open node, the key that waits for its value."""
-        self._root: _Node | None = None
-        self._documents = 0
-
-    def build(self) -> _Node | None:
-        yaml = self._yaml
-        try:
-            for event in self._events:
-                self._take(event)
-        except yaml.YAMLError as problem:
-            raise ConfigError(f"{self._name}{_where(problem, self._text)}") from None
-        return self._root
-
-    def _take(self, event: Any) -> None:
-        yaml = self._yaml
-        match event:
-            case yaml.ScalarEvent():
-                self._put(self._scalar(event), event)
-            case yaml.AliasEvent():
-                node = self._anchors.get(event.anchor)
-                if node is None or (not isinstance(node, _Scalar) and node.is_open):
-                    why = "is not defined before it" if node is None else "refers to itself"
-                    raise self._error(event, f"*{event.anchor} {why}")
-                self._put(node, event, is_alias=True)
-            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
-                self._check_tag(event)
-                is_map = isinstance(event, yaml.MappingStartEvent)
-                node = _Map(in_line=bool(event.flow_style)) if is_map else _List()
-                self._put(node, event)
-                self._open.append(node)
-                self._keys.append(None)
-                if len(self._open) > DEEPEST:
-                    raise too_deep(self._name)
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                closed = self._open.pop()
-                closed.is_open = False
-                self._keys.pop()
-                for item in closed.items:
-                    _mark_templates(item)
-            case yaml.DocumentStartEvent():
-                self._documents += 1
-                if self._documents > 1:
-                    raise self._error(event, "a second document begins; one file holds one set of settings")
-
-    def _put(self, node: _Node, event: Any, *, is_alias: bool = False) -> None:
-        if getattr(event, "anchor", None) is not None and not is_alias:
-            self._anchors[event.anchor] = node
-        start, end, line = event.start_mark.index, event.end_mark.index, event.start_mark.line + 1
-        if not self._open:
-            self._root = node
-            return
-        inside = self._open[-1]
-        if isinstance(inside, _List):
-            inside.items.append(_Item(None, start, line, node, start, end, is_alias))
-            return
-        waiting = self._keys[-1]
-        if waiting is None:
-            self._keys[-1] = (node, start, line)
-            if isinstance(node, _Scalar):
-                known = (node.tag, str(node.value))
-                if known in inside.seen:
-                    raise self._error(event, f"the key {node.value!r} is there twice in one section; keep one")
-                inside.seen.add(known)
-            return
-        self._keys[-1] = None
-        key, key_start, line = waiting
-        inside.items.append(_Item(key, key_start, line, node, start, end, is_alias))
-
-    def _scalar(self, event: Any) -> _Scalar:
-        yaml = self._yaml
-        self._check_tag(event)
-        tag = event.tag
-        if tag is None or tag == "!":
-            tag = self._resolver.resolve(yaml.ScalarNode, event.value, event.implicit)
-        if tag in (_TEXT, _MERGE):
-            return _Scalar(event.value, tag)
-        if tag not in self._constructor.yaml_constructors:
-            return _Scalar(f"{tag} {event.value}", tag)
-        try:
-            return _Scalar(self._constructor.construct_object(yaml.ScalarNode(tag, event.value)), tag)
-        except (yaml.YAMLError, ValueError, OverflowError):
-            # Looks like a number or a date and is none, such as the 31st of June.
-            return _Scalar(event.value, _TEXT)
-
-    def _check_tag(self, event: Any) -> None:
-        if event.tag is not None and event.tag.startswith(_PYTHON):
-            shown = event.tag.removeprefix("tag:yaml.org,2002:")
-            raise self._error(event, f"!!{shown} would run code; settings hold values only, take it out")
-
-    def _error(self, event: Any, why: str) -> ConfigError:
-        return ConfigError(f"{self._name}, line {event.start_mark.line + 1}: {why}")
+def _check_events(events: Any, name: str) -> None:
+    """Refuse what must not be composed: deep nesting, Python objects, a second document."""
+    depth = documents = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += (kind in ("MappingStartEvent", "SequenceStartEvent")) - (
+            kind in ("MappingEndEvent", "SequenceEndEvent")
+        )
+        documents += kind == "DocumentStartEvent"
+        if depth > DEEPEST:
+            raise too_deep(name)
+        if documents > 1:
+            raise _error(name, event, "a second document begins; a settings file holds one document")
+        tag = getattr(event, "tag", None)
+        if tag is not None and tag.startswith(_PYTHON):
+            raise _error(name, event, f"!!{tag.removeprefix(_TAGS)} would run code; a settings file holds values only")
 
 
-def _mark_templates(item: _Item) -> None:
-    is_merge = isinstance(item.key, _Scalar) and item.key.tag == _MERGE
-    sources = item.node.items if is_merge and isinstance(item.node, _List) else [item]
-    for source in sources:
-        if source.is_alias and isinstance(source.node, _Map):
-            source.node.is_template = True
+def _error(name: str, at: Any, why: str) -> ConfigError:
+    return ConfigError(f"{name}, line {at.start_mark.line + 1}: {why}")
 
 
-def _where(problem: Any, text: str) -> str:
+def _explained(problem: Any, text: str) -> str:
     mark = getattr(problem, "problem_mark", None)
     what = getattr(problem, "problem", None) or getattr(problem, "reason", None) or str(problem)
     what = " ".join(str(what).split())
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
-        what += ", a tab; YAML is indented with spaces, never with those"
+        what += ", a tab; indent YAML with spaces"
+    if mark is not None and (alias := _ALIAS_NAME.match(text, mark.index)):
+        what += f" {alias[0]}"
     return f": {what}" if mark is None else f", line {mark.line + 1}: {what}"
 
 
-def _leaves(root: _Map, text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], Place]]:
-    leaves: list[Leaf] = []
-    homes: dict[tuple[str, ...], Place] = {}
-    merged: dict[int, dict[str, tuple[_Item, bool]]] = {}
-    waiting: list[tuple[tuple[str, ...], _Map, bool, int | None]] = [((), root, False, None)]
-    visited = 0
-    while waiting:
-        path, section, is_borrowed, template_depth = waiting.pop()
-        if template_depth is None and section.is_template and not is_borrowed:
-            template_depth = len(path)
-        # Of sections too: those that are shared and empty can be visited for ever without a single value.
-        visited += 1 + len(section.items)
-        if visited > MOST_VALUES:
-            raise too_much(name)
-        if len(path) > DEEPEST:
-            raise too_deep(name)
-        inner: list[tuple[tuple[str, ...], _Map, bool, int | None]] = []
-        for key, (item, is_merged) in _effective(section, merged, name).items():
-            elsewhere = is_borrowed or is_merged
-            node, way = item.node, (*path, key)
-            if isinstance(node, _Map):
-                inner.append((way, node, elsewhere or item.is_alias, template_depth))
-                continue
-            value = Listed(_keys_in(node)) if isinstance(node, _List) else node.value
-            place = None if elsewhere else _place(item, section, text)
-            leaves.append(
-                Leaf(
-                    path=way,
-                    value=value,
-                    line=item.line,
-                    place=place,
-                    is_borrowed=elsewhere,
-                    template_depth=template_depth,
+def _is_alias(value: Any, after: Any) -> bool:
+    """Whether a node was written before ``after``, the key or list that now holds it."""
+    return value.start_mark.index < after.start_mark.index
+
+
+class _YamlReader:
+    """Turns the nodes of one document into leaves."""
+
+    def __init__(self, text: str, name: str) -> None:
+        import yaml
+
+        self._text, self._name = text, name
+        self._constructor: Any = yaml.constructor.SafeConstructor()
+        self._pairs: dict[int, dict[str, _Pair]] = {}
+        """Effective pairs of the sections that were visited, by id."""
+        self._templates: set[int] = set()
+        """Ids of sections that other sections use or merge."""
+
+    def read(self, root: Any) -> tuple[list[Leaf], dict[tuple[str, ...], TextSpan]]:
+        for section in _sections(root):
+            self._check_section(section)
+        leaves: list[Leaf] = []
+        homes: dict[tuple[str, ...], TextSpan] = {}
+        waiting: list[tuple[tuple[str, ...], Any, bool, int | None]] = [((), root, False, None)]
+        visited = 0
+        while waiting:
+            path, section, is_borrowed, template_depth = waiting.pop()
+            if template_depth is None and id(section) in self._templates and not is_borrowed:
+                template_depth = len(path)
+            # Sections count too: empty sections that refer to each other could be visited without end.
+            visited += 1 + len(section.value)
+            if visited > MOST_VALUES:
+                raise too_many_values(self._name)
+            inner: list[tuple[tuple[str, ...], Any, bool, int | None]] = []
+            for name, (key, value, is_merged) in self._effective(section).items():
+                elsewhere, below = is_borrowed or is_merged, (*path, name)
+                if value.id == "mapping":
+                    inner.append((below, value, elsewhere or _is_alias(value, key), template_depth))
+                    continue
+                leaves.append(
+                    Leaf(
+                        path=below,
+                        value=ListValue(_keys_in(value)) if value.id == "sequence" else self._scalar(value),
+                        line=key.start_mark.line + 1,
+                        span=None if elsewhere else self._span(section, key, value),
+                        is_borrowed=elsewhere,
+                        template_depth=template_depth,
+                    )
                 )
-            )
-        if not is_borrowed:
-            home = next((item for item in reversed(section.items) if _can_be_followed(item, text)), None)
-            if home is not None:
-                homes[path] = _place(home, section, text)
-        waiting.extend(reversed(inner))
-    return leaves, homes
+            if not is_borrowed and (last := self._last_short_pair(section)) is not None:
+                homes[path] = self._span(section, *last)
+            waiting.extend(reversed(inner))
+        return leaves, homes
 
+    def _check_section(self, section: Any) -> None:
+        """Refuse duplicate keys and sections inside themselves; note which sections are templates."""
+        seen: set[tuple[str, str]] = set()
+        for key, value in section.value:
+            if key.id == "scalar":
+                known = (key.tag, key.value)
+                if known in seen:
+                    raise _error(self._name, key, f"the key {key.value!r} is there twice in one section; keep one")
+                seen.add(known)
+            is_merge_list = key.tag == _MERGE and value.id == "sequence"
+            for holder, used in [(value, each) for each in value.value] if is_merge_list else [(key, value)]:
+                if used.id == "mapping" and _is_alias(used, holder):
+                    if used.end_mark.index > key.start_mark.index:
+                        raise _error(self._name, key, f"{key.value!r} refers to the section that it is in")
+                    self._templates.add(id(used))
 
-def _can_be_followed(item: _Item, text: str) -> bool:
-    """Whether another key can come after this one: it is written in one line."""
-    is_short = item.is_alias or isinstance(item.node, _Scalar)
-    return isinstance(item.key, _Scalar) and is_short and "\n" not in text[item.key_start : item.end]
-
-
-def _place(item: _Item, section: _Map, text: str) -> Place:
-    start, end = item.start, item.end
-    if not item.is_alias and (properties := _PROPERTIES.match(text, start, end)):
-        start = properties.end()
-    return Place(key_start=item.key_start, value_start=start, value_end=end, in_line=section.in_line)
-
-
-def _effective(
-    section: _Map, known: dict[int, dict[str, tuple[_Item, bool]]], name: str, depth: int = 0
-) -> dict[str, tuple[_Item, bool]]:
-    """The keys of a section and those it merges in from others; its own ones win, then those merged first."""
-    found = known.get(id(section))
-    if found is not None:
+    def _effective(self, section: Any, depth: int = 0) -> dict[str, _Pair]:
+        """The keys of a section and those it merges from others. Its own keys win, then those merged first."""
+        found = self._pairs.get(id(section))
+        if found is not None:
+            return found
+        if depth > DEEPEST:
+            raise too_deep(self._name)
+        own = [(key, value) for key, value in section.value if key.id == "scalar"]
+        found = {str(self._scalar(key)): (key, value, False) for key, value in own if key.tag != _MERGE}
+        for key, value in own:
+            if key.tag != _MERGE:
+                continue
+            for source in value.value if value.id == "sequence" else [value]:
+                if source.id != "mapping":
+                    raise _error(self._name, key, "<< merges sections, and its value is not a section")
+                for name, (inner, merged, _) in self._effective(source, depth + 1).items():
+                    found.setdefault(name, (inner, merged, True))
+        self._pairs[id(section)] = found
         return found
-    if depth > DEEPEST:
-        raise too_deep(name)
-    found = {}
-    for item in section.items:
-        if isinstance(item.key, _Scalar) and item.key.tag != _MERGE:
-            found[str(item.key.value)] = (item, False)
-    for item in section.items:
-        if not (isinstance(item.key, _Scalar) and item.key.tag == _MERGE):
-            continue
-        sources = [each.node for each in item.node.items] if isinstance(item.node, _List) else [item.node]
-        for source in sources:
-            if not isinstance(source, _Map):
-                raise ConfigError(f"{name}, line {item.line}: << merges sections, and this is none")
-            for key, (inner, _) in _effective(source, known, name, depth + 1).items():
-                found.setdefault(key, (inner, True))
-    known[id(section)] = found
-    return found
+
+    def _scalar(self, node: Any) -> Any:
+        if node.tag in (_TEXT, _MERGE):
+            return node.value
+        if node.tag not in self._constructor.yaml_constructors:
+            return f"{node.tag} {node.value}"
+        try:
+            return self._constructor.construct_object(node)
+        except Exception:  # looks like a number or a date and is none, such as the 31st of June
+            return node.value
+
+    def _last_short_pair(self, section: Any) -> tuple[Any, Any] | None:
+        """The last pair that is written on one line, so that another key can be added after it."""
+        for key, value in reversed(section.value):
+            is_short = value.id == "scalar" or _is_alias(value, key)
+            if key.id == "scalar" and is_short:
+                span = self._span(section, key, value)
+                if "\n" not in self._text[span.key_start : span.value_end]:
+                    return key, value
+        return None
+
+    def _span(self, section: Any, key: Any, value: Any) -> TextSpan:
+        key_start, in_line = key.start_mark.index, bool(section.flow_style)
+        start, end = value.start_mark.index, value.end_mark.index
+        if _is_alias(value, key):
+            written = _ALIAS.match(self._text, key.end_mark.index)
+            # A complex key ("? a") has its alias on another line; nothing is replaced there.
+            start, end = written.span(1) if written is not None else (key.end_mark.index, key.end_mark.index)
+        elif properties := _PROPERTIES.match(self._text, start, end):
+            start = properties.end()
+        return TextSpan(key_start=key_start, value_start=start, value_end=end, in_line=in_line)
 
 
-def _keys_in(node: _List) -> frozenset[str]:
-    keys = [
-        str(inner.key.value)
-        for item in node.items
-        if isinstance(item.node, _Map)
-        for inner in item.node.items
-        if isinstance(inner.key, _Scalar)
-    ]
-    return frozenset(keys)
+def _sections(root: Any) -> Iterator[Any]:
+    """Every section of a document once, those inside lists too."""
+    waiting, seen = [root], {id(root)}
+    while waiting:
+        node = waiting.pop()
+        if node.id == "mapping":
+            yield node
+        for inner in node.value if node.id == "sequence" else [value for _, value in node.value]:
+            if inner.id != "scalar" and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+
+
+def _keys_in(node: Any) -> frozenset[str]:
+    sections = [item for item in node.value if item.id == "mapping"]
+    return frozenset(str(key.value) for section in sections for key, _ in section.value if key.id == "scalar")

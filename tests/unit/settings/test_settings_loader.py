@@ -1,4 +1,4 @@
-"""``penstock.DataLoader.from_settings``: files drive the loader."""
+"""``penstock.DataLoader.from_settings``: settings files configure the loader."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_a_team_s_file_makes_a_loader_that_delivers_its_batches() -> None:
     "name", sorted(path.name for path in FILES.iterdir() if path.name not in ("s3_24gb.yaml", "s1_gpu.yaml"))
 )
 @pytest.mark.parametrize("section", ["train", "eval"])
-def test_every_team_s_file_is_taken_by_the_loader(name: str, section: str) -> None:
+def test_the_loader_accepts_every_team_s_file(name: str, section: str) -> None:
     given = {} if sys.platform.startswith("linux") else {"cache": None}
     with warnings.catch_warnings():
-        # torch's own, about CPUs and GPUs that are not here.
+        # torch warns about missing CPUs and GPUs.
         warnings.simplefilter("ignore")
         loader = penstock.DataLoader.from_settings(dataset(), FILES / name, section, **given)
     loader.close()
@@ -43,7 +43,7 @@ def test_every_team_s_file_is_taken_by_the_loader(name: str, section: str) -> No
         loader.cache.close()
 
 
-def test_evaluation_s_loader_prefetches_no_more_than_training_s() -> None:
+def test_the_evaluation_loader_prefetches_no_more_than_the_training_loader() -> None:
     source = {"num_workers": 2, "dataloader_prefetch_per_worker": 1, "eval": {"batch_size": 2}}
     train = penstock.DataLoader.from_settings(dataset(), source)
     evaluation = penstock.DataLoader.from_settings(dataset(), source, "eval")
@@ -51,10 +51,10 @@ def test_evaluation_s_loader_prefetches_no_more_than_training_s() -> None:
     assert (train.batch_size, evaluation.batch_size) == (1, 2)
 
 
-def test_a_prefetch_without_any_word_about_workers_is_left_out_with_a_warning() -> None:
+def test_a_prefetch_without_num_workers_is_dropped_with_a_warning() -> None:
     source = {"dataloader_prefetch_per_worker": 1}
     assert penstock.settings.load(source).arguments == {"prefetch_factor": 1}
-    with pytest.warns(UserWarning, match="sets no num_workers, so prefetch_factor=1 is left out"):
+    with pytest.warns(UserWarning, match="does not set num_workers, so prefetch_factor=1 is dropped"):
         loader = penstock.DataLoader.from_settings(dataset(), source)
     assert loader.prefetch_factor is None
     with warnings.catch_warnings():
@@ -62,21 +62,21 @@ def test_a_prefetch_without_any_word_about_workers_is_left_out_with_a_warning() 
         assert penstock.DataLoader.from_settings(dataset(), source, num_workers=2).prefetch_factor == 1
 
 
-def test_the_cache_of_a_file_is_the_loader_s() -> None:
+def test_the_loader_uses_the_cache_of_the_file() -> None:
     pytest.importorskip("fcntl")
     with penstock.DataLoader.from_settings(dataset(), {"DATA": {"CACHE_SIZE_GB": 0.0625}}) as loader:
         assert loader.cache is not None and loader.cache.stats().limit_bytes == 64 << 20
         loader.cache.close()
 
 
-def test_the_call_s_objects_reach_the_loader() -> None:
+def test_objects_given_in_the_call_reach_the_loader() -> None:
     sampler = torch.utils.data.SequentialSampler(range(4))
     source = {"shuffle": True, "batch_size": 2}
     loader = penstock.DataLoader.from_settings(dataset(), source, sampler=sampler, name="mine")
     assert loader.sampler is sampler and loader.name == "mine" and loader.batch_size == 2
 
 
-def test_reading_settings_does_not_bring_torch() -> None:
+def test_reading_settings_does_not_import_torch() -> None:
     import subprocess
 
     code = "import penstock, sys; penstock.settings.load({'num_workers': 1}); print('torch' in sys.modules)"

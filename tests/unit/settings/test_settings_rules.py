@@ -1,4 +1,4 @@
-"""Whose word counts, what is refused, and what follows from what."""
+"""Which key takes precedence, what is refused, and which values follow from others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def arguments(source: dict[str, Any], section: str = "train", **overrides: Any) 
     return settings.load(source, section, overrides=overrides).arguments
 
 
-def test_every_alias_leads_to_an_argument_of_the_loader_or_to_a_fact() -> None:
+def test_every_alias_targets_an_argument_of_the_loader_or_a_fact() -> None:
     promised = {*inspect.signature(penstock.DataLoader).parameters, "autotune"}
     assert set(ARGUMENTS) <= promised
     assert {alias.target for alias in ALIASES.values()} == {*ARGUMENTS, *FACTS}
@@ -33,7 +33,7 @@ def test_penstock_s_own_names_count_at_the_top_and_in_sections_about_loading() -
     assert arguments({"penstock": {"name": "frames", "timeout": 3}}) == {"name": "frames", "timeout": 3}
 
 
-def test_common_words_of_other_programs_are_left_alone() -> None:
+def test_common_words_of_other_programs_are_ignored() -> None:
     assert arguments({
         "name": "run 7", "backend": "nccl", "seeding": 42, "timeout": 1800, "device": "auto!", "cache": "/data/cache",
         "data": {"name": "kitti", "patch_size": 16, "batch_sampler": "x", "shuffle_n": 2048, "path": ["a", "b"]},
@@ -80,13 +80,13 @@ def test_two_keys_that_disagree_are_refused_by_name_and_value() -> None:
         settings.load({"cache": "50GB", "data": {"CACHE_SIZE_GB": 50}})
 
 
-def test_two_keys_that_agree_are_both_shown() -> None:
+def test_two_keys_that_agree_are_both_listed() -> None:
     found = settings.load({"cache": "50GiB", "data": {"CACHE_SIZE_GB": 50}, "num_workers": 2, "n_workers": 2.0})
     assert found.arguments == {"cache": "50GiB", "num_workers": 2}
     assert [row.key for row in found.explain()] == ["num_workers", "n_workers", "cache", "data.CACHE_SIZE_GB"]
 
 
-def test_a_section_s_own_key_beats_the_same_key_around_it() -> None:
+def test_an_inner_section_s_key_takes_precedence_over_the_same_key_outside() -> None:
     found = settings.load({"num_workers": 2, "data": {"num_workers": 4, "train": {"num_workers": 8}}})
     assert found.arguments == {"num_workers": 8}
     assert [row.remark for row in found.explain() if row.value is None] == [
@@ -96,7 +96,7 @@ def test_a_section_s_own_key_beats_the_same_key_around_it() -> None:
         settings.load({"num_workers": 2, "search_space": {"num_workers": 8}})
 
 
-def test_evaluation_takes_its_own_keys_first_and_the_rest_from_training() -> None:
+def test_evaluation_uses_its_own_keys_first_and_training_s_for_the_rest() -> None:
     source = {
         "num_workers": 8, "train_ds": {"batch_size": 16, "prefetch_factor": 4, "shuffle": True, "drop_last": True},
         "validation_ds": {"batch_size": 4, "num_workers": 2}, "test_ds": {"batch_size": 1},
@@ -133,7 +133,7 @@ def test_without_workers_what_needs_them_is_dropped_with_one_warning() -> None:
     assert arguments(source, num_workers=2)["prefetch_factor"] == 4, "the call gives some"
 
 
-def test_the_cache_follows_its_switch() -> None:
+def test_the_cache_switch_turns_the_cache_on_and_off() -> None:
     sized = {"CACHE_SIZE_GB": 1.5}
     assert arguments({"DATA": {"USE_RAM_CACHE": True, **sized}}) == {"cache": 3 * GIB // 2}
     assert arguments({"DATA": {"USE_RAM_CACHE": True}}) == {"cache": "auto"}
@@ -152,7 +152,7 @@ def test_the_cache_follows_its_switch() -> None:
         ("num_workers", "eight", "is text; a number is needed"),
         ("num_workers", -1, "negative; at least 0"),
         ("num_workers", True, "true or false; a number"),
-        ("num_workers", 2.5, "not whole"),
+        ("num_workers", 2.5, "not a whole number"),
         ("num_workers", [4], "a list; a number"),
         ("num_workers", float("nan"), "finite"),
         ("num_workers", 10**400, "more than 1,000,000,000"),
@@ -168,13 +168,13 @@ def test_the_cache_follows_its_switch() -> None:
         ("cache_size_gb", 53687091200, "in GiB, not in bytes"),
         ("memory", "lots", "is not a size"),
         ("memory", 64, "64 bytes; write a unit"),
-        ("memory_gb", 0, "nothing"),
+        ("memory_gb", 0, "less than one byte"),
         ("seeding", "none", "batch or worker"),
         ("multiprocessing_context", "threads", "fork, spawn or forkserver"),
         ("max_img_per_gpu", "x", "is text"),
     ],
 )  # fmt: skip
-def test_a_value_that_cannot_be_meant_names_key_and_value_in_one_line(key: str, value: Any, why: str) -> None:
+def test_an_invalid_value_gives_one_line_with_key_and_value(key: str, value: Any, why: str) -> None:
     with pytest.raises(ConfigError) as refused:
         settings.load({"data": {key: value}})
     message = str(refused.value)
@@ -191,20 +191,20 @@ def test_flags_are_read_in_their_usual_spellings(value: Any, meant: bool) -> Non
     assert arguments({"pin_memory": value}) == {"pin_memory": meant}
 
 
-def test_null_is_left_to_the_loader() -> None:
+def test_null_keeps_the_loader_s_default() -> None:
     assert arguments({"num_workers": None, "batch_size": None, "cache": None, "memory": None}) == {}
     assert arguments({"n_workers": None, "num_workers": 4}) == {"num_workers": 4}
 
 
-def test_sections_where_a_value_is_due_and_lists_where_a_section_is_due_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.batch_size is a section .*where one value is due"):
+def test_a_section_for_a_value_and_a_list_for_a_section_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.batch_size is a section .*and one value is needed"):
         settings.load({"data": {"batch_size": {"train": 8, "val": 4}}})
-    with pytest.raises(ConfigError, match=r"train_ds is a list where one section is due, and batch_size"):
+    with pytest.raises(ConfigError, match=r"train_ds is a list of sections, and batch_size"):
         settings.load({"train_ds": [{"batch_size": 8, "path": "a"}]})
     assert arguments({"datasets": [{"path": "a"}], "batch_size": 8}) == {"batch_size": 8}
 
 
-def test_facts_that_no_argument_follows_from_never_stop_a_loader() -> None:
+def test_mistakes_in_facts_that_decide_no_argument_never_stop_a_loader() -> None:
     found = settings.load({"accum_steps": "auto", "train": {"max_steps": 5}, "data": {"max_steps": 6}, "num_gpus": [1]})
     assert found.arguments == {} and found.facts == {}
     assert arguments({"max_img_per_gpu": "many", "USE_RAM_CACHE": "so"}, batch_size=2, cache=None) == {
@@ -212,7 +212,7 @@ def test_facts_that_no_argument_follows_from_never_stop_a_loader() -> None:
     }  # fmt: skip
 
 
-def test_the_call_s_sampler_replaces_what_torch_takes_only_one_of() -> None:
+def test_a_sampler_in_the_call_drops_the_arguments_that_torch_refuses_beside_it() -> None:
     source = {"batch_size": 8, "shuffle": True, "drop_last": True, "num_workers": 0}
     sampler = [[0, 1]]
     assert arguments(source, batch_sampler=sampler) == {"num_workers": 0, "batch_sampler": sampler}

@@ -1,4 +1,4 @@
-"""The five teams' own blocks, as files: what each one says to the loader."""
+"""The settings files of five teams: the arguments that each one gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.units import GIB
 
 FILES = Path(__file__).parent / "files"
 
-SAID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+EXPECTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "s0.toml": ({"batch_size": 4, "num_workers": 4, "prefetch_factor": 1}, {"accumulation_steps": 2}),
     "s1_balanced.yaml": ({"num_workers": 8, "prefetch_factor": 3, "persistent_workers": True}, {}),
     "s1_aggressive.yaml": ({"num_workers": 12, "prefetch_factor": 4, "persistent_workers": True}, {}),
@@ -37,15 +37,13 @@ SAID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("section", ["train", "eval", "val", "validation", "test"])
-def test_a_teams_file_says_the_same_for_training_and_for_evaluation_without_keys_of_its_own(
-    name: str, section: str
-) -> None:
+def test_a_team_s_file_gives_evaluation_the_arguments_of_training(name: str, section: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = settings.load(FILES / name, section)
-    assert (found.arguments, found.facts) == SAID[name]
+    assert (found.arguments, found.facts) == EXPECTED[name]
 
 
 def test_images_per_gpu_without_a_sequence_length_leave_the_batch_to_the_caller() -> None:
@@ -65,14 +63,14 @@ def test_images_per_gpu_over_sequence_length_is_the_batch(images: int, batch: in
 
 
 def test_images_for_less_than_one_sample_and_two_batch_sizes_that_disagree_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_img_per_gpu=4 images is less than one sample of seq_len=8"):
+    with pytest.raises(ConfigError, match=r"max_img_per_gpu=4 images are less than one sample of seq_len=8"):
         settings.load({"max_img_per_gpu": 4, "seq_len": 8})
     with pytest.raises(ConfigError, match=r"batch_size=5 and max_img_per_gpu=32 .*disagree about batch_size"):
         settings.load({"max_img_per_gpu": 32, "seq_len": 8, "batch_size": 5})
     assert settings.load({"max_img_per_gpu": 32, "seq_len": 8, "batch_size": 4}).arguments == {"batch_size": 4}
 
 
-def test_a_range_of_batch_sizes_asks_for_one_number() -> None:
+def test_a_range_of_batch_sizes_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         settings.load(FILES / "s3_24gb.yaml")
     message = str(refused.value)
@@ -93,7 +91,7 @@ def test_every_row_names_their_key_our_argument_and_the_value() -> None:
     assert printed[3].startswith("DATA.CACHE_SIZE_GB") and "50.0 GiB" in printed[3]
 
 
-def test_the_hub_s_and_deepspeed_s_names_are_known_too() -> None:
+def test_names_of_transformers_and_deepspeed_are_known() -> None:
     hub = {
         "per_device_train_batch_size": 8, "per_device_eval_batch_size": 2, "dataloader_num_workers": 4,
         "dataloader_pin_memory": True, "dataloader_prefetch_factor": 2, "max_steps": -1,

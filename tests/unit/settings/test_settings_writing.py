@@ -1,4 +1,4 @@
-"""``write_like``: their layout, our figures, nothing else touched."""
+"""``write_like``: the team's layout, penstock's figures, no other change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = Path(__file__).parent / "files"
 
 
 def rewrite(tmp_path: Path, text: str, arguments: dict[str, Any], name: str = "a.yaml", section: str = "train") -> str:
-    """The new text, after checking that it says what was asked for."""
+    """The new text, after a check that it gives the arguments."""
     source, out = tmp_path / name, tmp_path / f"out-{name}"
     source.write_bytes(text.encode())
     settings.write_like(source, out, arguments, section=section)
@@ -65,7 +65,7 @@ def test_a_file_without_a_last_line_end_gets_keys_on_lines_of_their_own(tmp_path
     assert rewrite(tmp_path, "lr = 1", {"memory": "1GB"}, "a.toml") == 'lr = 1\n\n[penstock]\nmemory = "1GB"\n'
 
 
-def test_zero_workers_take_what_needs_them_along(tmp_path: Path) -> None:
+def test_zero_workers_also_unset_the_arguments_that_need_workers(tmp_path: Path) -> None:
     before = (FILES / "s3_linux.yaml").read_text()
     after = rewrite(tmp_path, before, {"num_workers": 0})
     assert after == (
@@ -82,7 +82,7 @@ def test_the_cache_is_switched_on_and_off_by_the_team_s_own_switch(tmp_path: Pat
     on = rewrite(tmp_path, before, {"cache": "2GiB"})
     assert on == "DATA:\n  USE_RAM_CACHE: True\n  CACHE_SIZE_GB: 2\n"
     assert rewrite(tmp_path, on, {"cache": None}) == "DATA:\n  USE_RAM_CACHE: False\n  CACHE_SIZE_GB: 0\n"
-    with pytest.raises(ConfigError, match=r"cannot be said by DATA.CACHE_SIZE_GB"):
+    with pytest.raises(ConfigError, match=r"cannot be written to DATA.CACHE_SIZE_GB"):
         rewrite(tmp_path, before, {"cache": "auto"})
 
 
@@ -90,18 +90,18 @@ def test_merged_sections_get_keys_of_their_own_and_the_template_stays(tmp_path: 
     before = "base: &b\n  num_workers: 8\n  pin_memory: yes\ntrain:\n  <<: *b\nval: *b\n"
     after = rewrite(tmp_path, before, {"num_workers": 2, "pin_memory": False, "memory": "1GB"})
     assert after == before.replace("<<: *b\n", "<<: *b\n  num_workers: 2\n  pin_memory: false\n  memory: 1GB\n")
-    with pytest.raises(ConfigError, match=r"val.num_workers stands in a section that is another's"):
+    with pytest.raises(ConfigError, match=r"val.num_workers is in a section that is only an alias of another"):
         rewrite(tmp_path, before, {"num_workers": 2}, section="val")
 
 
-def test_a_value_that_others_refer_to_is_not_changed_behind_their_back(tmp_path: Path) -> None:
+def test_a_value_that_other_keys_refer_to_is_not_changed_for_them(tmp_path: Path) -> None:
     after = rewrite(tmp_path, "n: &n 8\ntrain: {num_workers: *n, a: 1}\n", {"num_workers": 2, "memory": "1GB"})
     assert after == "n: &n 8\ntrain: {num_workers: 2, memory: 1GB, a: 1}\n"
-    with pytest.raises(ConfigError, match="threads shares its value with a key that is to change"):
+    with pytest.raises(ConfigError, match="threads shares its value, through an anchor, with a key that changes"):
         rewrite(tmp_path, "train: {num_workers: &n 8}\nthreads: *n\n", {"num_workers": 2})
 
 
-def test_odd_places_of_values_are_found(tmp_path: Path) -> None:
+def test_values_in_unusual_positions_are_replaced(tmp_path: Path) -> None:
     assert rewrite(tmp_path, "train:\n  num_workers:\nx: 1\n", {"num_workers": 3}) == "train:\n  num_workers: 3\nx: 1\n"
     assert rewrite(tmp_path, "num_workers: !!int '8' # q\n", {"num_workers": 3}) == "num_workers: !!int 3 # q\n"
     assert rewrite(tmp_path, "'num_workers' : \"8\"\n", {"num_workers": 3}) == "'num_workers' : 3\n"
@@ -121,7 +121,7 @@ def test_odd_places_of_values_are_found(tmp_path: Path) -> None:
     )
 
 
-def test_evaluation_s_figures_do_not_become_training_s(tmp_path: Path) -> None:
+def test_figures_for_evaluation_do_not_change_training(tmp_path: Path) -> None:
     sectioned = "train:\n  num_workers: 8\nval:\n  batch_size: 2\n"
     assert rewrite(tmp_path, sectioned, {"num_workers": 2}, section="val") == sectioned + "  num_workers: 2\n"
     assert rewrite(tmp_path, sectioned, {"num_workers": 2}, section="test") == sectioned + "test:\n  num_workers: 2\n"
@@ -140,11 +140,11 @@ def test_json_is_printed_with_its_own_indentation(tmp_path: Path) -> None:
     assert json.loads(rewrite(tmp_path, team, {"batch_size": 16}, "c.json"))["batch_size_per_gpu"] == 16
 
 
-def test_what_cannot_be_said_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_an_argument_that_cannot_be_written_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     source, out = tmp_path / "a.yaml", tmp_path / "out.yaml"
     source.write_text("num_workers: 8\n")
     for arguments, why in (
-        ({"learning_rate": 1}, "learning_rate is nothing a settings file can say"),
+        ({"learning_rate": 1}, "learning_rate cannot be set in a settings file"),
         ({"num_workers": -1}, "num_workers=-1 is negative"),
         ({"memory": "lots"}, "is not a size"),
     ):
@@ -154,7 +154,7 @@ def test_what_cannot_be_said_is_refused_and_nothing_is_written(tmp_path: Path) -
     with pytest.raises(ConfigError, match="prefetch_factor=4 needs workers, and the file has num_workers=0"):
         settings.write_like(source, out, {"prefetch_factor": 4})
     source.write_text("lr: 1\n...\n")
-    with pytest.raises(ConfigError, match="cannot be added to"):
+    with pytest.raises(ConfigError, match="to which no key can be added"):
         settings.write_like(source, out, {"num_workers": 2})
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         source.write_text("num_workers: 8\n")
@@ -162,7 +162,7 @@ def test_what_cannot_be_said_is_refused_and_nothing_is_written(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
 
 
-def test_what_is_written_anew_may_have_been_wrong_before(tmp_path: Path) -> None:
+def test_an_invalid_value_can_be_replaced(tmp_path: Path) -> None:
     before = (FILES / "s3_24gb.yaml").read_text()
     assert rewrite(tmp_path, before, {"batch_size": 24}) == before.replace("16-32", "24")
     clash = "prefetch_factor: 4\ndataloader_prefetch_per_worker: 1\n"
@@ -171,13 +171,13 @@ def test_what_is_written_anew_may_have_been_wrong_before(tmp_path: Path) -> None
         rewrite(tmp_path, before, {"num_workers": 2})
 
 
-def test_a_value_with_penstock_s_name_is_no_section_to_write_into(tmp_path: Path) -> None:
+def test_a_value_called_penstock_is_not_used_as_a_section(tmp_path: Path) -> None:
     for text, name in (('{"penstock": 1}', "a.json"), ("penstock: 1\n", "a.yaml"), ("penstock = 1\n", "a.toml")):
-        with pytest.raises(ConfigError, match=r"is a value where a section is due|cannot be added to"):
+        with pytest.raises(ConfigError, match=r"is a value, and a section is needed|to which no key can be added"):
             rewrite(tmp_path, text, {"num_workers": 2}, name)
 
 
-def test_braces_over_several_lines_are_added_to(tmp_path: Path) -> None:
+def test_a_key_is_added_to_braces_over_several_lines(tmp_path: Path) -> None:
     before = "%YAML 1.1\n---\ntrain: {\n  num_workers: 8, # w\n  batch_size: 4\n}\n"
     assert rewrite(tmp_path, before, {"memory": "1GB"}) == before.replace("8, #", "8, memory: 1GB, #")
 
@@ -205,15 +205,15 @@ _ARGUMENTS = st.fixed_dictionaries(
 
 @given(arguments=_ARGUMENTS, name=st.sampled_from(sorted(path.name for path in FILES.iterdir())))
 @effort(max_examples=150)
-def test_any_figures_come_back_from_any_team_s_file(
+def test_any_arguments_written_to_any_team_s_file_are_read_back(
     arguments: dict[str, Any], name: str, tmp_path_factory: Any
 ) -> None:
     out = tmp_path_factory.mktemp("out") / name
     if name == "s3_24gb.yaml":
-        # A range alone gives no batch.
+        # This file has a range for a batch size, which gives no batch.
         arguments = {"batch_size": 16, **arguments}
     if name in ("s2_low.json", "s3_windows.yaml"):
-        # Nothing can be prefetched by the workers they do not have.
+        # These files have no workers, and prefetching needs some.
         arguments = {"num_workers": 2, **arguments}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,11 +1,11 @@
-"""From claims to arguments: whose word counts, what must not disagree, what follows from what.
+"""From claims to arguments: which key takes precedence, which keys must agree, which values follow from others.
 
 In:  a source, a phase, arguments given in the call.
 Out: ``Settings``.
 Runs in: trainer, command line.
 
-Training's keys are those in sections for training and those in none in particular. Evaluation takes its own keys first
-and training's for everything else, so that switching between them never needs more memory than either was given.
+Training uses the keys in sections for training and those outside any phase. Evaluation uses its own keys first and
+training's for everything else, so that its loader needs no more memory than training's unless its own keys say so.
 """
 
 from __future__ import annotations
@@ -20,44 +20,43 @@ from penstock.settings.aliases import ARGUMENTS, FACTS
 from penstock.settings.claims import Claim, find_claims
 from penstock.settings.document import Document
 from penstock.settings.files import Source, read_source
-from penstock.settings.loaded import Entry, Settings, without_workers
 from penstock.settings.sections import CHAINS, Phase, kind_of, phase_asked_for
+from penstock.settings.settings import Settings, SettingsEntry, without_workers
 from penstock.settings.values import Wrong, read_value
 from penstock.units import parse_size
 
 IN_THE_CALL = "(call)"
 
 TRAINING_ONLY = ("shuffle", "drop_last", "name")
-"""Not taken over by evaluation: its samples are counted once each, all of them, and monitors tell the loaders apart."""
-
+"""Evaluation does not take these over from training: it must count every sample once, and have a name of its own."""
 
 _TRAINING: tuple[Phase | None, ...] = ("train", None)
 _WHOSE: dict[tuple[Phase, tuple[Phase | None, ...]], str] = {
     ("eval", _TRAINING): "training's", ("val", _TRAINING): "training's", ("test", _TRAINING): "training's",
     ("test", ("val",)): "validation's",
 }  # fmt: skip
-"""Phase asked for, phases that spoke -> whom a value is taken over from."""
+"""Requested phase, phases that set a value -> the phase it is taken over from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What one argument or fact became."""
+    """The value chosen for one argument or fact."""
 
     value: Any
     used: tuple[Claim, ...]
-    """The keys that say so, which agree."""
+    """The keys that set this value."""
     unused: tuple[tuple[Claim, str], ...]
-    """Keys that say something else, and why they do not count."""
+    """Keys that set another value, and why they do not count."""
     remark: str
     whose: str
-    """The phase it was taken over from, as "training's"; empty where it is the phase's own."""
+    """The phase it is taken over from, as "training's"; empty if the value is the phase's own."""
 
 
 def load(source: Source, section: str = "train", *, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """What a settings file or mapping says about loading.
+    """The loading settings of a file or mapping.
 
     ``section``: "train", or "eval", "val", "validation" or "test", which take over from training what they do not set.
-    ``overrides``: arguments of the loader that count whatever the file says.
+    ``overrides``: arguments of the loader that replace those of the file.
     """
     settings = settings_of(Reader(read_source(source), phase_asked_for(section), overrides or {}))
     for warning in settings.warnings:
@@ -71,7 +70,7 @@ class Reader:
     def __init__(
         self, document: Document, phase: Phase, overrides: Mapping[str, Any], *, rewritten: Collection[str] = ()
     ) -> None:
-        """``rewritten``: arguments and facts that are about to be written anew, whatever the document says of them."""
+        """``rewritten``: arguments and facts about to be replaced; their present values are not checked."""
         self.document = document
         self.phase: Phase = phase
         self.overrides = overrides
@@ -83,11 +82,11 @@ class Reader:
         self._levels.append(_TRAINING)
 
     def claims(self, target: str) -> list[Claim]:
-        """Everything the document says about an argument or fact, for any phase."""
+        """Every claim of the document about an argument or fact, for any phase."""
         return self._claims.get(target, [])
 
     def choose(self, target: str) -> Chosen | None:
-        """What the document says for this phase; None if nothing. Raises ConfigError where it contradicts itself."""
+        """The value for this phase; None if the document sets none. Raises ConfigError if two keys disagree."""
         for phases in self._levels:
             claims = [claim for claim in self.claims(target) if claim.phase in phases]
             whose = _WHOSE.get((self.phase, phases), "")
@@ -96,7 +95,7 @@ class Reader:
         return None
 
     def choose_batch(self) -> tuple[str, Chosen] | None:
-        """Which of batch_size and images_per_gpu counts, and what it became; the nearer phase's, if both are there."""
+        """Which of batch_size and images_per_gpu counts, and the batch it gives; of two, the nearer phase's."""
         nearest = None
         for phases in self._levels:
             here = [
@@ -121,7 +120,7 @@ class Reader:
         return (known or found)[0]
 
     def _batch_of(self, images: Chosen) -> Chosen:
-        """Samples in a batch, of the images a GPU takes at once."""
+        """Samples in a batch, computed from the images per GPU."""
         sequence = self.choose("sequence_length")
         key = images.used[0].leaf.key
         if sequence is None or sequence.value is None:
@@ -130,15 +129,15 @@ class Reader:
         batch = images.value // length
         if batch < 1:
             raise ConfigError(
-                f"{self.document.name}: {key}={images.value} images is less than one sample of {name}={length}; "
-                "raise the one or lower the other"
+                f"{self.document.name}: {key}={images.value} images are less than one sample of {name}={length}; "
+                f"raise {key} or lower {name}"
             )
         rest = images.value % length
         remark = f"{images.value} / {name} {length} = {batch} samples" + (f", {rest} images unused" if rest else "")
         return replace(images, value=batch, remark=remark, used=(*images.used, *sequence.used))
 
     def _settle(self, target: str, claims: list[Claim]) -> Chosen:
-        """One value out of several keys that speak about the same."""
+        """One value from several keys for the same argument."""
         unused: list[tuple[Claim, str]] = []
         near = []
         for claim in claims:
@@ -148,8 +147,8 @@ class Reader:
             else:
                 unused.append((claim, f"{nearer.leaf.key} is nearer"))
         if target == "batch_size" and any("micro" in claim.alias.key for claim in near):
-            # DeepSpeed's train_batch_size is the sum over GPUs and accumulation steps.
-            unused += [(claim, "of all GPUs together") for claim in near if "micro" not in claim.alias.key]
+            # DeepSpeed's train_batch_size is the total over GPUs and accumulation steps.
+            unused += [(claim, "total of all GPUs") for claim in near if "micro" not in claim.alias.key]
             near = [claim for claim in near if "micro" in claim.alias.key]
         read = [(claim, *self._read(claim)) for claim in near]
         said = [each for each in read if each[1] is not None] or read
@@ -176,9 +175,9 @@ class Reader:
 
 
 def settings_of(reader: Reader) -> Settings:
-    """Everything the document says for the reader's phase, and what follows from it."""
+    """All settings of the document for the reader's phase, and what follows from them."""
     arguments: dict[str, Any] = {}
-    entries: list[Entry] = []
+    entries: list[SettingsEntry] = []
     notes: list[str] = []
     name = reader.document.name
     for target in ARGUMENTS:
@@ -189,7 +188,7 @@ def settings_of(reader: Reader) -> Settings:
             found = reader.choose_batch()
             if found is not None and found[1].value is None and found[0] == "images_per_gpu":
                 key = found[1].used[0].leaf.key
-                notes.append(f"{name}: {key} gives batch_size only with sequence_length; add it, or give batch_size")
+                notes.append(f"{name}: {key} gives batch_size only with sequence_length; add it, or set batch_size")
             chosen = found[1] if found is not None else None
         else:
             chosen = reader.choose(target)
@@ -214,7 +213,7 @@ def settings_of(reader: Reader) -> Settings:
     if arguments.get("num_workers") == 0:
         arguments, dropped = without_workers(arguments)
         if dropped:
-            notes.append(f"{name}: with num_workers=0 {dropped} dropped; there is no worker to keep or to prefetch")
+            notes.append(f"{name}: num_workers=0, so {dropped} dropped; there are no workers to prefetch or to keep")
             _mark(entries, arguments, "dropped: no workers", targets=("prefetch_factor", "persistent_workers"))
     return Settings(
         source=name, section=reader.phase, arguments=arguments, facts=facts, entries=tuple(entries),
@@ -223,7 +222,7 @@ def settings_of(reader: Reader) -> Settings:
 
 
 def _decides(reader: Reader, fact: str) -> bool:
-    """Whether an argument follows from a fact; what is wrong with any other must not stop a loader."""
+    """Whether an argument follows from a fact. Mistakes in other facts must not stop a loader."""
     match fact:
         case "images_per_gpu":
             return "batch_size" not in reader.overrides
@@ -234,7 +233,9 @@ def _decides(reader: Reader, fact: str) -> bool:
     return False
 
 
-def _switch_cache(reader: Reader, arguments: dict[str, Any], entries: list[Entry], facts: dict[str, Any]) -> None:
+def _switch_cache(
+    reader: Reader, arguments: dict[str, Any], entries: list[SettingsEntry], facts: dict[str, Any]
+) -> None:
     if "cache" in reader.overrides or "use_cache" not in facts:
         return
     switch = next(entry.key for entry in entries if entry.argument == "use_cache")
@@ -244,13 +245,13 @@ def _switch_cache(reader: Reader, arguments: dict[str, Any], entries: list[Entry
     elif "cache" not in arguments and not any(entry.argument == "cache" for entry in entries):
         arguments["cache"] = "auto"
         entries.append(
-            Entry(key=switch, argument="cache", value="auto", given=True, line=None, is_argument=True,
-                  remark="no size given: one that suits the machine")
+            SettingsEntry(key=switch, argument="cache", value="auto", given=True, line=None, is_argument=True,
+                  remark="no size given: chosen for the machine")
         )  # fmt: skip
 
 
-def _with_overrides(reader: Reader, arguments: dict[str, Any], entries: list[Entry]) -> dict[str, Any]:
-    """The arguments with those of the call, less what torch takes only one of."""
+def _with_overrides(reader: Reader, arguments: dict[str, Any], entries: list[SettingsEntry]) -> dict[str, Any]:
+    """The arguments with those of the call, without those that torch does not accept beside a sampler of the call."""
     overrides = reader.overrides
     clashing: tuple[str, ...] = ()
     if overrides.get("batch_sampler") is not None:
@@ -260,53 +261,53 @@ def _with_overrides(reader: Reader, arguments: dict[str, Any], entries: list[Ent
     if "batch_size" in overrides and overrides["batch_size"] is None:
         clashing = (*clashing, "drop_last")
     kept = {name: value for name, value in arguments.items() if name not in clashing}
-    _mark(entries, kept, "dropped: the call's sampler or batches decide", targets=clashing)
+    _mark(entries, kept, "dropped: the call gives a sampler or its own batches", targets=clashing)
     return {**kept, **overrides}
 
 
-def _mark(entries: list[Entry], kept: dict[str, Any], why: str, *, targets: tuple[str, ...]) -> None:
-    """Say of the entries for arguments that were not kept, why."""
+def _mark(entries: list[SettingsEntry], kept: dict[str, Any], why: str, *, targets: tuple[str, ...]) -> None:
+    """Give the entries of arguments that were not kept the reason as their remark."""
     for number, entry in enumerate(entries):
         if entry.argument in targets and entry.argument not in kept and entry.value:
             entries[number] = replace(entry, value=None, remark=why)
 
 
-def _entries(target: str, chosen: Chosen) -> list[Entry]:
+def _entries(target: str, chosen: Chosen) -> list[SettingsEntry]:
     remark = chosen.remark
     if chosen.whose:
         remark = f"{remark}; {chosen.whose}" if remark else chosen.whose
     found = []
     for claim in chosen.used:
-        # What batch_size was worked out of is a fact of its own.
+        # sequence_length, from which batch_size is computed, is a fact of its own.
         own = target if claim.alias.target in (target, "images_per_gpu") else claim.alias.target
         value = chosen.value if own == target else read_value(claim.alias, claim.leaf.value)[0]
         found.append(_entry(claim, own, value, remark if own == target else ""))
     return [*found, *(_entry(claim, target, None, f"not used: {why}") for claim, why in chosen.unused)]
 
 
-def _entry(claim: Claim, argument: str, value: Any, remark: str) -> Entry:
+def _entry(claim: Claim, argument: str, value: Any, remark: str) -> SettingsEntry:
     leaf = claim.leaf
-    return Entry(
+    return SettingsEntry(
         key=leaf.key, argument=argument, value=value, given=leaf.value, remark=remark, line=leaf.line,
         is_argument=argument in ARGUMENTS,
     )  # fmt: skip
 
 
-def _overridden(reader: Reader, target: str) -> list[Entry]:
+def _overridden(reader: Reader, target: str) -> list[SettingsEntry]:
     value = reader.overrides[target]
-    entry = Entry(
+    entry = SettingsEntry(
         key=IN_THE_CALL, argument=target, value=value, given=value, remark="given in the call", line=None,
         is_argument=True,
     )  # fmt: skip
-    return [entry, *(_entry(claim, target, None, "not used: the call decides") for claim in reader.claims(target))]
+    return [entry, *(_entry(claim, target, None, "not used: given in the call") for claim in reader.claims(target))]
 
 
-def _is_entry_of(claim: Claim, entry: Entry) -> bool:
+def _is_entry_of(claim: Claim, entry: SettingsEntry) -> bool:
     return entry.key == claim.leaf.key and entry.line == claim.leaf.line
 
 
 def _is_default_of(outer: Claim, inner: Claim) -> bool:
-    """Whether ``inner`` is the same key in a section within ``outer``'s that narrows it down."""
+    """Whether ``inner`` is the same key in a more specific section inside ``outer``'s."""
     depth = len(outer.sections)
     if outer.alias.key != inner.alias.key or len(inner.sections) <= depth or inner.sections[:depth] != outer.sections:
         return False
@@ -314,7 +315,7 @@ def _is_default_of(outer: Claim, inner: Claim) -> bool:
 
 
 def same(target: str, one: Any, other: Any) -> bool:
-    """Whether two values of an argument mean the same."""
+    """Whether two values of an argument have the same meaning."""
     if target in ("cache", "memory") and one is not None and other is not None:
         return parse_size(one) == parse_size(other)
     return one == other

@@ -1,6 +1,6 @@
-"""Settings as they were understood: the arguments, and for each the key it came from and why.
+"""The result of reading settings: the arguments, and for each the key it came from and why.
 
-In:  what the reader decided.
+In:  the reader's decisions.
 Out: ``Settings``, its rows and their printed form.
 Runs in: trainer, command line.
 """
@@ -14,27 +14,27 @@ from typing import Any
 from penstock.units import MIB, format_bytes
 
 NEED_WORKERS = ("prefetch_factor", "persistent_workers")
-"""Arguments that torch refuses where there are no workers."""
+"""Arguments that torch refuses without workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One key that was understood."""
+class SettingsEntry:
+    """One key that penstock knows."""
 
     key: str
-    """Theirs, with its sections; "(call)" for an argument given in the call."""
+    """The file's key with its sections; "(call)" for an argument given in the call."""
     argument: str
-    """Ours: an argument of ``penstock.DataLoader``, or a fact that planning wants."""
+    """The argument of ``penstock.DataLoader``, or the fact for planning, that the key sets."""
     value: Any
-    """What the argument gets; None: nothing, for the reason in the remark."""
+    """The argument's value; None if it is not set, for the reason in the remark."""
     given: Any
-    """What the file says."""
+    """The value in the file."""
     remark: str
-    """Why the value is what it is; empty where it is simply what the file says."""
+    """Why ``value`` differs from ``given``; empty if it does not."""
     line: int | None
-    """Where it stands; None where that is not known."""
+    """Line in the file; None if unknown."""
     is_argument: bool
-    """Whether the loader gets it."""
+    """Whether ``argument`` is an argument of the loader, not a fact."""
 
     @property
     def shown(self) -> str:
@@ -44,8 +44,8 @@ class Entry:
         return "-" if self.value is None else str(self.value)
 
 
-class Explanation(tuple[Entry, ...]):
-    """Rows of their key, our argument and its value; printed, they are a table."""
+class SettingsTable(tuple[SettingsEntry, ...]):
+    """Rows of the file's key, penstock's argument and its value; ``print`` shows a table."""
 
     __slots__ = ()
 
@@ -61,37 +61,37 @@ class Explanation(tuple[Entry, ...]):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a settings source says about loading, for training or for evaluation."""
+    """The loading settings of one source, for training or for evaluation."""
 
     source: str
     """The file's path, or "the mapping"."""
     section: str
-    """The phase that was asked for: train, eval, val or test."""
+    """The requested phase: train, eval, val or test."""
     arguments: dict[str, Any]
-    """For ``penstock.DataLoader``; what is not here is the loader's own default."""
+    """For ``penstock.DataLoader``; an argument that is absent keeps the loader's default."""
     facts: dict[str, Any]
-    """What is no argument but decides one, or is wanted for planning: accumulation_steps, max_steps, ..."""
-    entries: tuple[Entry, ...]
-    """Every key that was understood, and what became of it."""
+    """Values that are no arguments but decide one, or that planning needs: accumulation_steps, max_steps, ..."""
+    entries: tuple[SettingsEntry, ...]
+    """Every key that penstock knows, and how it was used."""
     warnings: tuple[str, ...]
-    """What was left out although the file says it, and what is missing."""
+    """Settings of the file that were dropped, and settings that are missing."""
 
-    def explain(self) -> Explanation:
-        """Their key -> our argument -> value, as rows; ``print`` shows a table."""
-        return Explanation(self.entries)
+    def explain(self) -> SettingsTable:
+        """The file's key -> penstock's argument -> value, as rows; ``print`` shows a table."""
+        return SettingsTable(self.entries)
 
     def loader_arguments(self) -> dict[str, Any]:
-        """The arguments, less those that need workers where nobody asked for any: the loader would refuse them."""
+        """The arguments; if num_workers is not set, without those that the loader refuses without workers."""
         if "num_workers" in self.arguments:
             return dict(self.arguments)
         kept, dropped = without_workers(self.arguments)
         if dropped:
-            warnings.warn(f"{self.source} sets no num_workers, so {dropped} left out", stacklevel=3)
+            warnings.warn(f"{self.source} does not set num_workers, so {dropped} dropped", stacklevel=3)
         return kept
 
 
 def without_workers(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Arguments for a loader without workers, and which were dropped, as "a=1 and b=True are"; "" if none was."""
+    """Arguments for a loader without workers, and the dropped ones as "a=1 and b=True are"; "" if there are none."""
     dropped = {name: arguments[name] for name in NEED_WORKERS if arguments.get(name)}
     kept = {name: value for name, value in arguments.items() if name not in dropped}
     named = " and ".join(f"{name}={value}" for name, value in dropped.items())

@@ -1,4 +1,4 @@
-"""Values and their places: what other readers find in a file, and exactly there."""
+"""Values and positions: those that other parsers find in the same text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.settings.document import Leaf, Listed, flatten
+from penstock.settings.document import Leaf, ListValue, flatten
 from penstock.settings.toml_text import read_toml
 from penstock.settings.yaml_text import read_yaml
 
@@ -28,20 +28,20 @@ def values(leaves: list[Leaf]) -> dict[tuple[str, ...], Any]:
 
 
 @given(nested=_NESTED, flow=st.sampled_from([None, True, False]), newline=st.sampled_from(["\n", "\r\n"]))
-def test_yaml_has_the_leaves_that_were_dumped_each_in_its_place(nested: Any, flow: bool | None, newline: str) -> None:
+def test_yaml_leaves_are_those_dumped_each_at_its_position(nested: Any, flow: bool | None, newline: str) -> None:
     text = yaml.safe_dump(nested, default_flow_style=flow, allow_unicode=True, line_break=newline, width=1000)
     leaves, homes = read_yaml(text, "a.yaml")
     assert values(leaves) == values(flatten(nested, "a"))
     for leaf in leaves:
-        assert leaf.place is not None and leaf.line is not None
-        written = text[leaf.place.value_start : leaf.place.value_end]
-        if not isinstance(leaf.value, Listed | str):
+        assert leaf.span is not None and leaf.line is not None
+        written = text[leaf.span.value_start : leaf.span.value_end]
+        if not isinstance(leaf.value, ListValue | str):
             assert yaml.safe_load(written) == leaf.value
     assert homes.keys() <= {leaf.path[:-1] for leaf in leaves}
 
 
 def _toml(nested: dict[str, Any]) -> str:
-    """Written in the ways TOML has: tables in braces below the first level, quoted keys."""
+    """TOML with quoted keys and with tables in braces below the first level."""
     quoted = {key: "".join(f"\\U{ord(each):08x}" for each in key) for key in nested}
     plain = [f'"{quoted[key]}" = {_toml_value(value)}' for key, value in nested.items() if not isinstance(value, dict)]
     tables = []
@@ -73,21 +73,21 @@ def _toml_value(value: Any) -> str:
 
 
 @given(nested=_NESTED)
-def test_toml_s_walk_finds_every_value_in_its_place(nested: Any) -> None:
+def test_the_toml_scanner_finds_every_value_at_its_position(nested: Any) -> None:
     text = _toml(nested)
     expected = tomllib.loads(text)
     if not expected:
         return
     leaves, _ = read_toml(text, "a.toml")
     for leaf in leaves:
-        assert leaf.place is not None, leaf.path
-        written = tomllib.loads(f"k = {text[leaf.place.value_start : leaf.place.value_end]}")["k"]
-        assert isinstance(written, list) if isinstance(leaf.value, Listed) else written == leaf.value
-        assert leaf.line == text.count("\n", 0, leaf.place.key_start) + 1
+        assert leaf.span is not None, leaf.path
+        written = tomllib.loads(f"k = {text[leaf.span.value_start : leaf.span.value_end]}")["k"]
+        assert isinstance(written, list) if isinstance(leaf.value, ListValue) else written == leaf.value
+        assert leaf.line == text.count("\n", 0, leaf.span.key_start) + 1
 
 
 @given(text=st.text(max_size=60) | st.text("{}[]:,-&*!?|>'\"#%@` \n\tab1<", max_size=60))
-def test_any_text_is_settings_or_one_line(text: str) -> None:
+def test_any_text_gives_settings_or_an_error_of_one_line(text: str) -> None:
     from penstock.errors import ConfigError
     from penstock.settings.files import read_text
 
@@ -101,7 +101,7 @@ def test_any_text_is_settings_or_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["", "x"])
-def test_yaml_without_pyyaml_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_without_pyyaml_names_the_extra_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from penstock.errors import ConfigError
