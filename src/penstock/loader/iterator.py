@@ -38,11 +38,11 @@ from penstock.loader.epochs import counting_sampler, next_epoch_of
 from penstock.loader.stats import Counters
 from penstock.meter import headroom_bytes, spare_files
 from penstock.workers.inline_fetcher import InlineFetcher
-from penstock.workers.process_worker import ProcessPool
+from penstock.workers.process_worker import ProcessStarter
 from penstock.workers.protocol import Resume
 from penstock.workers.rng import batch_seed
 from penstock.workers.setup import Setup, can_split
-from penstock.workers.thread_worker import ThreadPool
+from penstock.workers.thread_worker import ThreadStarter
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
@@ -101,9 +101,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         if loader._runs_threads:
-            pool = ThreadPool(setup)
+            pool = ThreadStarter(setup)
         else:
-            pool = ProcessPool(
+            pool = ProcessStarter(
                 setup,
                 context=loader.multiprocessing_context or torch.multiprocessing.get_context(),
                 base_seed=int(self._base_seed),

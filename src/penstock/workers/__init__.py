@@ -1,1 +1,1 @@
-"""Who fetches: process and thread pools behind one interface, and the child's main loop."""
+"""Workers: processes and threads behind one interface, and the code that runs in them (``child``)."""

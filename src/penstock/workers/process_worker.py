@@ -1,7 +1,7 @@
 """Worker processes, started by any of multiprocessing's methods.
 
 In:  ``Setup`` and the start method.
-Out: ``ProcessPool``, which starts workers; ``ProcessWorker``, the trainer's side of one.
+Out: ``ProcessStarter``, which starts workers; ``ProcessWorker``, the trainer's side of one.
 Runs in: trainer.
 """
 
@@ -90,7 +90,7 @@ class ProcessWorker:
         return self._process.exitcode
 
 
-class ProcessPool:
+class ProcessStarter:
     """Starts worker processes by any of multiprocessing's methods."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Worker threads: for datasets that release the GIL, and for platforms without cheap processes.
 
 In:  ``Setup``.
-Out: ``ThreadPool``, which starts workers; ``ThreadWorker``, the trainer's side of one.
+Out: ``ThreadStarter``, which starts workers; ``ThreadWorker``, the trainer's side of one.
 Runs in: trainer.
 """
 
@@ -103,7 +103,7 @@ class ThreadWorker:
         return 0
 
 
-class ThreadPool:
+class ThreadStarter:
     """Starts worker threads."""
 
     starts_at_once = True

@@ -16,14 +16,14 @@ from penstock.arena.segment import Segment
 from penstock.loader.engine.dispatcher import Dispatcher
 from penstock.loader.engine.seat import Seat
 from penstock.workers import stack_dump as trace
-from penstock.workers.pool import StartedWorker, WorkerPool, stop_deadline_s
 from penstock.workers.protocol import Resume
+from penstock.workers.worker import Worker, WorkerStarter, stop_deadline_s
 
 
 class Crew:
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: WorkerStarter,
         selector: selectors.BaseSelector,
         *,
         lock: threading.Lock,
@@ -88,7 +88,7 @@ class Crew:
                 self._sit_down(dispatcher, handle, resume, exhausted)
         self._woken()
 
-    def _sit_down(self, dispatcher: Dispatcher, handle: StartedWorker, resume: Resume | None, exhausted: bool) -> None:
+    def _sit_down(self, dispatcher: Dispatcher, handle: Worker, resume: Resume | None, exhausted: bool) -> None:
         seat = Seat(handle, exhausted=exhausted, resume=resume or Resume(0, None))
         dispatcher.roster.welcome(seat)
         self._selector.register(handle, selectors.EVENT_READ, seat)

@@ -39,8 +39,8 @@ from penstock.loader.engine.seat import Seat
 from penstock.loader.engine.timeout_report import who_is_late
 from penstock.loader.stats import Counters
 from penstock.workers.channel import ChannelClosed
-from penstock.workers.pool import WorkerPool
 from penstock.workers.protocol import Done, Restart, Resume
+from penstock.workers.worker import WorkerStarter
 
 _DOZE_S = 0.002
 """How long the engine's thread leaves the training thread alone after a batch: it is usually back sooner."""
@@ -71,7 +71,7 @@ class Engine:
     def __init__(
         self,
         *,
-        pool: WorkerPool,
+        pool: WorkerStarter,
         workers: int,
         order: Order,
         memory_bytes: int,

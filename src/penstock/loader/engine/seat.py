@@ -13,8 +13,8 @@ from typing import Any
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.loader.engine.batch import Batch
-from penstock.workers.pool import StartedWorker
 from penstock.workers.protocol import DROP, Learn, Need, Resume, Room
+from penstock.workers.worker import Worker
 
 _FROM_THE_START = Resume(0, None)
 
@@ -46,7 +46,7 @@ class Task:
 class Seat:
     """One worker's place. When the worker dies, another takes a new seat."""
 
-    handle: StartedWorker
+    handle: Worker
     tasks: dict[int, Task] = field(default_factory=dict)
     exhausted: bool = False
     """Whether its copy of an iterable dataset has nothing more to give this epoch."""

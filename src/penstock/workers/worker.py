@@ -1,7 +1,7 @@
 """What the engine needs of workers, whether they are processes or threads.
 
 In:  nothing.
-Out: the protocols ``StartedWorker`` and ``WorkerPool``; how long a worker may take to stop.
+Out: the protocols ``Worker`` and ``WorkerStarter``; how long a worker may take to stop.
 Runs in: trainer.
 """
 
@@ -19,8 +19,8 @@ _STOP_S = 5.0
 """How long a worker may take to stop before it is killed; torch waits as long."""
 
 
-class StartedWorker(Protocol):
-    """One worker that a pool has started, running or ended."""
+class Worker(Protocol):
+    """One worker, running or ended."""
 
     worker_id: int
     started: bool
@@ -57,7 +57,7 @@ class StartedWorker(Protocol):
         ...
 
 
-class WorkerPool(Protocol):
+class WorkerStarter(Protocol):
     """Starts workers of one kind."""
 
     @property
@@ -68,7 +68,7 @@ class WorkerPool(Protocol):
         """Whether starting a worker takes milliseconds, not seconds."""
         ...
 
-    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> StartedWorker: ...
+    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> Worker: ...
     def close(self) -> None: ...
 
 
