@@ -40,7 +40,7 @@ class Served:
         self.port = port
         self.origin = f"http://127.0.0.1:{port}"
 
-    def ask(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, /, **headers: str) -> Answer:
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG_S)
         try:
             line.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})

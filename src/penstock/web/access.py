@@ -1,13 +1,13 @@
-"""Who may ask the page's server for what, decided before anything else is looked at.
+"""Decides whether the page's server answers a request: Host, Origin and token are checked before anything else.
 
-In:  method, path and headers of a request; the token; the address listened on.
-Out: a ``Refusal``, or nothing; the headers every answer carries.
+In:  method, path and headers of a request; the token; the address the server listens on.
+Out: a ``Refusal`` or None; the headers of every answer.
 Runs in: command line.
 
-The figures of a training are its user's. Four strangers can send requests here: another machine, where the address is
-not loopback (it has no token); a web page of somebody else's in this user's browser (its Origin is another); such a
-page whose name was made to point at this address (its Host is another); and another user of this machine, who can read
-the figures on loopback, but change nothing (no token).
+The figures of a training belong to its user. Requests can come from four strangers: from another machine, where the
+address is not loopback (it has no token); from a foreign web page in this user's browser (its Origin differs); from
+such a page whose name was made to point at this address (its Host differs); and from another user of this machine, who
+can read the figures on loopback but change nothing (no token).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
+from starlette.datastructures import Headers
+
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SHORTEST_TOKEN = 16
-"""Characters of a token: others can try to guess it, on loopback the other users of this machine."""
+"""Characters. Others can try to guess a token; on loopback the other users of this machine can."""
 
 HEADERS = {
     "content-security-policy": (
@@ -35,17 +37,17 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Of every answer. There is no CORS header among them: no other page may read anything."""
+"""Part of every answer. There is no CORS header among them: no other page may read anything."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
-"""What fits both a header and the fragment of an address as it is."""
+"""Characters that can stand unchanged both in a header and in the fragment of an address."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@\s]+)(?::[0-9]{1,5})?")
 _GUARDED = ("/api/", "/metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a request is not served."""
+    """Why the server does not answer a request."""
 
     status: int
     why: str
@@ -60,17 +62,15 @@ class Access:
     is_loopback: bool
     """Whether only this machine can connect: then reading needs no token."""
     names: frozenset[str]
-    """What a Host header may say, without the port: a tunnel has another one."""
+    """Host headers that are accepted, without the port: a tunnel has another port."""
     takes_any_address: bool = False
-    """Listens on every address: any number may be its own. A name cannot be, unless it is in ``names``."""
+    """The server listens on every address, so any number may be its own. A name may only be one of ``names``."""
 
     @classmethod
     def to(cls, host: str, address: str, token: str) -> Self:
-        """For a server that listens on ``address``, which ``host`` stands for."""
+        """For a server that listens on ``address``; the user wrote it as ``host``."""
         bound = ipaddress.ip_address(address.partition("%")[0])
-        own = {host.lower(), str(bound)}
-        if bound.is_unspecified:
-            own.add(socket.gethostname().lower())
+        own = {host.lower(), str(bound)} | ({socket.gethostname().lower()} if bound.is_unspecified else set())
         return cls(
             token=token,
             is_loopback=bound.is_loopback,
@@ -79,38 +79,39 @@ class Access:
         )
 
     def refusal(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
-        """None: it may go on."""
-        said = _Headers(headers)
-        host = said.only("host")
+        """None: the request may go on."""
+        sent = Headers(raw=list(headers))
+        host = _only(sent, "host")
         if host is None or not self._is_own(host):
             return Refusal(
-                status=403, why="this server does not go by that name; ask for the address that penstock dash printed"
+                status=403,
+                why="this server does not have that name; open the address that penstock dash printed",
             )
         if method not in ("GET", "POST"):
             return Refusal(status=405, why=f"{method[:20]} is not served here", headers={"allow": "GET"})
         is_change = method == "POST"
         if not is_change and not path.startswith(_GUARDED):
             return None
-        origin = said.only("origin")
-        # Whatever comes with a foreign Origin is a page of somebody else's: it could not read the answer anyway.
-        if is_change or origin is not None or "origin" in said:
+        # A request with a foreign Origin comes from a foreign page, which could not read the answer anyway.
+        if is_change or "origin" in sent:
+            origin = _only(sent, "origin")
             if origin is None:
-                return Refusal(status=403, why="a change must come from the page itself: no single Origin was sent")
+                return Refusal(status=403, why="a change must come from the page itself: send one Origin header")
             if origin.lower() != f"http://{host.lower()}":
-                return Refusal(status=403, why="this request comes from another page; only this server's own may ask")
-        return self._token_refusal(said, is_needed=is_change or not self.is_loopback)
+                return Refusal(status=403, why="this request comes from another page; only this server's page may ask")
+        return self._token_refusal(sent, is_needed=is_change or not self.is_loopback)
 
-    def _token_refusal(self, said: _Headers, *, is_needed: bool) -> Refusal | None:
-        if "authorization" not in said:
-            if not is_needed:
+    def _token_refusal(self, sent: Headers, *, is_needed: bool) -> Refusal | None:
+        if "authorization" in sent:
+            kind, _, token = (_only(sent, "authorization") or "").partition(" ")
+            # In constant time: otherwise the time of a refusal shows how much of a guess was right.
+            if kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
                 return None
+            why = "this is not the token; penstock dash prints it behind #token= and makes a new one at each start"
+        elif is_needed:
             why = "a token is needed; it is in the address that penstock dash printed, behind #token="
         else:
-            kind, _, sent = (said.only("authorization") or "").partition(" ")
-            # In constant time, or how long a refusal takes tells how much of a guess was right.
-            if kind.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), self.token.encode()):
-                return None
-            why = "this is not the token; penstock dash printed it behind #token=, and makes a new one at each start"
+            return None
         return Refusal(status=401, why=why, headers={"www-authenticate": "Bearer"})
 
     def _is_own(self, host: str) -> bool:
@@ -118,14 +119,13 @@ class Access:
         if match is None:
             return False
         name = match.group(1).strip("[]").rstrip(".")
-        if name in self.names:
-            return True
+        if name in self.names or not self.takes_any_address:
+            return name in self.names
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            return False
-        # A name can be made to point here by whoever owns it; a number cannot.
-        return self.takes_any_address
+            return False  # the owner of a name can make it point here; a number cannot be redirected
+        return True
 
 
 def new_token() -> str:
@@ -133,28 +133,18 @@ def new_token() -> str:
 
 
 def token_problem(token: str) -> str | None:
-    """Why a token that somebody chose will not do; None: it will."""
+    """Why a token that the user chose cannot be used; None: it can."""
     if not _TOKEN.fullmatch(token):
         return "a token has 1 to 512 letters, digits and . _ ~ + / = - and nothing else"
     if len(token) < SHORTEST_TOKEN:
         return (
-            f"a token of {len(token)} characters can be guessed by other users and machines; take at least "
-            f"{SHORTEST_TOKEN}, or leave it out and a new one is made"
+            f"a token of {len(token)} characters can be guessed by other users and machines; use at least "
+            f"{SHORTEST_TOKEN}, or leave it out to get a new one at each start"
         )
     return None
 
 
-class _Headers:
-    """Headers by name, with those that were sent twice known as such: which of two counts is a matter of taste."""
-
-    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self._values: dict[str, list[str]] = {}
-        for name, value in headers:
-            self._values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def only(self, name: str) -> str | None:
-        values = self._values.get(name, [])
-        return values[0] if len(values) == 1 else None
+def _only(headers: Headers, name: str) -> str | None:
+    """The value of a header that was sent exactly once: programs disagree on which of two counts."""
+    values = headers.getlist(name)
+    return values[0].strip() if len(values) == 1 else None

@@ -1,7 +1,7 @@
 """The server of the page: routes, and how it starts and ends.
 
-In:  a socket that listens already, a home, the rules of access.
-Out: answers over HTTP until it is told to stop.
+In:  a socket that already listens, a home, the rules of access.
+Out: answers over HTTP until it is stopped.
 Runs in: command line. Needs starlette and uvicorn.
 """
 
@@ -12,37 +12,40 @@ import contextlib
 import json
 import logging
 import math
+import mimetypes
 import socket
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import PenstockError
+from penstock.monitor.export.prometheus import CONTENT_TYPE, exposition
 from penstock.web.access import HEADERS, Access
 from penstock.web.answers import MOST_POINTS, POINTS, Answers, RequestError, encoded, listed
-from penstock.web.blocking import Aside
-from penstock.web.connections import patient_for
-from penstock.web.events import EVERY_S, Events, LiveStates
-from penstock.web.files import page_files
+from penstock.web.events import EVERY_S, Events
 
 LONGEST_BODY_BYTES = 64 << 10
 _MOST_CONNECTIONS = 256
 _UNREAD_MS = 60_000
-"""How long a client may leave what it was sent before it is hung up on."""
+"""How long a client may leave what it was sent unread before its connection is closed."""
 _PATIENCE_S = 10.0
 """How long it may take to send a request."""
-_GRACE_S = 0.4
-"""What answers under way get at the end; then they are cut off."""
-_READERS, _ASKERS = 4, 8
+_GRACE_S = 1
+"""What answers in progress get when the server ends; then they are cancelled."""
+_FILES = Path(__file__).parent / "static"
 
 _log = logging.getLogger("penstock.dash")
+# A machine's own table may have another type for scripts, and browsers refuse to run those.
+mimetypes.add_type("text/javascript", ".js")
 
 
 class PageServer:
@@ -53,25 +56,25 @@ class PageServer:
         unread_ms: int = _UNREAD_MS, patience_s: float = _PATIENCE_S,
     ) -> None:  # fmt: skip
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # The connections have it from the listener. Without it one that never reads stays for ever.
+            # Connections inherit it from the listener. Without it one that never reads would stay open forever.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         self._listener = listener
-        self._routes = _Routes(home, every_s)
+        routes = _Routes(Answers(home), self, every_s)
         config = uvicorn.Config(
-            Guard(self._routes.app(), access),
-            http=patient_for(patience_s), ws="none", loop="asyncio", lifespan="off",
-            # No log of requests: addresses, and whoever puts a token into one, stay out of files.
+            Guard(routes.app(), access),
+            http=_patient(patience_s), ws="none", loop="asyncio", lifespan="off",
+            # Requests are not logged, so that neither addresses nor a token in one of them reach a file.
             log_config=None, access_log=False, log_level="critical",
             proxy_headers=False, server_header=False, limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE_S,
         )  # fmt: skip
-        self._server = _Uvicorn(config, self._routes.events.end)
+        self._server = uvicorn.Server(config)
 
     def run(self) -> None:
-        """Until ``stop``, Ctrl-C or SIGTERM. The signals come again as they would without a server."""
+        """Until ``stop``, Ctrl-C or SIGTERM. Afterwards the signals are raised again, as without a server."""
         try:
             self._server.run(sockets=[self._listener])
         finally:
-            self._routes.close()
             self._listener.close()
 
     @property
@@ -79,145 +82,83 @@ class PageServer:
         """How many there are now."""
         return len(self._server.server_state.connections)
 
+    @property
+    def is_ending(self) -> bool:
+        return self._server.should_exit
+
     def stop(self) -> None:
         """From any thread."""
         self._server.should_exit = True
 
 
-class _Uvicorn(uvicorn.Server):
-    """Ends streams when it ends: uvicorn waits for answers under way, and a stream never ends by itself."""
-
-    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._end_streams = end_streams
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._end_streams()
-        hurry = asyncio.get_running_loop().call_later(_GRACE_S, self._hurry)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            hurry.cancel()
-
-    def _hurry(self) -> None:
-        # Clients that do not read: what they were sent cannot be waited for.
-        for connection in list(self.server_state.connections):
-            transport = getattr(connection, "transport", None)
-            if transport is not None:
-                transport.abort()
-        for task in list(self.server_state.tasks):
-            task.cancel()
-
-
 class Guard:
-    """Around everything: refuses what is not allowed, gives every answer its headers, and every failure an answer."""
+    """Around everything: refuses what is not allowed, and gives every answer its headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        has_begun = False
-
         async def send_with_headers(message: Message) -> None:
-            nonlocal has_begun
             if message["type"] == "http.response.start":
-                has_begun = True
-                headers = list(message.get("headers", ()))
-                headers += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                if not any(name.lower() == b"cache-control" for name, _ in headers):
-                    headers.append((b"cache-control", b"no-store"))
-                message = {**message, "headers": headers}
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         refusal = self._access.refusal(scope["method"], scope["path"], scope["headers"])
-        try:
-            if refusal is None:
-                await self._app(scope, receive, send_with_headers)
-            else:
-                answer = _refused(refusal.status, refusal.why, refusal.headers)
-                await answer(scope, receive, send_with_headers)
-        except ClientDisconnect:
-            pass  # it has gone, and what it asked for with it
-        except Exception:
-            # Of the request nothing but its path, which holds no secret.
-            _log.exception("penstock dash failed at %r", scope["path"][:200])
-            if not has_begun:
-                why = "the server failed; what at is on its terminal"
-                await _refused(500, why)(scope, receive, send_with_headers)
+        answer = self._app if refusal is None else _refused(refusal.status, refusal.why, refusal.headers)
+        await answer(scope, receive, send_with_headers)
 
 
 class _Routes:
     """One method per address."""
 
-    def __init__(self, home: Path, every_s: float) -> None:
-        self._home = home
-        self._answers = Answers(home)
-        self._reading = Aside(_READERS, "penstock-dash-reading")
-        self._asking = Aside(_ASKERS, "penstock-dash-asking")
-        self._lives = LiveStates(self._answers, self._asking, every_s)
-        self.events = Events(self._answers, self._reading, self._lives, every_s)
-        self._files = page_files()
+    def __init__(self, answers: Answers, server: PageServer, every_s: float) -> None:
+        self._answers = answers
+        self._events = Events(answers, lambda: server.is_ending, every_s)
+        self._reading = self._events.reading
 
     def app(self) -> Starlette:
-        def route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
-            return Route(path, answer, methods=[method])
-
         app = Starlette(
             routes=[
-                route("/", self._page),
-                route("/static/{name}", self._file),
-                route("/metrics", self._metrics),
-                route("/api/runs", self._runs),
-                route("/api/runs/{run}", self._run),
-                route("/api/runs/{run}/points", self._points),
-                route("/api/runs/{run}/set", self._set, "POST"),
-                route("/api/events", self._events),
+                Route("/", self._page),
+                Mount("/static", StaticFiles(directory=_FILES)),
+                Route("/metrics", self._metrics),
+                Route("/api/runs", self._runs),
+                Route("/api/runs/{run}", self._run),
+                Route("/api/runs/{run}/points", self._points),
+                Route("/api/runs/{run}/set", self._set, methods=["POST"]),
+                Route("/api/events", self._stream),
             ],
             exception_handlers={
                 RequestError: _wrong,
                 PenstockError: _wrong,
                 HTTPException: _not_served,
+                ClientDisconnect: lambda *_: Response(),  # there is no client to read it
+                Exception: _failed,
             },
         )
-        # A redirect would lead to whatever address the request was sent to.
+        # A redirect would lead to the address that the request named.
         app.router.redirect_slashes = False
         return app
 
-    def close(self) -> None:
-        self._reading.close()
-        self._asking.close()
-
     async def _page(self, request: Request) -> Response:
-        return self._shown("index.html")
-
-    async def _file(self, request: Request) -> Response:
-        return self._shown(request.path_params["name"])
-
-    def _shown(self, name: str) -> Response:
-        found = self._files.get(name)
-        if found is None:
-            raise RequestError(404, "there is no such file")
-        return Response(found.content, headers={"content-type": found.type, "cache-control": "no-cache"})
+        return FileResponse(_FILES / "index.html")
 
     async def _metrics(self, request: Request) -> Response:
-        from penstock.monitor.export.prometheus import CONTENT_TYPE, exposition
-
-        text = await self._reading.run(exposition, self._home)
+        text = await self._reading.run(exposition, self._answers.home)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _runs(self, request: Request) -> Response:
-        return _json(await self._reading.run(lambda: listed(self._home, encoded(self._answers.runs()))))
+        return _json(await self._reading.run(lambda: listed(self._answers.home, encoded(self._answers.runs()))))
 
     async def _run(self, request: Request) -> Response:
         run_id = request.path_params["run"]
         found = await self._reading.run(self._answers.run, run_id)
-        word = await self._lives.word(run_id) if found["summary"]["state"] == "running" else None
-        trouble = None if word is None else word.get("trouble")
-        live = None if trouble is not None else word
-        return _json(await self._reading.run(encoded, {**found, "live": live, "trouble": trouble}))
+        live = await self._events.live(run_id) if found["summary"]["state"] == "running" else None
+        trouble = None if live is None else live.get("trouble")
+        return _json(await self._reading.run(encoded, {**found, "live": None if trouble else live, "trouble": trouble}))
 
     async def _points(self, request: Request) -> Response:
         run_id, since_s = request.path_params["run"], _number(request, "since")
@@ -229,7 +170,7 @@ class _Routes:
 
     async def _set(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A form of another page can be sent without asking first; JSON cannot.
+        # A browser sends another page's form without asking this server first; it does not send JSON so.
         if kind != "application/json":
             raise RequestError(400, "send Content-Type: application/json")
         body = b""
@@ -241,49 +182,55 @@ class _Routes:
             wanted = json.loads(body)
         except (ValueError, RecursionError):
             raise RequestError(400, "this is no JSON") from None
-        return _json(encoded(await self._asking.run(self._answers.turn, request.path_params["run"], wanted)))
+        return _json(encoded(await self._events.asking.run(self._answers.turn, request.path_params["run"], wanted)))
 
-    async def _events(self, request: Request) -> Response:
+    async def _stream(self, request: Request) -> Response:
         run_id, since_s = request.query_params.get("run"), _number(request, "since")
         last = request.headers.get("last-event-id")
         if last:
             since_s = _finite_number("Last-Event-ID", last)
         if run_id is not None:
-            # Before the answer begins: its status says that there is no such run.
+            # Before the answer begins: its status reports a run that does not exist.
             await self._reading.run(self._answers.find, run_id)
         return StreamingResponse(
-            self.events.stream(run_id, since_s), headers={"content-type": "text/event-stream; charset=utf-8"}
+            self._events.stream(run_id, since_s), headers={"content-type": "text/event-stream; charset=utf-8"}
         )
 
 
-def _json(content: bytes) -> Response:
-    return Response(content, headers={"content-type": "application/json"})
+# -- answers --------------------------------------------------------------------------------
 
 
-def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
-    content = encoded({"why": why})
+def _json(content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(content, status, headers={"content-type": "application/json", **(headers or {})})
 
 
+def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
+    return _json(encoded({"why": why}), status, headers)
+
+
 def _wrong(request: Request, problem: Exception) -> Response:
-    if isinstance(problem, RequestError):
-        return _refused(problem.status, problem.why)
-    # A record that cannot be read now, as on a disk that is away.
-    return _refused(503, str(problem))
+    # Any PenstockError is a record that cannot be read at the moment, as on a disk that does not answer.
+    return _refused(problem.status if isinstance(problem, RequestError) else 503, str(problem))
 
 
 def _not_served(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
-    why = "there is nothing at this address" if problem.status_code == 404 else str(problem.detail)
-    allowed: dict[str, str] = {}
+    if problem.status_code == 404:
+        return _refused(404, "there is nothing at this address")
     if problem.status_code == 405:
-        why = f"{request.method} is not served here"
-        allowed = {"allow": "POST" if request.method == "GET" else "GET"}
-    return _refused(problem.status_code, why, allowed)
+        allowed = "POST" if request.method == "GET" else "GET"
+        return _refused(405, f"{request.method} is not served here", {"allow": allowed})
+    return _refused(problem.status_code, str(problem.detail))
+
+
+def _failed(request: Request, problem: Exception) -> Response:
+    # Of the request only the path is logged, which contains no secret.
+    _log.error("penstock dash failed at %r", request.url.path[:200], exc_info=problem)
+    return _refused(500, "the server failed; its terminal shows the error")
 
 
 def _number(request: Request, name: str) -> float | None:
-    """A value of the query; None: there is none."""
+    """A value of the query; None: it is not there."""
     text = request.query_params.get(name)
     return None if text is None else _finite_number(name, text)
 
@@ -294,3 +241,45 @@ def _finite_number(name: str, text: str) -> float:
         if math.isfinite(number) and abs(number) < 1e12:
             return number
     raise RequestError(400, f"{name}={text[:60]!r} is not a number")
+
+
+# -- connections ----------------------------------------------------------------------------
+
+
+def _patient(patience_s: float) -> type[H11Protocol]:
+    """Connections that are closed unless a complete request arrives in time, the first and each one after an answer.
+
+    uvicorn has such a limit only between two requests. Without this, a few hundred connections that any user of the
+    machine opens and leaves idle would lock out the owner of the page.
+    """
+
+    class Connection(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._expect_request()
+
+        def on_response_complete(self) -> None:
+            # First, because the next line may begin to answer the next request.
+            self._expect_request()
+            super().on_response_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            super().connection_lost(exc)
+
+        def _expect_request(self) -> None:
+            # The time counts from now on even if bytes arrive: one byte a second is no request.
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline = self.loop.call_later(patience_s, self._close_unless_answering)
+
+        def _close_unless_answering(self) -> None:
+            is_answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+            if not is_answering:
+                # close() still sends what was answered last.
+                self.transport.close()
+
+    return Connection

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
+from penstock.monitor.runs.reader import Run
 from penstock.monitor.runs.writer import RunRecord
 from penstock.web import answers as answers_file
 from penstock.web.answers import Answers, RequestError, StreamPosition, columns, encoded
@@ -62,11 +63,10 @@ def test_the_list_reads_runs_that_are_over_once(home: Path, monkeypatch: pytest.
     (tried,) = first[1]["tried"]
     assert tried["samples_per_s"] == 640.0 and tried["wait_fraction"] == pytest.approx(0.1)
     opened: list[str] = []
-    real = answers_file.Run
 
     def counted(path: Path) -> Any:
         opened.append(path.name)
-        return real(path)
+        return Run(path)
 
     monkeypatch.setattr(answers_file, "Run", counted)
     assert answers.runs() == first
@@ -117,7 +117,7 @@ def test_a_day_of_points_is_answered_in_half_a_second(home: Path) -> None:
     times = [*range(-86_400, -10_800, 60), *range(-10_800, -600, 10), *range(-600, 0)]
     record.write([point_at(now_s + t_s, number) for number, t_s in enumerate(times)])
     run_id, answers = over(record), Answers(home)
-    took_s = []
+    took_s, found = [], {"t_s": []}
     for _ in range(5):
         began_s = time.perf_counter()
         found = json.loads(encoded(answers.points(run_id, None, 1500)))

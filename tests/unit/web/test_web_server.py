@@ -254,6 +254,7 @@ def test_thirty_clients_share_what_is_asked_of_a_training(
 def test_a_client_that_never_reads_holds_nobody_up_and_is_hung_up_on(home: Path, running: RunRecord) -> None:
     # Enough to fill any buffer between here and there, several times.
     big = [finished(home, "x" * 20_000, seconds=1) for _ in range(3)]
+    number = 0
     with serve(home, unread_ms=500) as served, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", served.port))
