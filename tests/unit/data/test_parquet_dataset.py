@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 
 import penstock
 from penstock.data import BlockShuffleSampler, LowMemDataset, ParquetDataset
-from penstock.data.parquet import remote_columns
+from penstock.data.parquet import row_groups
 from penstock.errors import ConfigError, DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -200,7 +200,7 @@ def test_no_more_is_kept_than_allowed_and_a_group_in_use_is_read_once(
     assert len(reads) == 7
     ultra = ParquetDataset(tmp_path / "a.parquet", mode="ultra")
     ultra.__getitems__([1, 2, 3])
-    assert not ultra._groups._kept and not ultra._files._parsed  # type: ignore[union-attr]
+    assert not ultra._groups._kept  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -303,6 +303,23 @@ def test_damage_among_the_rows_names_file_and_group(tmp_path: Path) -> None:
         ParquetDataset(path)[0]
 
 
+def test_footers_beyond_the_limit_are_parsed_again_and_read_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        write(tmp_path / f"{name}.parquet", 100, group=10)
+    expected = ParquetDataset(tmp_path, columns=["id"]).__getitems__(range(300))
+    footer_bytes = (tmp_path / "a.parquet").read_bytes()[-8:-4]
+    monkeypatch.setattr(row_groups, "_PARSED_BYTES", int.from_bytes(footer_bytes, "little") + 8)
+    limited = ParquetDataset(tmp_path, columns=["id"])
+    assert list(limited._files._parsed) == [0]
+    assert limited.__getitems__(range(300)) == expected
+    assert [limited[row] for row in (250, 150, 50)] == [expected[row] for row in (250, 150, 50)]
+    sent = pickle.loads(pickle.dumps(limited))
+    assert not sent._files._parsed
+    assert sent.__getitems__(range(300)) == expected
+
+
 def test_a_file_that_was_changed_is_not_read_by_its_old_footer(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 100)
     dataset = ParquetDataset(path)
@@ -316,7 +333,9 @@ def test_columns_that_do_not_fit_are_named_with_their_file(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"a\.parquet has no column nope; it has id, text"):
         ParquetDataset(tmp_path, columns=["nope"])
     pq.write_table(table(5).drop(["raw"]).append_column("more", [list(range(5))]), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet does not fit .*a\.parquet: no column raw; a column more more"):
+    with pytest.raises(
+        DataError, match=r"b\.parquet does not fit .*a\.parquet: no column raw; an additional column more"
+    ):
         ParquetDataset(tmp_path)
     pq.write_table(table(5).set_column(0, "id", pa.array(["a"] * 5)), tmp_path / "b.parquet")
     with pytest.raises(DataError, match="id is string, not int64"):
@@ -416,8 +435,8 @@ def test_a_remote_group_takes_a_request_for_columns_side_by_side(
 def test_a_remote_group_too_large_to_hold_is_read_in_pieces(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_columns, "_WHOLE_BYTES", 1 << 20)
-    monkeypatch.setattr(remote_columns, "_LEAST_BUFFER_BYTES", 1 << 16)
+    monkeypatch.setattr(row_groups, "_PREFETCHED_BYTES", 1 << 20)
+    monkeypatch.setattr(row_groups, "_LEAST_BUFFER_BYTES", 1 << 16)
     made = write_wide(tmp_path / "a.parquet")
     dataset = ParquetDataset(f"counted://{tmp_path}/a.parquet")
     asked.clear()

@@ -1,6 +1,6 @@
-"""Rows of Parquet files, read when they are asked for.
+"""Rows of Parquet files, read on demand.
 
-In:  files, the columns wanted.
+In:  files, the wanted columns.
 Out: a map-style dataset whose memory does not grow with the files.
 Runs in: trainer and worker.
 """
@@ -32,23 +32,24 @@ if TYPE_CHECKING:
 MODES = ("mapped", "ultra", "memory")
 SUFFIXES = (".parquet", ".pq", ".parq")
 _PIECE_BYTES = 256 << 10
-"""What is held at a time of a row group that is not held whole."""
+"""Read at a time from a row group that is not kept whole."""
 _RETURN_BYTES = 3 << 20
-"""After so much was gone through, what malloc keeps of it is given back: each time costs as much as a small group."""
+"""After reading this much piece by piece, memory that malloc still holds is returned to the system. Returning it takes
+as long as reading a small group, so it is not done after each read."""
 _ALIGNED_BYTES = 64
 _MOST_OPENED = 256
-"""Views of groups in shared memory that a process keeps: a few kilobytes each."""
+"""A process keeps this many views of groups in shared memory: a few kilobytes each."""
 
 
 class ParquetDataset(Dataset[Any]):
     """A dict per row, or what ``transform`` makes of it. Lists of numbers are numpy arrays.
 
-    ``path``: a file, a glob, a folder, a URL that fsspec knows, or a list of those. All files have the same columns.
+    ``path``: a file, a glob, a folder, a URL that fsspec supports, or a list of these. All files have the same columns.
     ``columns``: only these are read.
-    ``mode``: ``"mapped"`` keeps the row groups read last, up to ``keep`` bytes in every worker; ``"ultra"`` keeps
-    nothing between reads; ``"memory"`` reads everything once, into memory that all workers share.
+    ``mode``: ``"mapped"`` keeps the row groups it read last, up to ``keep`` bytes in each worker; ``"ultra"`` keeps no
+    rows between reads; ``"memory"`` reads everything once, into memory that all workers share.
 
-    A batch reads each of its row groups once. For speed, let the order stay within a few of them at a time:
+    A batch reads each of its row groups once, so an order that stays within a few row groups at a time is fast:
     ``BlockShuffleSampler(dataset)``.
     """
 
@@ -62,29 +63,31 @@ class ParquetDataset(Dataset[Any]):
         keep: object = "32MiB",
     ) -> None:
         if mode not in MODES:
-            raise ConfigError(f"mode={mode!r} is none of {', '.join(MODES)}")
+            raise ConfigError(f"mode={mode!r} is not one of {', '.join(MODES)}")
         is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
         if columns is not None and not (is_list and columns and len(set(columns)) == len(columns)):
-            raise ConfigError(f"columns={columns!r} is no list of different names; give some, or None for all")
+            raise ConfigError(
+                f"columns={columns!r} is not a list of different names; give such a list, or None for all"
+            )
         self.transform = transform
         self.mode = mode
         self._files = ParquetFiles(locate(path, suffixes=SUFFIXES), columns)
         self._names = self._files.schema.names
         limit_bytes = parse_bytes(keep, name="keep")
         self.keep_bytes = limit_bytes if mode == "mapped" else None
-        """Of row groups, how much every process keeps; None where the mode says it."""
+        """How many bytes of row groups each process keeps; None in the modes that ignore ``keep``."""
         self._groups: _Groups | _Copy = (
             _Copy(self._files) if mode == "memory" else _Groups(self._files, limit_bytes, keeps=mode == "mapped")
         )
 
     @property
     def blocks(self) -> np.ndarray:
-        """Number of each row group's first row, and of all rows."""
+        """Number of the first row of each row group; at the end, the number of all rows."""
         return self._files.starts
 
     @property
     def block_bytes(self) -> np.ndarray:
-        """What each row group takes, about, when it is read."""
+        """About how much memory each row group takes when it is read."""
         return self._files.group_bytes
 
     @property
@@ -101,11 +104,11 @@ class ParquetDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         asked = np.asarray(indices if len(indices) else np.empty(0, np.int64))
         if asked.ndim != 1 or asked.dtype.kind not in "iu":
-            raise TypeError(f"rows are asked for by a list of whole numbers, not {indices!r:.80}")
+            raise TypeError(f"row numbers are a list of integers, not {indices!r:.80}")
         return [self._sample_of(row) for row in self._rows(asked)]
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on: told to caches that outlive a run."""
+        """What samples depend on. Caches that outlive a run compare it."""
         return self._files, self.transform
 
     def _sample_of(self, row: Any) -> Any:
@@ -120,7 +123,7 @@ class ParquetDataset(Dataset[Any]):
             return []
         numbers = asked.astype(np.int64)
         numbers[numbers < 0] += count
-        # In the order of the files, so that groups, and pieces of them, give their values one after another.
+        # In file order, so that the rows of a group, and of a piece of a group, are read together.
         order = numbers.argsort()
         numbers = numbers[order]
         groups = starts.searchsorted(numbers, "right") - 1
@@ -132,11 +135,11 @@ class ParquetDataset(Dataset[Any]):
             try:
                 self._groups.read(group, places[first:end], columns)
             except Exception:
-                # Named only now: a name for every group that can be read would take as long as its rows.
+                # The group is named only after a failure: making a name takes as long as reading the rows.
                 with readable(self._files.name(group)):
                     raise
         if self.mode == "ultra":
-            self._files.forget()
+            arrow().default_memory_pool().release_unused()
         rows: list[dict[str, Any]] = [{} for _ in range(len(order))]
         ordered = [rows[place] for place in order.tolist()]
         for name, values in zip(self._names, columns, strict=True):
@@ -149,32 +152,32 @@ class ParquetDataset(Dataset[Any]):
 
 
 class _Groups:
-    """Row groups as they are needed; those used last are kept, within limits, by each process for itself."""
+    """Reads row groups on demand. Each process keeps those it used last, up to a limit."""
 
     def __init__(self, files: ParquetFiles, keep_bytes: int, *, keeps: bool) -> None:
         self._files = files
         self._keep_bytes = keep_bytes
         self._keeps = keeps
         self._sizes: dict[int, int] = {}
-        """Of groups that were read, what they really take: values that repeat are stored once."""
+        """Measured size of groups that take more memory than the footer suggests."""
         self._kept_bytes = 0
         self._has_warned = False
         self._unreturned_bytes = 0
-        # No lock, which a fork could inherit locked: threads that read the same group at once both decode it.
+        # No lock, because a fork could inherit it locked: two threads that read the same group at once both decode it.
         self._kept: OrderedDict[int, RowReader] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": OrderedDict(), "_kept_bytes": 0}
 
     def read(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
-        """Append the values at ``places`` of a group, in rising order, to ``columns``."""
+        """Append the values at ``places`` of a group to ``columns``. ``places`` are in ascending order."""
         if self._holds(group):
             self._whole(group).read(places, columns)
         else:
             self._from_pieces(group, places, columns)
 
     def _holds(self, group: int) -> bool:
-        """Whether a group is read whole, to be kept for the next reads."""
+        """Whether a group is read whole and kept for the next reads."""
         if self._keeps and self._size_bytes(group) > self._keep_bytes:
             self._warn(group)
             return False
@@ -186,14 +189,14 @@ class _Groups:
     def _whole(self, group: int) -> RowReader:
         reader = self._kept.get(group)
         if reader is not None:
-            # Another thread may have let go of it just now.
+            # Another thread may have evicted it in the meantime.
             with contextlib.suppress(KeyError):
                 self._kept.move_to_end(group)
             return reader
         self._make_room(self._size_bytes(group))
         reader = RowReader(self._files.read(group))
         if reader.nbytes > self._keep_bytes:
-            # Not to be found out again by the next read.
+            # The next read of this group goes piece by piece at once.
             self._sizes[group] = reader.nbytes
         else:
             self._make_room(reader.nbytes)
@@ -207,7 +210,7 @@ class _Groups:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def _from_pieces(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
-        """Go through a group as far as needed, and hold only the rows that are asked for."""
+        """Read a group piece by piece up to the last wanted row, and keep only the wanted rows."""
         rows = int(self._files.starts[group + 1] - self._files.starts[group])
         at_a_time = max(1, _PIECE_BYTES * rows // max(1, self._size_bytes(group)))
         first = 0
@@ -230,16 +233,16 @@ class _Groups:
             return
         self._has_warned = True
         warnings.warn(
-            f"{self._files.name(group)} takes {format_bytes(self._size_bytes(group))} when it is read, and "
-            f"keep={format_bytes(self._keep_bytes)} is the most that is held: each read goes through it from its "
-            "beginning. Rewrite the files (penstock pack, or a smaller row_group_size), or raise keep=",
+            f"{self._files.name(group)} takes {format_bytes(self._size_bytes(group))} of memory, more than "
+            f"keep={format_bytes(self._keep_bytes)}: every read decodes it again from its beginning. "
+            "Rewrite the files (penstock pack, or a smaller row_group_size), or raise keep=",
             RuntimeWarning,
             stacklevel=6,
         )
 
 
 class _Copy:
-    """All row groups, in memory that all workers share, each as an Arrow stream of its own."""
+    """All row groups in memory that all workers share, each as an Arrow stream."""
 
     def __init__(self, files: ParquetFiles) -> None:
         ends = [0]
