@@ -129,7 +129,7 @@ class TestKindsOfSamples:
     def test_the_default_collate_gives_what_torch_gives(self, kind: str) -> None:
         data = Samples(KINDS[kind], 11)
         for num_workers in (2, 0):  # torch collates a few kinds otherwise in workers
-            given = {"batch_size": 4, "num_workers": num_workers}
+            given: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers}
             assert_same_events(events(loader_of(data, **given)), events(TORCH(data, **given)))
 
     @pytest.mark.parametrize("num_workers", [0, 2])
@@ -139,7 +139,8 @@ class TestKindsOfSamples:
         if mode == "one by one":
             kinds = [kind for kind in kinds if can_be_converted(kind(0))]
         data = Samples(lambda i: kinds[i % len(kinds)](i // len(kinds)), 2 * len(kinds))
-        given = {"batch_size": None} if mode == "one by one" else {"batch_size": 7, "collate_fn": as_list}
+        one_by_one = mode == "one by one"
+        given: dict[str, Any] = {"batch_size": None} if one_by_one else {"batch_size": 7, "collate_fn": as_list}
         theirs = list(TORCH(data, **given))  # without workers: nothing can be lost on the way
         assert_identical(list(loader_of(data, num_workers=num_workers, **given)), theirs)
 
@@ -164,7 +165,7 @@ def test_samples_that_change_along_the_way_are_collated_as_torch_does(
 ) -> None:
     for data in (Ragged(), Uneven()):
         for batch_size in (4, 3):
-            given = {"batch_size": batch_size, "num_workers": num_workers}
+            given: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
             assert_same_events(events(penstock_maker(data, **given)), events(TORCH(data, **given)))
 
 
@@ -196,7 +197,8 @@ def test_the_epoch_is_torchs(given: dict[str, Any], num_workers: int, penstock_m
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_torchs_own_datasets_come_through(num_workers: int) -> None:
     tensors = TensorDataset(torch.arange(20).reshape(10, 2), torch.arange(10.0))
-    pairs = StackDataset(a=tensors, b=list(range(10)))
+    numbers: Any = list(range(10))
+    pairs = StackDataset(a=tensors, b=numbers)
     for data in (
         tensors,
         Subset(tensors, [5, 1, 3]),

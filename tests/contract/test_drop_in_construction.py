@@ -61,7 +61,8 @@ def test_the_class_can_be_subscripted_and_subclassed_with_the_type_of_its_batche
         pass
 
     assert train.__annotations__
-    assert [batch.tolist() for batch in Mine([1, 2, 3], batch_size=2)] == [[1, 2], [3]]
+    numbers: Any = [1, 2, 3]
+    assert [batch.tolist() for batch in Mine(numbers, batch_size=2)] == [[1, 2], [3]]
 
 
 def test_every_argument_is_an_attribute_that_frameworks_find_in_vars() -> None:
@@ -97,7 +98,7 @@ def test_torchs_arguments_read_back_as_torch_has_them(given: dict[str, Any]) -> 
 
 
 def test_penstocks_arguments_read_back_as_they_were_given() -> None:
-    given = {"memory": "64MB", "seeding": "worker", "name": "train", "backend": "process"}
+    given: dict[str, Any] = {"memory": "64MB", "seeding": "worker", "name": "train", "backend": "process"}
     loader = penstock.DataLoader(DATA, num_workers=1, **given)
     extras = EXTRAS.keys() & inspect.signature(penstock.DataLoader).parameters.keys()
     for name in extras:
@@ -109,7 +110,7 @@ def rebuild(loader: Any) -> Any:
     shown = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
     shown["multiprocessing_context"] = loader.multiprocessing_context
     parameters = inspect.signature(type(loader)).parameters
-    given = {name: shown[name] for name in parameters if name in shown}
+    given: dict[str, Any] = {name: shown[name] for name in parameters if name in shown}
     if given["batch_sampler"] is not None and given["batch_size"] is not None:
         del given["batch_sampler"]
     return type(loader)(**given)

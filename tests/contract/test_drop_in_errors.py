@@ -73,13 +73,13 @@ def test_an_error_of_a_type_that_cannot_travel_still_arrives(penstock_maker: Mak
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("at", [[0], [5], [11], [0, 1], [3, 4, 5, 6, 7], list(range(12))], ids=str)
 def test_the_epoch_goes_on_after_an_error(at: list[int], num_workers: int, penstock_maker: MakeLoader) -> None:
-    given = {"batch_size": 2, "num_workers": num_workers}
+    given: dict[str, Any] = {"batch_size": 2, "num_workers": num_workers}
     assert_same_events(events(penstock_maker(Fails(at), **given)), events(TORCH(Fails(at), **given)))
 
 
 def test_a_long_epoch_is_whole_however_many_errors_it_has(penstock_maker: MakeLoader) -> None:
     data = Fails(range(0, 100, 2), length=100)
-    given = {"batch_size": 1, "num_workers": 2}
+    given: dict[str, Any] = {"batch_size": 1, "num_workers": 2}
     assert_same_events(events(penstock_maker(data, **given)), events(TORCH(data, **given)))
 
 
@@ -103,7 +103,7 @@ def test_the_next_epoch_is_whole_again(any_maker: MakeLoader) -> None:
 def test_an_error_in_the_collate_function_is_reported_like_any_other(
     num_workers: int, penstock_maker: MakeLoader
 ) -> None:
-    given = {"batch_size": 4, "num_workers": num_workers, "collate_fn": broken_collate}
+    given: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers, "collate_fn": broken_collate}
     ours, theirs = events(penstock_maker(Samples(plain), **given)), events(TORCH(Samples(plain), **given))
     assert_same_events(ours, theirs)
     assert ours[0].says.endswith("cannot collate 4 samples")
@@ -134,7 +134,7 @@ def test_pinning_without_an_accelerator_warns_and_does_not_pin() -> None:
     def course(make: MakeLoader, num_workers: int) -> tuple[list[str], list[bool]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            given = {"pin_memory": True, "pin_memory_device": "cuda", "num_workers": num_workers}
+            given: dict[str, Any] = {"pin_memory": True, "pin_memory_device": "cuda", "num_workers": num_workers}
             batches = list(make(Samples(plain, 4), **given))
         # Other tests' garbage may be collected, and warn, meanwhile.
         said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]

@@ -39,7 +39,7 @@ def test_partial_batches_and_dropped_ones_are_each_workers_own(
 
 @pytest.mark.parametrize("prefetch_factor", [1, 3])
 def test_the_depth_does_not_change_the_order(prefetch_factor: int, penstock_maker: MakeLoader) -> None:
-    given = {"num_workers": 3, "batch_size": 3, "prefetch_factor": prefetch_factor}
+    given: dict[str, Any] = {"num_workers": 3, "batch_size": 3, "prefetch_factor": prefetch_factor}
     assert_identical(list(penstock_maker(Sized((2, 9, 5)), **given)), list(TORCH(Sized((2, 9, 5)), **given)))
 
 
@@ -47,13 +47,13 @@ def test_the_depth_does_not_change_the_order(prefetch_factor: int, penstock_make
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 8, 9, 10, 50])
 def test_a_stream_keeps_its_order(batch_size: int | None, num_workers: int, penstock_maker: MakeLoader) -> None:
     data = ChainDataset([Unsharded(5), Unsharded(4)])
-    given = {"batch_size": batch_size, "num_workers": num_workers}
+    given: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
     assert_identical(list(penstock_maker(data, **given)), list(TORCH(data, batch_size=batch_size)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_collate_function_sees_each_workers_samples(num_workers: int, penstock_maker: MakeLoader) -> None:
-    given = {"batch_size": 3, "num_workers": num_workers, "collate_fn": as_list}
+    given: dict[str, Any] = {"batch_size": 3, "num_workers": num_workers, "collate_fn": as_list}
     assert_identical(list(penstock_maker(Sized((4, 8)), **given)), list(TORCH(Sized((4, 8)), **given)))
 
 
@@ -86,7 +86,7 @@ def test_without_persistence_every_epoch_starts_from_the_users_copy(any_maker: M
 
 
 def test_persistent_workers_that_ran_dry_all_take_part_in_the_next_epoch(penstock_maker: MakeLoader) -> None:
-    given = {"batch_size": 2, "num_workers": 3, "persistent_workers": True}
+    given: dict[str, Any] = {"batch_size": 2, "num_workers": 3, "persistent_workers": True}
     ours, theirs = penstock_maker(Sized((1, 6, 3)), **given), TORCH(Sized((1, 6, 3)), **given)
     for _ in range(3):
         assert_identical(list(ours), list(theirs))
@@ -117,7 +117,7 @@ def test_a_pipe_that_shuffles_is_seeded_anew_each_epoch_and_alike_in_all_workers
 ) -> None:
     def epochs(make: MakeLoader) -> list[list[int]]:
         pipe = IterableWrapper(list(range(40))).shuffle(buffer_size=20).sharding_filter()
-        given = {"num_workers": num_workers, "persistent_workers": persistent}
+        given: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": persistent}
         loader = make(pipe, shuffle=True, batch_size=None, **given)
         found = []
         for seed in (1, 1, 2):
@@ -155,7 +155,7 @@ def course_of_warnings(make: MakeLoader, ask_length: bool, **given: Any) -> list
 def test_more_than_the_length_that_was_asked_for_is_warned_about_as_in_torch(
     batch_size: int | None, ask_length: bool, penstock_maker: MakeLoader
 ) -> None:
-    given = {"ask_length": ask_length, "batch_size": batch_size}
+    given: dict[str, Any] = {"ask_length": ask_length, "batch_size": batch_size}
     assert course_of_warnings(penstock_maker, **given) == course_of_warnings(TORCH, **given)
 
 

@@ -162,9 +162,9 @@ def test_epochs_leave_no_processes_and_no_open_files_behind(any_maker: MakeLoade
     me = psutil.Process()
 
     def epoch() -> tuple[int, int]:
-        for batch in any_maker(range(12), batch_size=4, num_workers=2):
-            assert len(batch) == 4
-        del batch
+        batches = list(any_maker(range(12), batch_size=4, num_workers=2))
+        assert [len(batch) for batch in batches] == [4, 4, 4]
+        del batches
         gc.collect()
         _, alive = psutil.wait_procs(me.children(recursive=True), timeout=0)
         return len(alive), me.num_fds()

@@ -124,12 +124,13 @@ def test_shuffling_gives_torchs_order(num_workers: int, penstock_maker: MakeLoad
 
 
 def test_a_distributed_sampler_gives_each_rank_its_share(penstock_maker: MakeLoader) -> None:
+    dataset: Any = range(20)
     for rank in range(2):
         for epoch in range(2):
-            sampler = DistributedSampler(range(20), 2, rank, seed=3)
+            sampler = DistributedSampler(dataset, 2, rank, seed=3)
             sampler.set_epoch(epoch)
-            ours = list(penstock_maker(range(20), batch_size=4, sampler=sampler, num_workers=2))
-            assert_identical(ours, list(TORCH(range(20), batch_size=4, sampler=sampler)))
+            ours = list(penstock_maker(dataset, batch_size=4, sampler=sampler, num_workers=2))
+            assert_identical(ours, list(TORCH(dataset, batch_size=4, sampler=sampler)))
 
 
 # --- seeding="worker": torch's randomness, exactly ----------------------------------------------------------

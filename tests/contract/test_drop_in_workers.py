@@ -173,9 +173,11 @@ def test_workers_are_gone_when_an_unfinished_iterator_is_dropped(any_maker: Make
 
 def test_workers_are_gone_after_a_break_in_the_loop(any_maker: MakeLoader) -> None:
     before = children()
+    workers: set[int] = set()
     for batch in any_maker(Whereabouts(200), batch_size=2, num_workers=2):
         workers = pids([batch])
         break
+    assert workers
     assert_gone(workers)
     assert_gone(children() - before)
 

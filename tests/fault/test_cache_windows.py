@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def hit_rate(policy: str, fraction: float, *, frames: int, blocks: bool, epochs:
     limit = int(fraction * frames * FRAME_BYTES) + frames * INDEX_BYTES
     with penstock.Cache(limit, policy) as cache:
         dataset = Windows(frames, cache)
-        order = {"sampler": Blocks(len(dataset))} if blocks else {"shuffle": True}
+        order: dict[str, Any] = {"sampler": Blocks(len(dataset))} if blocks else {"shuffle": True}
         loader = penstock.DataLoader(
             dataset, batch_size=8, num_workers=workers, cache=cache, persistent_workers=True, **order
         )

@@ -68,9 +68,9 @@ def test_one_four_two_none_three_workers_give_the_same_batches_and_take_effect_w
         # Those that leave may still be on their way out of the interpreter.
         late[step] = processes.until(lambda step=step: len(processes.workers()) == step, within_s=5.0)
         assert loader.num_workers == loader.stats().workers == step
-        for _ in range(8):
-            batch = next(iterator)
-            came.append(plain(batch))
+        batches = [next(iterator) for _ in range(8)]
+        came += [plain(batch) for batch in batches]
+        batch = batches[-1]
         if step == 0:
             assert makers(batch) == {os.getpid()}
         else:
@@ -85,8 +85,7 @@ def test_new_workers_take_part_within_two_batches_of_those_ahead() -> None:
     dataset = WithPid(800, sample_s=0.01)
     loader = make(dataset, 1)
     iterator = iter(loader)
-    for _ in range(5):
-        (old,) = makers(next(iterator))
+    (old,) = set[int]().union(*(makers(next(iterator)) for _ in range(5)))
     loader.resize(workers=4)
     ahead = loader.stats().depth
     seen = [makers(next(iterator)) for _ in range(ahead + 2)]

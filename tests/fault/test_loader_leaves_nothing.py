@@ -172,7 +172,8 @@ class TestInThisProcess:
     def test_two_live_iterators_of_which_one_is_left_early(self) -> None:
         loader = big_loader()
         one, other = iter(loader), iter(loader)
-        next(one), next(other)
+        next(one)
+        next(other)
         del one
         assert sum(1 for _ in other) == 49
 
@@ -528,10 +529,12 @@ def level() -> Level:
 def soak(loader: penstock.DataLoader[Any], batches: int, settled_after: int) -> tuple[Level, Level]:
     """The levels once settled, and at the end."""
     iterator = iter(loader)
+    batch = None
     for batch in itertools.islice(iterator, settled_after):
         assert batch.shape[0] == 8
     del batch
     first = level()
+    batch = None
     for number, batch in enumerate(itertools.islice(iterator, batches - settled_after - 1), settled_after):
         if number % 500 == 0:
             assert int(batch[1, 0]) == (8 * number + 1) % 251

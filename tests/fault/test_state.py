@@ -414,7 +414,8 @@ def test_habit_two_loaders_over_the_same_dataset_keep_their_own_places(workers: 
 def test_habit_a_state_after_an_error_goes_on_behind_it(workers: int) -> None:
     loader = make("in order", workers, dataset=Failing(ROWS * BATCHES, at=9))
     iterator = iter(loader)
-    next(iterator), next(iterator)
+    for _ in range(2):
+        next(iterator)
     with pytest.raises(ValueError, match="sample 9 is broken"):
         next(iterator)
     state = saved(loader)

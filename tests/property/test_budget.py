@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -125,6 +125,7 @@ def run(use: Use) -> Seen:
         with warnings.catch_warnings(), loader:
             # A budget chosen so that every batch fits must never need the exception for giants.
             warnings.filterwarnings("error", message="a batch needs")
+            number = -1
             for number, batch in enumerate(loader):
                 kept.append(batch)
                 time.sleep(use.consume_s)
@@ -173,27 +174,27 @@ uses = st.builds(
 )
 
 
-@settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=14)
 @given(uses)
 def test_the_budget_holds_for_random_sizes_workers_speeds_and_holding(use: Use) -> None:
     hold_to(run(use), use)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8)
 @given(uses, st.sampled_from([data.stacked, data.listed]))
 def test_the_budget_holds_with_a_collate_function_of_ones_own(use: Use, collate: Any) -> None:
     use = dataclasses.replace(use, collate=collate)
     hold_to(run(use), use)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5)
 @given(uses)
 def test_the_budget_holds_where_one_worker_builds_whole_batches(use: Use) -> None:
     use = dataclasses.replace(use, dataset=data.SizedWhole, memory=400 * MIB)
     hold_to(run(use), use)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5)
 @given(uses)
 def test_the_budget_holds_for_streams(use: Use) -> None:
     use = dataclasses.replace(use, dataset=data.SizedStream, workers=1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -54,7 +54,7 @@ _samples = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(st.lists(_samples, min_size=1, max_size=8), st.integers(0, 8))
 def test_packed_and_read_back_is_identity(samples: list[Any], looked_at: int) -> None:
     with tempfile.TemporaryDirectory() as name:

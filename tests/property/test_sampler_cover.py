@@ -12,7 +12,7 @@ from penstock.data import BlockShuffleSampler, SequenceSampler
 LENGTHS = st.lists(st.integers(0, 40), max_size=30)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(lengths=LENGTHS, ranks=st.integers(1, 9), seed=st.integers(0, 2**31), epoch=st.integers(0, 5), data=st.data())
 def test_ranks_cover_exactly_and_states_go_on_exactly(
     lengths: list[int], ranks: int, seed: int, epoch: int, data: st.DataObject

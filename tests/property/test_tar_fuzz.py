@@ -18,7 +18,7 @@ from penstock.data.tar.index import from_bytes, index_of, to_bytes
 from penstock.data.tar.members import walk
 from penstock.errors import DataError
 
-PROFILE = settings(max_examples=250, derandomize=True, deadline=None, database=None)
+PROFILE = settings(max_examples=250)
 SAMPLES = {
     f"dir/{number:02d}": {"txt": f"text of {number} ".encode() * number, "cls": b"%d" % number} for number in range(8)
 }

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.data
+import torch.utils.data._utils
 
-TORCH = torch.utils.data.DataLoader
+TORCH: Any = torch.utils.data.DataLoader
 
 # torch waits this long for each worker when an unfinished iterator is dropped, and often in vain: not tested here.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.3

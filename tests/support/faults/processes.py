@@ -29,7 +29,8 @@ def workers(parent: int | None = None) -> list[int]:
                     continue
                 # A worker of a fork server has the server's own command line, and is a child of it.
                 words = " ".join(process.cmdline())
-                parents = " ".join(process.parent().cmdline()) if process.parent() else ""
+                above = process.parent()
+                parents = " ".join(above.cmdline()) if above else ""
                 server = "forkserver" in words and "forkserver" not in parents
                 if "resource_tracker" not in words and not server:
                     found.append(process.pid)
