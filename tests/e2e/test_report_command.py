@@ -126,7 +126,7 @@ def test_it_is_opened_in_the_users_browser(run_id: str, tmp_path: Path) -> None:
         (["last", "-o", "."], 1, "is a folder"),
         (["last", "--plan", "missing.json"], 1, "cannot be read"),
         (["last", "--plan", "bad.json"], 1, "is no JSON"),
-        (["last", "--plan", "empty.json"], 1, "holds no plans"),
+        (["last", "--plan", "empty.json"], 1, "contains no plans"),
         ([], 0, ""),
         (["last", "--json", "--open"], 2, "--open needs a file"),
         (["last", "--json", "-o", "-"], 2, "both want stdout"),

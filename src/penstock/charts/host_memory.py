@@ -1,6 +1,6 @@
-"""Memory by batch size as a picture: an SVG file, or characters for a terminal.
+"""Memory by batch size as a chart: an SVG file, or characters for a terminal.
 
-In:  ``Picture``: one line for each loader, the limit.
+In:  ``HostMemoryChart``: one line for each loader, the limit.
 Out: text.
 Runs in: command line; pure.
 """
@@ -10,91 +10,77 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.charts.drawing import INNER_WIDTH, LEFT, Frame, height_for
+from penstock.charts.markup import tag
+from penstock.charts.plane import MemoryFrame, words
 from penstock.planner.components import Line
 from penstock.units import format_bytes
 
 _COLOURS = {"penstock": "#0b6e99", "torch": "#d9730d"}
 _MOST_TIMES = 16
-"""How many times the batch size asked for the picture goes at the most."""
+"""The largest batch size drawn, as a multiple of the one that was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class HostMemoryChart:
     title: str
     lines: Mapping[str, Line]
     """Loader -> memory by batch size."""
     limit_bytes: int
-    """What this machine has for it."""
+    """Memory available on this machine."""
     batch_size: int
-    """The one asked for."""
+    """The one that was asked for."""
 
     @property
     def last_batch_size(self) -> int:
-        """As far as it is drawn: just past where the first line reaches the limit, but not beyond all measure."""
+        """A little past the point where the first line reaches the limit, within reason."""
         reached = [at for at in (line.reaches(self.limit_bytes) for line in self.lines.values()) if at is not None]
         wanted = int(1.2 * min(reached, default=4 * self.batch_size)) + 1
         return max(2 * self.batch_size, min(_MOST_TIMES * self.batch_size, wanted))
 
     @property
-    def top_bytes(self) -> float:
-        """The picture's height: the lines, and the limit where they come near it."""
-        highest = max(line.at(self.last_batch_size) for line in self.lines.values())
-        return height_for(highest, self.limit_bytes)
+    def frame(self) -> MemoryFrame:
+        return MemoryFrame(
+            title=f"Host memory by batch size: {self.title}",
+            highest_bytes=max(line.at(self.last_batch_size) for line in self.lines.values()),
+            limit_bytes=self.limit_bytes,
+            last_batch_size=self.last_batch_size,
+            note="dots: measured",
+        )
 
     @property
-    def shows_limit(self) -> bool:
-        return self.limit_bytes <= self.top_bytes
+    def ticks(self) -> list[int]:
+        """Batch sizes that are labelled."""
+        return sorted({max(1, round(self.last_batch_size * part)) for part in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)})
 
+    def svg(self) -> str:
+        frame = self.frame
+        plane = frame.plane
+        parts = []
+        label_y = {name: plane.y(line.at(self.last_batch_size)) + 4 for name, line in self.lines.items()}
+        for number, (name, line) in enumerate(self.lines.items()):
+            colour = _COLOURS.get(name, "#555555")
+            sizes = [self.last_batch_size * step / 60 for step in range(61)]
+            points = " ".join(f"{plane.x(size):.1f},{plane.y(line.at(size)):.1f}" for size in sizes)
+            parts.append(tag("polyline", class_=name, points=points, fill="none", stroke=colour, stroke_width=2))
+            for size, count in line.measured:
+                parts.append(tag("circle", cx=f"{plane.x(size):.1f}", cy=f"{plane.y(count):.1f}", r=4, fill=colour))
+            # The names of two lines that end together would overlap.
+            is_crowded = any(abs(label_y[name] - y) < 13 for other, y in label_y.items() if other != name)
+            y = label_y[name] + (14 * number if is_crowded else 0)
+            parts.append(words(name, plane.left + plane.inner_width + 8, y, fill=colour))
+        return frame.svg([(plane.x(size), str(size)) for size in self.ticks], parts)
 
-def svg(picture: Picture) -> str:
-    """A drawing as a file."""
-    frame = Frame(
-        title=f"Host memory by batch size: {picture.title}", top_bytes=picture.top_bytes,
-        limit_bytes=picture.limit_bytes, note="dots: measured",
-    )  # fmt: skip
-
-    def x(batch_size: float) -> float:
-        return LEFT + INNER_WIDTH * batch_size / picture.last_batch_size
-
-    parts = []
-    label_y = {name: frame.y(line.at(picture.last_batch_size)) + 4 for name, line in picture.lines.items()}
-    for number, (name, line) in enumerate(picture.lines.items()):
-        colour = _COLOURS.get(name, "#555555")
-        sizes = [picture.last_batch_size * step / 60 for step in range(61)]
-        points = " ".join(f"{x(size):.1f},{frame.y(line.at(size)):.1f}" for size in sizes)
-        parts.append(f'<polyline class="{name}" points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for size, count in line.measured:
-            parts.append(f'<circle cx="{x(size):.1f}" cy="{frame.y(count):.1f}" r="4" fill="{colour}"/>')
-        # Two lines that end together would have their names on top of each other.
-        nudge = (
-            14 * number if any(abs(label_y[name] - at) < 13 for other, at in label_y.items() if other != name) else 0
-        )
-        parts.append(
-            f'<text x="{LEFT + INNER_WIDTH + 8}" y="{label_y[name] + nudge:.1f}" fill="{colour}">{name}</text>'
-        )
-    return frame.svg([(x(size), str(size)) for size in _batch_ticks(picture.last_batch_size)], parts)
-
-
-def bars(picture: Picture, width: int) -> list[str]:
-    """Lines of text: a bar for each loader at some batch sizes, ``|`` where the limit is."""
-    sizes = _batch_ticks(picture.last_batch_size)
-    room = max(10, width - 30)
-    limit_at = round(room * picture.limit_bytes / picture.top_bytes) if picture.shows_limit else None
-    rows = []
-    for size in sizes:
-        for name, line in picture.lines.items():
-            filled = max(1, min(room, round(room * line.at(size) / picture.top_bytes)))
-            drawn = list(("#" if name == "penstock" else "=") * filled + " " * (room - filled))
-            if limit_at is not None and limit_at < room:
-                drawn[limit_at] = "|"
-            heading = f"{size:>6}" if name == "penstock" else " " * 6
-            rows.append(f"{heading} {name:<8} {''.join(drawn)} {format_bytes(line.at(size))}".rstrip())
-    limit = f"| is the {format_bytes(picture.limit_bytes)} there are" if picture.shows_limit else (
-        f"the {format_bytes(picture.limit_bytes)} there are lie far to the right"
-    )  # fmt: skip
-    return [*rows, f"       {limit}"]
-
-
-def _batch_ticks(last: int) -> list[int]:
-    return sorted({max(1, round(last * part)) for part in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)})
+    def bars(self, width: int) -> list[str]:
+        """Lines of text: a bar for each loader at some batch sizes, ``|`` where the limit is."""
+        frame, room = self.frame, max(10, width - 30)
+        limit_at = round(room * self.limit_bytes / frame.y_max) if frame.shows_limit else room
+        rows = []
+        for size in self.ticks:
+            for number, (name, line) in enumerate(self.lines.items()):
+                filled = max(1, min(room, round(room * line.at(size) / frame.y_max)))
+                drawn = list(("#" if name == "penstock" else "=") * filled + " " * (room - filled))
+                if limit_at < room:
+                    drawn[limit_at] = "|"
+                heading = " " * 6 if number else f"{size:>6}"
+                rows.append(f"{heading} {name:<8} {''.join(drawn)} {format_bytes(line.at(size))}".rstrip())
+        return [*rows, f"       {frame.limit_in_words}"]

@@ -1,15 +1,14 @@
-"""Everything a report is made of, read from a recorded run in one go.
+"""The data of a report, read from a recorded run at once.
 
-In:  a ``Run``, going on or over.
-Out: ``Account``: plain values; nothing after this touches a file or a clock.
+In:  a ``Run``, running or ended.
+Out: ``Account``: plain values. The rest of the report needs neither file nor clock.
 Runs in: command line. Does not import torch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.monitor.figures import part
@@ -17,17 +16,17 @@ from penstock.monitor.runs.format import Alert, Note, Point
 from penstock.monitor.runs.reader import Run, RunSummary
 
 MOST_POINTS = 480
-"""About as many as a picture is wide: more cannot be seen, and make the page heavy."""
+"""About one point for every two pixels of a chart: more would enlarge the page and could not be seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
     summary: RunSummary
     facts: Mapping[str, Any]
-    """As in ``record_format.FACTS``; a reader must do without any of them."""
+    """See ``runs.format.FACTS``; any of them may be missing."""
     totals: Mapping[str, float]
     points: Sequence[Point]
-    """Oldest first, few enough to draw."""
+    """Oldest first."""
     journal: Sequence[Note] = field(default=())
     alerts: Sequence[Alert] = field(default=())
 
@@ -37,9 +36,9 @@ class Account:
 
     @property
     def ended_s(self) -> float:
-        """When it ended; of a running one, when it was last heard of."""
+        """End of the run; of a running one, the time of its last write."""
         ended_s = self.summary.heard_s if self.summary.ended_s is None else self.summary.ended_s
-        # A clock that was set back must not make a picture of negative width.
+        # A clock that was set back must not make a chart of negative width.
         return max(ended_s, self.began_s, self.points[-1].t_s if self.points else 0.0)
 
     @property
@@ -52,38 +51,34 @@ class Account:
 
     @property
     def active_s(self) -> float:
-        """Time in which a loader was being read."""
+        """Time during which a loader was being iterated."""
         return self.totals.get("active_s", 0.0)
 
     @property
     def loaders(self) -> list[dict[str, Any]]:
-        return [each if isinstance(each, dict) else {} for each in self.summary.loaders]
+        return self.summary.loaders
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        found = self.facts.get("gpus")
-        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        return self.facts.get("gpus") or []
 
     @property
     def machine(self) -> Mapping[str, Any]:
-        found = self.facts.get("machine")
-        return found if isinstance(found, dict) else {}
+        return self.facts.get("machine") or {}
 
     @property
     def cores(self) -> float:
-        """Those that may be used; 1 where that is not known."""
-        return numeric(self.machine.get("cpu_usable")) or 1.0
+        """Cores that may be used; 1 where that is unknown."""
+        return self.machine.get("cpu_usable") or 1.0
 
     @property
     def ranks(self) -> int:
         """Processes that train together."""
-        size = numeric((self.summary.rank or {}).get("world_size"))
-        return max(1, int(size)) if size else 1
+        return max(1, (self.summary.rank or {}).get("world_size") or 1)
 
     def keys_of(self, loader: int) -> dict[str, str]:
-        """Argument -> what the user's own settings call it."""
-        keys = self.loaders[loader].get("keys") if loader < len(self.loaders) else None
-        return {str(name): str(key) for name, key in keys.items()} if isinstance(keys, dict) else {}
+        """Argument -> its name in the user's own settings."""
+        return self.loaders[loader].get("keys") or {} if loader < len(self.loaders) else {}
 
     def name_of(self, loader: int) -> str:
         return str(self.loaders[loader].get("name", loader)) if loader < len(self.loaders) else f"loader {loader}"
@@ -101,20 +96,20 @@ class Account:
         return next((point.figures[figure] for point in self.points if figure in point.figures), None)
 
     def mean(self, figure: str) -> float | None:
-        """Over time."""
+        """Weighted by time."""
         known = [(point.span_s, point.figures[figure]) for point in self.points if figure in point.figures]
         total_s = sum(span_s for span_s, _ in known)
         return sum(span_s * value for span_s, value in known) / total_s if total_s > 0 else None
 
     def gpu_busy(self) -> float | None:
-        """Share of the time, over the GPUs this training has memory on; of all, where it does not say."""
+        """Share of the time a kernel ran, over the GPUs this training has memory on; if that is unknown, over all."""
         numbers = [number for number in range(64) if self.has(f"gpu.{number}.busy_fraction")]
         own = [number for number in numbers if self.most(f"gpu.{number}.reserved_bytes")] or numbers
         busy = [value for number in own if (value := self.mean(f"gpu.{number}.busy_fraction")) is not None]
         return sum(busy) / len(busy) if busy else None
 
     def loader_peak_bytes(self, loader: int) -> float | None:
-        """Most that a loader had of what ``memory=`` bounds: batches and its workers' own memory."""
+        """Peak of the memory that ``memory=`` limits: batches and the private memory of the workers."""
         peaks = [
             own["in_flight_bytes"] + own.get("workers_private_bytes", 0.0)
             for own in (part(point.figures, f"loader.{loader}") for point in self.points)
@@ -125,36 +120,13 @@ class Account:
 
 def gather(run: Run) -> Account:
     """Raises PenstockError."""
-    # First: what has ended by now is seen with all its points.
+    # The summary first: of a run that has ended by then, all points have been written.
     summary = run.summary()
     return Account(
-        summary=_sound(summary),
+        summary=summary,
         facts=run.facts,
         totals=run.totals,
-        points=[_finite(point) for point in run.points(most=MOST_POINTS)],
+        points=run.points(most=MOST_POINTS),
         journal=run.journal(),
         alerts=run.alerts(),
     )
-
-
-def numeric(value: Any) -> float | None:
-    """A fact as a number; None: it is none."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
-
-
-def _sound(summary: RunSummary) -> RunSummary:
-    """As the rest of the report relies on it: a record may come from elsewhere, and hold anything."""
-    limit = numeric(summary.limit_bytes)
-    return replace(
-        summary,
-        rank=summary.rank if isinstance(summary.rank, dict) else None,
-        limit_bytes=None if limit is None else int(limit),
-        loaders=summary.loaders if isinstance(summary.loaders, list) else [],
-        tried=[each for each in summary.tried if isinstance(each.configuration, dict)],
-    )
-
-
-def _finite(point: Point) -> Point:
-    """A record that was tampered with must not make a picture of infinite height."""
-    return point._replace(figures={name: value for name, value in point.figures.items() if math.isfinite(value)})

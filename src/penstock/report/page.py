@@ -1,40 +1,46 @@
 """A report as one HTML file that needs nothing else: no script, no font, no network.
 
-In:  ``Report``: an account and what was made of it.
+In:  an ``Account``, plans to compare with.
 Out: HTML.
 Runs in: command line; pure.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
+from importlib import resources
 from typing import Any
 
 from penstock._version import __version__
 from penstock.advice.verdict import Verdict, verdict
+from penstock.charts.markup import Html, tag
 from penstock.formatting import one_line
 from penstock.report import sections
 from penstock.report.account import Account
-from penstock.report.markup import Html, tag
-from penstock.report.pictures import Happening, Picture, happenings, pictures
 from penstock.report.predictions import HOW_TO_GET_ONE, Compared, Prediction, compare, has_plan
 from penstock.report.stretches import AlertHistory, Epoch, Stall, alert_histories, epochs, stalls
-from penstock.report.style import POLICY, STYLE
+from penstock.report.timelines import ReportChart, RunEvent, report_charts, run_events
 
 _LONGEST_NAME = 120
+_STYLE = (resources.files("penstock.report") / "report.css").read_text(encoding="utf-8")
+_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'"
+"""The file may do nothing but use exactly this style."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything there is to say about a run."""
+    """The report of one run."""
 
     account: Account
     plans: tuple[Prediction, ...]
     """Plans to compare with."""
     made_s: float
-    """When, seconds since 1970."""
+    """When the report was made, seconds since 1970."""
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -59,12 +65,12 @@ class Report:
         return alert_histories(self.account)
 
     @cached_property
-    def pictures(self) -> tuple[Picture, ...]:
-        return pictures(self.account)
+    def charts(self) -> tuple[ReportChart, ...]:
+        return report_charts(self.account)
 
     @cached_property
-    def happenings(self) -> tuple[Happening, ...]:
-        return happenings(self.account)
+    def events(self) -> tuple[RunEvent, ...]:
+        return run_events(self.account)
 
     def html(self) -> str:
         """The whole file."""
@@ -72,17 +78,17 @@ class Report:
         head = tag(
             "head",
             tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+            tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("meta", name="color-scheme", content="light dark"),
             tag("meta", name="referrer", content="no-referrer"),
             tag("title", f"{name}: penstock report"),
-            tag("style", Html(STYLE)),
+            tag("style", Html(_STYLE)),
         )
         return f"<!doctype html>\n{tag('html', head, tag('body', self._main(name), self._footer()), lang='en')}\n"
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs, without the pictures."""
+        """The same for programs, without the charts."""
         summary = self.account.summary
         return {
             "run": summary.id,
@@ -120,9 +126,9 @@ class Report:
             sections.opening(account, name),
             tag("p", self.verdict.headline, class_=f"headline {self.verdict.bottleneck}"),
             sections.tiles(account),
-            sections.section("What it says, and what to change", sections.findings(self.verdict)),
-            sections.section("Over time", *(sections.figure(each) for each in self.pictures))
-            if self.pictures
+            sections.section("Findings, and what to change", sections.findings(self.verdict)),
+            sections.section("Over time", *(sections.figure(each) for each in self.charts))
+            if self.charts
             else sections.section("Over time", tag("p", "Nothing was recorded.")),
             sections.section("Prediction and measurement", self._predictions()),
             sections.section("Settings tried", sections.tried(account)),
@@ -132,7 +138,7 @@ class Report:
             parts.append(sections.section("Passes over the dataset", sections.passes(account, self.epochs)))
         if self.alerts:
             parts.append(sections.section("Alerts", sections.alerts(self.alerts)))
-        parts.append(sections.section("What happened", sections.journal(account, self.happenings)))
+        parts.append(sections.section("Events", sections.journal(account, self.events)))
         parts.append(sections.section("The run", sections.facts(account)))
         return tag("main", *parts)
 
@@ -142,5 +148,5 @@ class Report:
 
     def _footer(self) -> Html:
         made = datetime.fromtimestamp(self.made_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-        going = " The run goes on: this is how it stood." if self.account.is_running else ""
-        return tag("footer", f"Made by penstock {__version__} on {made}.{going}")
+        running = " The run is still training: the figures are those of that moment." if self.account.is_running else ""
+        return tag("footer", f"Made by penstock {__version__} on {made}.{running}")

@@ -1,6 +1,6 @@
-"""Prediction against measurement: what a plan or a budget said, what the run did, and how far off that was.
+"""Prediction against measurement: the figures of a plan or a budget, those of the run, and the error.
 
-In:  an ``Account``; plans, from the run's own facts or from ``penstock plan --json``.
+In:  an ``Account``; plans, from the run's facts or from ``penstock plan --json``.
 Out: ``Compared`` rows.
 Runs in: command line; pure.
 """
@@ -20,14 +20,14 @@ from penstock.report.account import Account
 
 HOW_TO_GET_ONE = (
     "No plan was made for this run. penstock plan TARGET --json > plan.json makes one before a training; "
-    "penstock report RUN --plan plan.json then shows it beside what was measured."
+    "penstock report RUN --plan plan.json then compares it with the measurements."
 )
 _SHORTEST_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a plan says of a loader. Memory and speed as (low, expected, high)."""
+    """A plan's figures for a loader. Memory and speed are (low, expected, high)."""
 
     source: str
     workers: int
@@ -36,12 +36,12 @@ class Prediction:
     memory_bytes: tuple[float, float, float]
     samples_per_s: tuple[float, float, float]
     wait_fraction: float | None
-    """None: it was made without knowing how long a step takes, for loading as fast as can be."""
+    """None: the plan was made without the length of a training step, for loading as fast as possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One figure, as it was said to be and as it was."""
+    """One figure, predicted and measured."""
 
     loader: str
     what: str
@@ -51,12 +51,12 @@ class Compared:
     high: float | None
     measured: float
     is_bound: bool = False
-    """Whether the prediction is the most it may be, not what it is expected to be."""
+    """Whether the prediction is an upper limit and not an expected value."""
     remark: str = ""
 
     @property
     def error(self) -> float | None:
-        """Predicted against measured: 0.1 is a tenth too high; of shares, the difference. None: not comparable."""
+        """Predicted against measured: 0.1 is 10% too high. For shares, the difference. None: not comparable."""
         if self.is_bound or self.remark.startswith("not comparable"):
             return None
         if self.unit == "share":
@@ -65,7 +65,7 @@ class Compared:
 
     @property
     def holds(self) -> bool | None:
-        """Whether what was measured is within what was said; None: not comparable."""
+        """Whether the measured value is within the predicted range; None: not comparable."""
         if self.is_bound:
             return self.measured <= self.predicted
         if self.error is None or self.low is None or self.high is None:
@@ -74,19 +74,19 @@ class Compared:
 
 
 def compare(account: Account, plans: Sequence[Prediction] = ()) -> tuple[Compared, ...]:
-    """Each loader's budget, and the plan that fits its settings best."""
+    """Each loader's budget, and the plan with the settings most like its own."""
     rows: list[Compared] = []
     for number in range(len(account.loaders)):
         name = account.name_of(number)
-        own = [*_from_facts(account.loaders[number]), *plans]
-        chosen = _closest(account, number, own)
+        own = _read(account.loaders[number].get("prediction"), 'num_workers="auto"')
+        chosen = _closest(account, number, [*([own] if own is not None else []), *plans])
         if chosen is not None:
             rows += _against(account, number, *chosen)
         budget, peak = account.last(f"loader.{number}.budget_bytes"), account.loader_peak_bytes(number)
         if budget and peak:
             rows.append(
                 Compared(
-                    loader=name, what="memory, at the most (its budget)", unit="bytes", predicted=budget, low=None,
+                    loader=name, what="memory, at most (its budget)", unit="bytes", predicted=budget, low=None,
                     high=None, measured=peak, is_bound=True,
                 )
             )  # fmt: skip
@@ -98,11 +98,11 @@ def has_plan(rows: Sequence[Compared]) -> bool:
 
 
 def read_plans(answer: Any, source: str) -> tuple[Prediction, ...]:
-    """Plans out of what ``penstock plan --json`` printed. Raises DataError."""
+    """Plans from the output of ``penstock plan --json``. Raises DataError."""
     plans = answer.get("plans") if isinstance(answer, dict) else None
     if not isinstance(plans, list) or not plans:
-        raise DataError(f"{source} holds no plans; write it with penstock plan TARGET --json")
-    # The recommended one first: of several that fit a run equally, it is the one that was meant.
+        raise DataError(f"{source} contains no plans; write it with penstock plan TARGET --json")
+    # The recommended plan first: of several that fit a run equally well, the user probably used it.
     first = answer.get("recommended")
     ordered = sorted(plans, key=lambda plan: not (isinstance(plan, dict) and plan.get("name") == first))
     found = []
@@ -118,15 +118,8 @@ def read_plans(answer: Any, source: str) -> tuple[Prediction, ...]:
 # -- inside ---------------------------------------------------------------------------------
 
 
-def _from_facts(loader: Mapping[str, Any]) -> Iterator[Prediction]:
-    read = _read(loader.get("prediction"), 'num_workers="auto"')
-    if read is not None:
-        yield read
-
-
 def _read(plan: Any, source: str) -> Prediction | None:
-    if not isinstance(plan, dict):
-        return None
+    """None: there is no plan, or what there is has no figures."""
     try:
         wait = plan.get("wait")
         return Prediction(
@@ -138,7 +131,7 @@ def _read(plan: Any, source: str) -> Prediction | None:
             samples_per_s=_range(plan["samples_per_s"]),
             wait_fraction=None if wait is None else _finite(wait),
         )
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -149,12 +142,12 @@ def _range(found: Mapping[str, Any]) -> tuple[float, float, float]:
 def _finite(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{value} is no figure")
+        raise ValueError(f"{value} is not finite")
     return number
 
 
 def _closest(account: Account, number: int, plans: Sequence[Prediction]) -> tuple[Prediction, TriedSettings] | None:
-    """The plan and the settings tried that are most alike, settings that were in force for long first."""
+    """The plan and the tried settings that are most alike; of several pairs, the one in force longest."""
     tried = [each for each in account.summary.tried if each.loader == number and each.samples]
     pairs = [(plan, each) for each in sorted(tried, key=lambda each: -each.active_s) for plan in plans]
     return min(pairs, key=lambda pair: _distance(*pair), default=None)
@@ -171,7 +164,7 @@ def _against(account: Account, number: int, plan: Prediction, tried: TriedSettin
     settings, name = tried.configuration, account.name_of(number)
     remark = _difference(plan, settings)
     if not remark and tried.active_s < _SHORTEST_S:
-        remark = f"not comparable: read for {tried.active_s:.0f} s only"
+        remark = f"not comparable: read for only {tried.active_s:.0f} s"
     peak = account.loader_peak_bytes(number)
     source = f" ({plan.source})"
     if peak:
@@ -184,7 +177,9 @@ def _against(account: Account, number: int, plan: Prediction, tried: TriedSettin
     waited = tried.wait_fraction
     pace = remark
     if not pace and plan.wait_fraction is None and waited is not None and waited < FED:
-        pace = f"not comparable: the loop waited {waited:.1%} of the time, so its step set the pace, not loading"
+        pace = (
+            f"not comparable: the loop waited {waited:.1%} of the time, so the training step set the pace, not loading"
+        )
     yield Compared(
         loader=name, what=f"samples/s{source}", unit="samples/s", predicted=expected, low=low, high=high,
         measured=tried.samples_per_s or 0.0, remark=pace,

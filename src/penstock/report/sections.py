@@ -1,7 +1,7 @@
 """The parts of a report's page.
 
-In:  an ``Account`` and what was made of it.
-Out: ``Html``; all text of the run's goes through ``markup.text``.
+In:  an ``Account``, and what the other files of this folder make of it.
+Out: ``Html``; all text of the run passes through ``markup.text``.
 Runs in: command line; pure.
 """
 
@@ -14,13 +14,14 @@ from datetime import datetime
 from typing import Any
 
 from penstock.advice.verdict import BRIEF_S, Verdict
+from penstock.charts.markup import Html, join, table, tag
+from penstock.charts.timeline import Series, Timeline
 from penstock.findings import Finding
 from penstock.formatting import configuration, duration, memory, one_line, rate, share
-from penstock.report.account import Account, numeric
-from penstock.report.markup import Html, join, table, tag
-from penstock.report.pictures import Happening, Picture
+from penstock.report.account import Account
 from penstock.report.predictions import Compared
 from penstock.report.stretches import AlertHistory, Epoch, Stall
+from penstock.report.timelines import ReportChart, RunEvent
 
 _MOST_TRIED = 40
 _SEVERITY_WORDS = {"hurts": "hurts", "warning": "change this", "info": "to know", "good": "good"}
@@ -33,9 +34,8 @@ def section(title: str, *inside: object) -> Html:
 def opening(account: Account, name: str) -> Html:
     summary = account.summary
     began = _when(account.began_s)
-    rank = summary.rank if isinstance(summary.rank, dict) else None
-    ranks = f", rank {rank.get('rank')} of {rank.get('world_size')}" if rank else ""
-    ended = "goes on" if account.is_running else f"ended {_when(account.ended_s)}"
+    ranks = f", rank {summary.rank.get('rank')} of {summary.rank.get('world_size')}" if summary.rank else ""
+    ended = "still running" if account.is_running else f"ended {_when(account.ended_s)}"
     about = (
         f"{summary.id} on {one_line(summary.host, 80)}{ranks}. Began {began}, {ended}, {duration(account.length_s)}."
     )
@@ -52,7 +52,7 @@ def tiles(account: Account) -> Html:
         ("peak memory", memory(summary.peak_bytes), "the training and its workers"),
     ]
     if used and limit:
-        shown.append(("of the limit", f"{used / limit:.0%}", f"{memory(used)} of {memory(limit)}, by everybody"))
+        shown.append(("of the limit", f"{used / limit:.0%}", f"{memory(used)} of {memory(limit)}, all processes"))
     busy = account.gpu_busy()
     if busy is not None:
         shown.append(("GPU busy", share(busy), f"{len(account.gpus)} GPU{'s' * (len(account.gpus) != 1)}"))
@@ -60,7 +60,7 @@ def tiles(account: Account) -> Html:
     if hits + misses:
         shown.append(("cache hit rate", share(hits / (hits + misses)), f"of {hits + misses:,.0f} lookups"))
     if summary.worker_restarts:
-        shown.append(("workers died", str(summary.worker_restarts), "and were replaced"))
+        shown.append(("workers crashed", str(summary.worker_restarts), "and were replaced"))
     boxes = [tag("div", tag("dt", what), tag("dd", value, tag("span", more))) for what, value, more in shown]
     return tag("dl", *boxes, class_="tiles")
 
@@ -79,21 +79,21 @@ def _finding(each: Finding) -> Html:
     return tag("li", *parts, class_=each.severity)
 
 
-def figure(picture: Picture) -> Html:
-    legend = tag("ul", *(tag("li", _swatch(look, picture), name) for look, name in picture.legend), class_="legend")
-    numbers = table(picture.headings, picture.rows, caption=f"{picture.chart.title}, in numbers")
-    label = f"{picture.chart.title}, drawn"
-    drawn = tag("div", picture.chart.svg(), class_="wide", tabindex="0", role="region", aria_label=label)
+def figure(chart: ReportChart) -> Html:
+    timeline = chart.timeline
+    legend = tag("ul", *(tag("li", _swatch(each, timeline), each.name) for each in chart.drawn), class_="legend")
+    numbers = table(chart.headings, chart.rows, caption=f"{timeline.title}, in numbers")
+    label = f"{timeline.title}, drawn"
+    drawn = tag("div", timeline.svg(), class_="wide", tabindex="0", role="region", aria_label=label)
     return tag(
-        "figure", tag("h3", picture.chart.title), legend, drawn,
-        tag("figcaption", picture.caption), tag("details", tag("summary", "As a table"), numbers), id=picture.id,
+        "figure", tag("h3", timeline.title), legend, drawn,
+        tag("figcaption", chart.caption), tag("details", tag("summary", "As a table"), numbers), id=chart.id,
     )  # fmt: skip
 
 
-def _swatch(look: str, picture: Picture) -> Html:
-    is_area = any(series.look == look for series in picture.chart.stack)
-    kind, path = ("area", "M0 0h18v10h-18Z") if is_area else ("line", "M1 5h16")
-    drawn = tag("path", class_=f"{kind} {look}", d=path)
+def _swatch(series: Series, timeline: Timeline) -> Html:
+    kind, path = ("area", "M0 0h18v10h-18Z") if series in timeline.stack else ("line", "M1 5h16")
+    drawn = tag("path", class_=f"{kind} {series.look}", d=path)
     return tag("svg", drawn, viewBox="0 0 18 10", aria_hidden="true")
 
 
@@ -113,16 +113,20 @@ def predictions(rows: Sequence[Compared]) -> Html:
             ]
             for row in rows
         ],
-        caption="What was said before, and what came of it",
+        caption="Predicted before the run, and measured in it",
         words_from=4,
     )
 
 
 def _predicted(row: Compared) -> str:
-    said = _shown(row.predicted, row.unit)
+    expected = _shown(row.predicted, row.unit)
     if row.is_bound:
-        return f"at most {said}"
-    return said if row.low is None else f"{said} ({_shown(row.low, row.unit)} to {_shown(row.high or 0.0, row.unit)})"
+        return f"at most {expected}"
+    return (
+        expected
+        if row.low is None
+        else f"{expected} ({_shown(row.low, row.unit)} to {_shown(row.high or 0.0, row.unit)})"
+    )
 
 
 def _error(row: Compared) -> str:
@@ -137,7 +141,7 @@ def _kept(row: Compared) -> str:
     if row.is_bound:
         used = f"{row.measured / row.predicted:.0%} of it"
         return f"kept: {used}" if row.holds else f"broken: {used}"
-    return "within what was said" if row.holds else "outside what was said"
+    return "within the prediction" if row.holds else "outside the prediction"
 
 
 def _shown(value: float, unit: str) -> str:
@@ -149,7 +153,7 @@ def tried(account: Account) -> Html:
         (each for each in account.summary.tried if each.samples), key=lambda each: -(each.samples_per_s or 0)
     )
     if not known:
-        return tag("p", "No loader of penstock's handed out samples.")
+        return tag("p", "No penstock loader delivered samples.")
     several = len({each.loader for each in known}) > 1
     best = known[0] if len(known) > 1 and not several else None
     rows = [
@@ -173,7 +177,9 @@ def tried(account: Account) -> Html:
 def stalled(account: Account, stalls: Sequence[Stall]) -> Html:
     if not stalls:
         known = account.has("wait_fraction")
-        return tag("p", "There was no longer stretch of waiting." if known else "Waiting is not known for this run.")
+        return tag(
+            "p", "The training loop never waited for long." if known else "It is not known how long this run waited."
+        )
     rows = [
         [
             f"{_since(account, each.began_s)} to {_since(account, each.ended_s)}",
@@ -203,7 +209,7 @@ def passes(account: Account, epochs: Mapping[int, Sequence[Epoch]]) -> Html:
         ]
         shown = rows if len(rows) <= 30 else [*rows[:15], *rows[-15:]]
         cut = "" if shown is rows else f", the first and the last 15 of {len(rows)}"
-        caption = f"{one_line(account.name_of(number), 60)}: told by the samples handed out, so about{cut}"
+        caption = f"{one_line(account.name_of(number), 60)}: approximate, from the samples delivered{cut}"
         tables.append(table(["pass", "samples", "time", "samples/s", "waiting"], shown, caption=caption))
     return join(tables)
 
@@ -214,63 +220,50 @@ def alerts(histories: Sequence[AlertHistory]) -> Html:
             one_line(each.rule, 40),
             str(each.raised),
             duration(each.stood_s),
-            "yes" if each.stands else "no",
+            "still raised" if each.stands else "over",
             one_line(each.latest, 200),
         ]
         for each in histories
     ]
-    return table(["rule", "raised", "stood for", "at the end", "latest"], rows, caption="By rule", words_from=3)
+    return table(["rule", "raised", "lasted", "at the end", "latest"], rows, caption="By rule", words_from=3)
 
 
-def journal(account: Account, happenings: Sequence[Happening]) -> Html:
-    if not happenings:
-        return tag("p", "Nothing was done to this run, and nothing happened to it.")
-    rows = [
-        [str(each.number), _since(account, each.t_s), each.who, each.kind, each.what] for each in happenings
-    ]  # fmt: skip
-    left = len(account.journal) + len(account.alerts) - len(happenings)
-    more = f"; {left:,} less telling ones are left out" if left > 0 else ""
-    caption = f"Numbered as on the pictures, times since the start{more}"
+def journal(account: Account, events: Sequence[RunEvent]) -> Html:
+    if not events:
+        return tag("p", "The journal is empty, and there were no alerts.")
+    rows = [[str(each.number), _since(account, each.t_s), each.who, each.kind, each.what] for each in events]
+    left = len(account.journal) + len(account.alerts) - len(events)
+    more = f"; {left:,} less important ones are left out" if left > 0 else ""
+    caption = f"Numbered as on the charts; times since the start{more}"
     return table(["", "time", "who", "kind", "what"], rows, caption=caption, words_from=0)
 
 
 def facts(account: Account) -> Html:
-    found, machine = account.facts, account.machine
-    rows: list[tuple[str, Any]] = [
-        ("command", _command(found.get("command"))),
+    found = account.facts
+    versions = found.get("python") or {}
+    rows: list[tuple[str, object]] = [
+        ("command", shlex.join(map(str, found.get("command") or []))),
         ("folder", found.get("folder")),
-        ("versions", _versions(found.get("python"))),
-        ("machine", _machine(machine)),
-        ("GPUs", "; ".join(_gpu(each) for each in account.gpus)),
-        ("memory is counted by", found.get("tree_measure")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("machine", _machine(account.machine)),
+        ("GPUs", "; ".join(f"{each.get('name')}, {memory(each.get('memory_total_bytes'))}" for each in account.gpus)),
+        ("memory is measured as", found.get("tree_measure")),
         ("process", account.summary.pid),
     ]
     for number, loader in enumerate(account.loaders):
-        arguments = loader.get("arguments")
-        said = json.dumps(arguments)[1:-1].replace('"', "") if isinstance(arguments, dict) else ""
+        arguments = json.dumps(loader.get("arguments") or {})[1:-1].replace('"', "")
         length = loader.get("dataset_length")
-        of = f" of {length:,} samples" if isinstance(length, int) else ""
-        rows.append((f"loader {account.name_of(number)}", f"{loader.get('kind')}, {loader.get('dataset')}{of}; {said}"))
+        of = "" if length is None else f" of {length:,} samples"
+        name = f"loader {account.name_of(number)}"
+        rows.append((name, f"{loader.get('kind')}, {loader.get('dataset')}{of}; {arguments}"))
     known = [[one_line(name, 60), one_line(str(value), 600)] for name, value in rows if value not in (None, "")]
-    return table(["", ""], known, caption="As it was recorded", words_from=0, class_="facts")
-
-
-def _command(words: Any) -> str | None:
-    return shlex.join(str(word) for word in words) if isinstance(words, list) else None
-
-
-def _versions(found: Any) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items()) if isinstance(found, dict) else ""
-
-
-def _gpu(found: Mapping[str, Any]) -> str:
-    return f"{found.get('name')}, {memory(numeric(found.get('memory_total_bytes')))}"
+    return table(["", ""], known, caption="As recorded at the start", words_from=0, class_="facts")
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    cores, limit = numeric(machine.get("cpu_usable")), numeric(machine.get("memory_limit_bytes"))
+    cores, limit = machine.get("cpu_usable"), machine.get("memory_limit_bytes")
     parts = [
-        str(machine.get("platform") or ""),
+        machine.get("platform") or "",
         "" if cores is None else f"{cores:g} usable cores",
         "" if limit is None else f"{memory(limit)} of memory ({machine.get('memory_limit_source')})",
     ]
@@ -282,7 +275,4 @@ def _since(account: Account, t_s: float) -> str:
 
 
 def _when(t_s: float) -> str:
-    try:
-        return datetime.fromtimestamp(t_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    except (OverflowError, OSError, ValueError):
-        return "at a time that no calendar has"
+    return datetime.fromtimestamp(t_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

@@ -1,4 +1,4 @@
-"""Stretches of a run: when it waited for data, how long each pass over the dataset took, how long alerts stood.
+"""Stretches of a run: when it waited for data, how long each pass over the dataset took, how long alerts lasted.
 
 In:  an ``Account``.
 Out: ``Stall``s, ``Epoch``s, ``AlertHistory``s.
@@ -16,19 +16,19 @@ from penstock.report.account import Account
 MOST_STALLS, MOST_EPOCHS = 12, 200
 _LEAST_S = 2.0
 _LEAST_SHARE = 0.004
-"""Of the run: what is shorter is too many to list."""
+"""Of the run: shorter stretches are not listed."""
 _JUST_BEFORE_SHARE, _JUST_BEFORE_S = 0.01, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """A stretch in which the training loop waited for data a good part of the time."""
+    """A stretch in which the training loop waited for data more than 20% of the time."""
 
     began_s: float
     ended_s: float
     wait_s: float
     after: str
-    """What the journal has just before it; empty: nothing."""
+    """The journal's last entry before it; empty: none."""
 
     @property
     def wait_fraction(self) -> float:
@@ -37,7 +37,7 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One pass over a dataset, told by samples counted."""
+    """One pass over a dataset, computed from the count of samples."""
 
     number: int
     """From 1."""
@@ -46,7 +46,7 @@ class Epoch:
     samples: float
     wait_fraction: float | None
     is_whole: bool
-    """Whether it came to its end."""
+    """Whether it was completed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,15 @@ class AlertHistory:
     rule: str
     raised: int
     stood_s: float
+    """How long in total."""
     stands: bool
-    """Whether it stood at the end."""
+    """Whether it was raised at the end."""
     latest: str
-    """In words."""
+    """The text of the latest."""
 
 
 def stalls(account: Account) -> tuple[Stall, ...]:
-    """The longest waits, in the order they came."""
+    """The longest waits, in order of time."""
     least_s = max(_LEAST_S, _LEAST_SHARE * account.length_s)
     groups: list[list[Point]] = []
     is_open = False
@@ -89,12 +90,12 @@ def _stall(account: Account, group: list[Point]) -> Stall:
     causes = [note.what for note in account.journal if began_s - before_s <= note.t_s <= began_s + 2.0]
     after = causes[-1] if causes else ""
     if not after and began_s - account.began_s < _JUST_BEFORE_S:
-        after = "the start: workers come up, and the first batch is made"
+        after = "the start: workers start and make the first batch"
     return Stall(began_s=began_s, ended_s=group[-1].t_s, wait_s=wait_s, after=after)
 
 
 def epochs(account: Account, loader: int) -> tuple[Epoch, ...]:
-    """Passes over the dataset of one loader; none where its length is not known or nothing was read."""
+    """Passes over the dataset of one loader; none where its length is unknown or nothing was read."""
     length = samples_per_epoch(account, loader)
     counted = [
         (point.t_s, point.figures[f"loader.{loader}.samples"], point.figures.get(f"loader.{loader}.wait_s"))
@@ -122,18 +123,16 @@ def epochs(account: Account, loader: int) -> tuple[Epoch, ...]:
 
 
 def samples_per_epoch(account: Account, loader: int) -> float | None:
-    """Of one rank: ranks divide a dataset among them."""
+    """Of one rank: the ranks divide the dataset among them."""
     length = account.loaders[loader].get("dataset_length") if loader < len(account.loaders) else None
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        return None
-    return float(-(-length // account.ranks))
+    return float(-(-length // account.ranks)) if length else None
 
 
 def _when(counted: list[tuple[float, float, float | None]], samples: float) -> tuple[float, float | None]:
-    """When so many samples had been handed out, and the time waited by then, between two points by their share."""
+    """When so many samples had been delivered, and the time waited until then; interpolated between two points."""
     before = counted[0]
     for t_s, count, wait_s in counted:
-        # The first pass begins where counting began to move, not where the loader lay idle before.
+        # The first pass begins with the first samples, not in the idle time before them.
         if count > samples or (count == samples and samples > 0):
             share = (samples - before[1]) / (count - before[1]) if count > before[1] else 1.0
             share = _share(share)

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import sqlite3
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from penstock.charts.markup import Html, tag, text
+from penstock.errors import DataError
 from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
 from penstock.monitor.runs.reader import open_run
 from penstock.report.account import MOST_POINTS, gather
-from penstock.report.markup import Html, tag, text
 from penstock.report.page import Report
 from penstock.report.predictions import read_plans
 from support.recorded_runs import begin_run, fill, point_at
@@ -105,8 +105,8 @@ def test_a_plan_is_shown_beside_what_was_measured_with_the_error() -> None:
         "samples_per_s": {"low": 600.0, "expected": 704.0, "high": 800.0},
     }  # fmt: skip
     _, page = page_of(account_of(), read_plans({"plans": [plan]}, "plan.json"))
-    assert "704 (600 to 800) 640 +10% within what was said" in page.text
-    assert "outside what was said" in page.text and "No plan was made" not in page.text
+    assert "704 (600 to 800) 640 +10% within the prediction" in page.text
+    assert "outside the prediction" in page.text and "No plan was made" not in page.text
 
 
 def test_whatever_a_run_is_called_stays_text() -> None:
@@ -131,23 +131,9 @@ def test_names_of_ten_kilobytes_do_not_make_the_page_large() -> None:
     assert len(html.encode()) < 400_000
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {}, {"machine": None, "gpus": None, "command": None, "python": None},
-        {"machine": 7, "gpus": "x", "command": "x", "python": [], "rank": 5},
-        {"machine": {"cpu_usable": "many", "memory_limit_bytes": "x"}, "gpus": [1, {"memory_total_bytes": "x"}]},
-    ],
-)  # fmt: skip
-def test_facts_that_are_missing_or_odd_leave_a_page(facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize("facts", [{}, {"machine": None, "gpus": None, "command": None, "python": None}])
+def test_facts_that_are_missing_leave_a_page(facts: dict[str, Any]) -> None:
     html, page = page_of(account_of(facts=facts))
-    check_harmless(html, page)
-
-
-def test_loaders_of_odd_shapes_leave_a_page() -> None:
-    html, page = page_of(
-        account_of(loaders=["x", {}, {"name": None, "arguments": 5, "keys": 7, "dataset_length": "x"}])
-    )
     check_harmless(html, page)
 
 
@@ -196,7 +182,7 @@ def test_a_week_is_a_page_below_half_a_megabyte(home: Path) -> None:
     record.finish(RunOutcome(state="finished", t_s=now_s))
     html, page, account = read(home)
     assert len(html.encode()) < 500_000 and len(account.points) <= MOST_POINTS
-    assert "less telling ones are left out" in page.text and "6d 00:00" in page.text
+    assert "less important ones are left out" in page.text and "6d 00:00" in page.text
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "killed", "running"])
@@ -212,7 +198,7 @@ def test_a_run_in_any_state_has_a_report(home: Path, state: str) -> None:
     finally:
         record.abandon()
     assert account.summary.state == state and state in page.text
-    assert ("The run goes on" in page.text) == (state == "running")
+    assert ("The run is still training" in page.text) == (state == "running")
     assert ("OSError: gone" in page.text) == (state == "failed")
 
 
@@ -225,27 +211,15 @@ def test_a_run_with_hardly_anything_in_it_has_a_report(home: Path, points: list[
     assert "The bottleneck is unknown: the monitor has no loader." in page.text
 
 
-def test_a_record_that_holds_anything_has_a_report(home: Path) -> None:
-    odd = {
-        "loaders": {"a": 1},
-        "rank": [1],
-        "machine": {"memory_limit_bytes": "x"},
-        "gpus": 5,
-        "command": 7,
-        "host": [],
-    }
-    record = begin_run(home, started_s=time.time() - 50, **odd)
-    fill(record, 40, ended_s=time.time())
+@pytest.mark.parametrize("facts", [{"loaders": {"a": 1}}, {"rank": [1]}, {"gpus": 5}, {"command": 7}, {"host": []}])
+def test_a_foreign_record_gives_one_clear_error(home: Path, facts: dict[str, Any]) -> None:
+    record = begin_run(home, started_s=time.time() - 50, **facts)
     record.finish(RunOutcome(state="finished", t_s=time.time()))
-    with sqlite3.connect(record.path) as db:
-        db.execute("UPDATE configurations SET configuration = 'no JSON'")
-        db.execute("UPDATE journal SET details = '[' ")
-    db.close()
-    _, page, _ = read(home)
-    assert "640" in page.text
+    with pytest.raises(DataError, match="cannot be read as the record of a run"):
+        read(home)
 
 
-def test_a_clock_that_was_set_back_makes_no_picture_of_negative_width(home: Path) -> None:
+def test_a_clock_that_was_set_back_makes_no_chart_of_negative_width(home: Path) -> None:
     record = begin_run(home, started_s=time.time() + 5000)
     fill(record, 30, ended_s=time.time())
     record.finish(RunOutcome(state="finished", t_s=time.time()))

@@ -50,8 +50,8 @@ def test_settings_that_were_in_force_longest_are_compared() -> None:
     [
         ({"workers": 8}, {}, "planned for 8 workers, run with 4"),
         ({"batch_size": 64}, {}, "planned for 64 batch size, run with 32"),
-        ({}, {"all_tried": [tried(active_s=4.0)]}, "read for 4 s only"),
-        ({"wait": None}, {}, "its step set the pace, not loading"),
+        ({}, {"all_tried": [tried(active_s=4.0)]}, "read for only 4 s"),
+        ({"wait": None}, {}, "the training step set the pace, not loading"),
     ],
 )
 def test_what_cannot_be_compared_says_why_and_has_no_error(

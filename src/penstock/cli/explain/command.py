@@ -160,8 +160,7 @@ def _settings(given: dict[str, Any], own: dict[str, Any], cores: int) -> dict[st
 
 
 def _draw(file: Path, explanation: Explanation, gpu_side: GpuSide | None) -> None:
-    from penstock.charts.drawing import one_below_the_other
-    from penstock.charts.host_memory import svg
+    from penstock.charts.plane import stacked
 
-    host = svg(explanation.picture())
-    write_svg(file, host if gpu_side is None else one_below_the_other([host, gpu_side.svg()]))
+    host = explanation.chart().svg()
+    write_svg(file, host if gpu_side is None else stacked([host, gpu_side.svg()]))

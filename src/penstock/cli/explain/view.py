@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.charts.host_memory import bars
 from penstock.cli.doctor.view import show_findings
 from penstock.planner.components import Change, Component
 from penstock.units import format_bytes
@@ -37,7 +36,7 @@ def show_explanation(console: Console, explanation: Explanation, gpu_side: GpuSi
         for name, found in explanation.changes().items():
             _show_changes(console, name, found)
     console.print(Text("Memory by batch size (from what was measured at this one)", style="bold"))
-    for row in bars(explanation.picture(), console.width):
+    for row in explanation.chart().bars(console.width):
         console.print(Text(row), no_wrap=True, crop=True)
     console.print()
     if gpu_side is not None:

@@ -72,9 +72,7 @@ def command(
             accumulate_to=accumulate_to,
         )  # fmt: skip
     if plot is not None:
-        from penstock.charts.gpu_memory import svg
-
-        write_svg(plot, svg(answer.picture()))
+        write_svg(plot, answer.chart().svg())
     if json_wanted:
         click.echo(json.dumps({"penstock": __version__, **answer.as_json()}, indent=2))
     else:

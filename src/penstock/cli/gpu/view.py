@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.charts.gpu_memory import Picture, bars
+from penstock.charts.gpu_memory import GpuMemoryChart
 from penstock.cli.gpu.model import Model
 from penstock.gpu import COMPONENTS, BatchSize, Estimate, WhatIf
 from penstock.units import format_bytes
@@ -35,8 +35,8 @@ class Answer:
     memory_bytes: int | None
     """What the card has; None: not known."""
 
-    def picture(self) -> Picture:
-        return picture_of(self.model.name, self.estimates, self.memory_bytes)
+    def chart(self) -> GpuMemoryChart:
+        return chart_of(self.model.name, self.estimates, self.memory_bytes)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -67,10 +67,10 @@ def how_trained(model: Model) -> dict[str, Any]:
     return {"optimizer": model.optimizer, "precision": model.precision, "checkpointing": model.checkpointing}
 
 
-def picture_of(title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> Picture:
+def chart_of(title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> GpuMemoryChart:
     """Components over batch sizes."""
     columns = [(each.batch_size, each.components) for each in estimates]
-    return Picture(title=title, columns=columns, limit_bytes=memory_bytes)
+    return GpuMemoryChart(title=title, columns=columns, limit_bytes=memory_bytes)
 
 
 def show_answer(console: Console, answer: Answer) -> None:
@@ -87,7 +87,7 @@ def show_answer(console: Console, answer: Answer) -> None:
     console.print(table)
     if answer.found is not None:
         _show_found(console, answer.found)
-    _show_bars(console, answer.picture())
+    _show_bars(console, answer.chart())
 
 
 def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
@@ -132,12 +132,12 @@ def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate]
 
 def show_picture(console: Console, title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
     """The picture alone."""
-    _show_bars(console, picture_of(title, estimates, memory_bytes))
+    _show_bars(console, chart_of(title, estimates, memory_bytes))
 
 
-def _show_bars(console: Console, picture: Picture) -> None:
+def _show_bars(console: Console, chart: GpuMemoryChart) -> None:
     console.print(Text("GPU memory by batch size", style="bold"))
-    for row in bars(picture, console.width):
+    for row in chart.bars(console.width):
         console.print(Text(row), no_wrap=True, crop=True)
 
 

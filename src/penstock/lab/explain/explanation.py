@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.advice.machine_facts import MachineFacts
 from penstock.advice.run import Evidence, find_in_run
-from penstock.charts.host_memory import Picture
+from penstock.charts.host_memory import HostMemoryChart
 from penstock.findings import Finding
 from penstock.lab.breakdown import Run
 from penstock.lab.explain.job import Explained, Job
@@ -122,9 +122,9 @@ class Explanation:
             "torch": changes(self.explained.torchs.reading, other.torchs.reading),
         }
 
-    def picture(self) -> Picture:
+    def chart(self) -> HostMemoryChart:
         limits = self.facts.limits
-        return Picture(
+        return HostMemoryChart(
             title=f"{self.job.target}, {self.job.settings['workers']} workers",
             lines={"penstock": self._line(ours=True), "torch": self._line(ours=False)},
             # What others have in use is not there for this training.

@@ -36,10 +36,9 @@ class GpuSide:
         show_picture(console, self.model.name, self.estimates, self.memory_bytes)
 
     def svg(self) -> str:
-        from penstock.charts.gpu_memory import svg
-        from penstock.cli.gpu.view import picture_of
+        from penstock.cli.gpu.view import chart_of
 
-        return svg(picture_of(self.model.name, self.estimates, self.memory_bytes))
+        return chart_of(self.model.name, self.estimates, self.memory_bytes).svg()
 
     def as_json(self) -> dict[str, Any]:
         from penstock.cli.gpu.view import how_trained

@@ -1,4 +1,4 @@
-"""The pictures of a report: to scale, with gaps where nothing is known, marks that do not pile up, tables behind."""
+"""The charts of a report: to scale, with gaps where nothing is known, marks that do not pile up, tables behind."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from penstock.charts.timeline import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Bound, Chart, Series, ticks, time_ticks
+from penstock.charts.plane import ticks
+from penstock.charts.timeline import Series, Timeline, time_ticks
 from penstock.monitor.runs.format import Alert, Note
-from penstock.report.pictures import MOST_MARKS, happenings, pictures
+from penstock.report.timelines import MOST_MARKS, report_charts, run_events
 from support.run_accounts import BEGAN_S, GIB, account_of
 
 
-def chart(values: list[float | None], *, unit: Any = "1/s", times: list[float] | None = None, **more: Any) -> Chart:
+def chart(values: list[float | None], *, unit: Any = "1/s", times: list[float] | None = None, **more: Any) -> Timeline:
     times_s = times or [float(number + 1) for number in range(len(values))]
     series = [Series(name="a", look="speed", values=values)]
-    return Chart(
+    return Timeline(
         title="T", summary="S", unit=unit, times_s=times_s, spans_s=[1.0] * len(values), length_s=times_s[-1],
         lines=series, **more,
     )  # fmt: skip
@@ -31,35 +32,38 @@ def coordinates(svg: str, look: str) -> list[list[tuple[float, float]]]:
 
 def test_values_are_drawn_to_scale_inside_the_frame() -> None:
     drawn = chart([0.0, 50.0, 100.0])
+    plane = drawn.plane
     ((first, middle, last),) = coordinates(drawn.svg(), "speed")
-    assert last[0] == WIDTH - RIGHT and LEFT < first[0] < middle[0]
+    assert last[0] == plane.width - plane.right and plane.left < first[0] < middle[0]
     assert first[1] - middle[1] == pytest.approx(middle[1] - last[1], abs=0.2)
-    assert TOP <= last[1] < middle[1] < first[1] <= HEIGHT
+    assert plane.top <= last[1] < middle[1] < first[1] <= plane.height
 
 
-def test_a_line_breaks_where_nothing_is_known_and_where_time_is_missing() -> None:
+def test_a_line_breaks_at_unknown_values_and_at_gaps_in_time() -> None:
     assert [len(piece) for piece in coordinates(chart([1.0, 2.0, None, 3.0, 4.0]).svg(), "speed")] == [2, 2]
     gap = chart([1.0, 2.0, 3.0, 4.0], times=[1.0, 2.0, 60.0, 61.0])
     assert [len(piece) for piece in coordinates(gap.svg(), "speed")] == [2, 2]
 
 
-def test_a_bound_far_above_is_said_and_not_drawn_and_one_that_is_near_is() -> None:
-    far = Bound(name="limit", look="limit", values=[1000.0] * 3)
-    near = Bound(name="budget", look="budget", values=[120.0] * 3)
+def test_a_near_bound_is_drawn_and_a_far_one_is_only_named() -> None:
+    far = Series(name="limit", look="limit", values=[1000.0] * 3)
+    near = Series(name="budget", look="budget", values=[120.0] * 3)
     drawn = chart([90.0, 95.0, 100.0], bounds=[far, near])
     assert drawn.far_away() == [far] and 'class="line limit"' not in drawn.svg()
-    assert all(TOP < y < HEIGHT for piece in coordinates(drawn.svg(), "budget") for _, y in piece)
+    assert all(
+        drawn.plane.top < y < drawn.plane.height for piece in coordinates(drawn.svg(), "budget") for _, y in piece
+    )
 
 
-def test_stacked_parts_lie_on_one_another() -> None:
+def test_stacked_layers_touch() -> None:
     account = account_of(seconds=3)
-    svg = pictures(account)[0].chart.svg()
+    svg = report_charts(account)[0].timeline.svg()
     arena, workers = coordinates(svg, "arena")[0], coordinates(svg, "workers")[0]
     assert arena[:3] == workers[3:][::-1]
 
 
 @pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [1e-9, 1e-9], [1e18, 1.0], [None, None]])
-def test_any_values_make_a_picture_without_nonsense_in_it(values: list[float | None]) -> None:
+def test_any_values_make_a_chart_of_finite_numbers(values: list[float | None]) -> None:
     for unit in ("bytes", "1/s", "share"):
         svg = chart(values, unit=unit).svg()
         assert "nan" not in svg and "inf" not in svg and svg.count("<text") >= 2
@@ -72,42 +76,49 @@ def test_axes_have_a_few_round_numbers() -> None:
         assert 2 <= len(time_ticks(length_s)) <= 9
 
 
-def test_there_is_a_picture_for_everything_that_was_measured_and_for_nothing_else() -> None:
-    assert [each.id for each in pictures(account_of())] == ["memory", "speed", "waiting"]
+def test_there_is_a_chart_for_each_kind_of_figure_that_was_recorded() -> None:
+    assert [each.id for each in report_charts(account_of())] == ["memory", "speed", "waiting"]
     cached = account_of(
         busy=0.5, figures=lambda second: {"cache_hit_rate": 0.5, "cache_hits": 1.0, "cache_misses": 1.0}
     )
-    assert [each.id for each in pictures(cached)] == ["memory", "speed", "waiting", "gpu-busy", "gpu-memory", "cache"]
-    assert pictures(account_of(seconds=0)) == ()
+    assert [each.id for each in report_charts(cached)] == [
+        "memory",
+        "speed",
+        "waiting",
+        "gpu-busy",
+        "gpu-memory",
+        "cache",
+    ]
+    assert report_charts(account_of(seconds=0)) == ()
 
 
-def test_the_table_behind_a_picture_keeps_peaks_and_means() -> None:
+def test_the_table_behind_a_chart_keeps_peaks_and_means() -> None:
     account = account_of(
         seconds=160,
         figures=lambda second: {"used_bytes": (8.0 if second == 75 else 4.0) * GIB, "samples_per_s": second},
     )
-    memory, speed, _ = pictures(account)
+    memory, speed, _ = report_charts(account)
     assert len(memory.rows) == 16
-    column = memory.headings.index("in use by everybody")
+    column = memory.headings.index("in use, all processes")
     assert [row[column] for row in memory.rows].count("8.00 GiB") == 1
     assert speed.rows[0] == ["0:10", "4.5"] and speed.rows[-1][0] == "2:40"
 
 
-def test_happenings_are_numbered_in_time_and_the_most_telling_are_kept() -> None:
+def test_events_are_numbered_by_time_and_the_important_ones_are_kept() -> None:
     notes = [Note(t_s=BEGAN_S + number, who="training", kind="moment", what=f"m{number}") for number in range(500)]
     telling = Note(t_s=BEGAN_S + 5.5, who="terminal", kind="resize", what="workers 1 -> 2")
     alert = Alert(t_s=BEGAN_S + 7.5, rule="memory", state="raised", what="full")
-    found = happenings(account_of(journal=[*notes, telling], alerts=[alert]))
+    found = run_events(account_of(journal=[*notes, telling], alerts=[alert]))
     assert len(found) == MOST_MARKS and [each.number for each in found] == list(range(1, MOST_MARKS + 1))
     assert [each.t_s for each in found] == sorted(each.t_s for each in found)
     assert {"workers 1 -> 2", "full", "m499"} <= {each.what for each in found}
     many = [Note(t_s=BEGAN_S + number, who="loader", kind="restart", what="x") for number in range(300)]
-    assert len(happenings(account_of(journal=[*notes, *many]))) == MOST_MARKS
+    assert len(run_events(account_of(journal=[*notes, *many]))) == MOST_MARKS
 
 
-def test_marks_are_on_every_picture_and_their_numbers_do_not_lie_on_one_another() -> None:
+def test_marks_are_on_every_chart_and_their_numbers_do_not_overlap() -> None:
     notes = [Note(t_s=BEGAN_S + at, who="training", kind="moment", what=f"at {at}") for at in (50, 50.1, 50.2, 90)]
-    for picture in pictures(account_of(journal=notes)):
-        (marks,) = re.findall(r'<g class="marks"[^>]*>.*</g>', picture.chart.svg())
+    for each in report_charts(account_of(journal=notes)):
+        (marks,) = re.findall(r'<g class="marks"[^>]*>.*</g>', each.timeline.svg())
         assert marks.count("<path") == 4 and "<title>2: moment: at 50.1</title>" in marks
         assert re.findall(r">(\d+)</text>", marks) == ["1", "4"]
