@@ -20,7 +20,7 @@ from child import Harness
 from gpu_memory.cases import CASES, Case
 from penstock.gpu import real_steps
 from penstock.gpu.optimizers import maker_of
-from penstock.gpu.trace.training import call, loss_of
+from penstock.gpu.training import call, loss_of
 from penstock.units import GIB
 
 MARGIN = 0.1
@@ -34,7 +34,7 @@ class Counted:
 
     def __init__(self, case: Case) -> None:
         make_model, make_batch = case.makers()
-        self.training = penstock.gpu.Training(
+        self.training = penstock.gpu.TrainingSetup(
             make_model=make_model,
             make_batch=make_batch,
             optimizer=case.optimizer,
@@ -48,7 +48,7 @@ class Counted:
         try:
             real_steps.train(self.training, size, "cuda")
         except RuntimeError as error:
-            if real_steps.is_full(error):
+            if real_steps.is_out_of_memory(error):
                 self.full.append(size)
             raise
         self.ran.append(size)
@@ -110,7 +110,7 @@ def lightning(case: Case, mode: str) -> dict[str, Any]:
                 with torch.autocast("cuda", kind or torch.bfloat16, enabled=kind is not None):
                     loss = loss_of(call(self.model, batch))
             except RuntimeError as error:
-                if real_steps.is_full(error):
+                if real_steps.is_out_of_memory(error):
                     counted.full.append(self.batch_size)
                 raise
             counted.ran.append(self.batch_size)
@@ -120,7 +120,7 @@ def lightning(case: Case, mode: str) -> dict[str, Any]:
             try:
                 loss.backward()
             except RuntimeError as error:
-                if real_steps.is_full(error):
+                if real_steps.is_out_of_memory(error):
                     counted.full.append(self.batch_size)
                 raise
 

@@ -26,7 +26,7 @@ from gpu_memory.cases import CASES, Case
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.allocator.caching_allocator import CachingAllocator
 from penstock.gpu.optimizers import maker_of
-from penstock.gpu.trace.training import call, loss_of
+from penstock.gpu.training import call, loss_of
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_EVENTS = 2_000_000

@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(autouse=True)
 def _a_fresh_allocator() -> Iterator[None]:
-    real_steps.give_back()
+    real_steps.release_unused()
     torch.cuda.reset_peak_memory_stats()
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
     gc.collect()
-    real_steps.give_back()
+    real_steps.release_unused()
 
 
 def limit(reserved_bytes: int) -> None:
@@ -67,7 +67,7 @@ def test_the_batch_found_trains_and_15_percent_more_fails_or_eats_the_margin(nam
     limit(limit_bytes)
     found = gpu.find_batch_size(make_model, make_batch, **how)
     assert found.is_verified and 1 <= len(found.trials) <= 3, found.reason
-    training = gpu.Training(make_model=make_model, make_batch=make_batch, **how)
+    training = gpu.TrainingSetup(make_model=make_model, make_batch=make_batch, **how)
     line = found.memory_bytes * (1 - found.margin) - gpu.Card().context_bytes
     ran = real_steps.measure(training, found.batch_size)
     assert ran.fits and ran.reserved_bytes <= line * 1.01, found.reason
@@ -89,7 +89,7 @@ def test_trials_give_everything_back_and_put_the_limit_back() -> None:
 
 
 def test_running_out_of_memory_is_caught_and_its_memory_comes_back() -> None:
-    training = gpu.Training(make_model=Encoder, make_batch=vectors)
+    training = gpu.TrainingSetup(make_model=Encoder, make_batch=vectors)
     before = torch.cuda.memory_reserved()
     full = real_steps.measure(training, 512, 2 * GIB)
     assert not full.fits and full.reserved_bytes <= 2 * GIB and full.step_s is None
@@ -104,7 +104,7 @@ def test_a_model_that_fails_on_the_gpu_is_one_clear_error() -> None:
                 raise KeyError("no such layer")
             return super().forward(x)
 
-    training = gpu.Training(make_model=Fails, make_batch=vectors)
+    training = gpu.TrainingSetup(make_model=Fails, make_batch=vectors)
     with pytest.raises(ConfigError, match="real steps at batch size 2 failed: KeyError"):
         real_steps.measure(training, 2)
 
@@ -114,7 +114,7 @@ def test_calibrated_estimates_are_near_what_is_measured(name: str) -> None:
     make_model, make_batch, how, _ = MODELS[name]
     found = gpu.estimate(make_model, make_batch, [32], calibrate=True, **how)[0]
     assert found.correction is not None and len(found.correction.trials) == 2
-    real = real_steps.measure(gpu.Training(make_model=make_model, make_batch=make_batch, **how), 32)
+    real = real_steps.measure(gpu.TrainingSetup(make_model=make_model, make_batch=make_batch, **how), 32)
     assert found.allocated_bytes == pytest.approx(real.allocated_bytes, rel=0.03)
     assert found.reserved_bytes == pytest.approx(real.reserved_bytes, rel=0.08)
 
@@ -122,5 +122,5 @@ def test_calibrated_estimates_are_near_what_is_measured(name: str) -> None:
 @pytest.mark.parametrize("more", [{"precision": "fp16"}, {"checkpointing": True}, {"accumulation": 2}])
 def test_real_steps_take_what_an_estimate_says(more: dict[str, Any]) -> None:
     said = gpu.estimate(Encoder, vectors, [32], **more)[0]
-    real = real_steps.measure(gpu.Training(make_model=Encoder, make_batch=vectors, **more), 32)
+    real = real_steps.measure(gpu.TrainingSetup(make_model=Encoder, make_batch=vectors, **more), 32)
     assert said.allocated_bytes == pytest.approx(real.allocated_bytes, rel=0.03)

@@ -1,34 +1,32 @@
-"""GPU memory of a training: estimated before it runs, by component, to the bytes torch reserves.
+"""GPU memory of a training, estimated before it runs: by component, to the bytes that torch reserves.
 
 In:  functions that make a model and a batch.
-Out: estimates, the largest batch that fits, what-ifs, a comparison with what was measured.
+Out: estimates, the largest batch that fits, savings of other choices, a comparison with measured peaks.
 Runs in: trainer, command line. Works without a GPU and with a CPU-only torch.
 
-A step or two of the training are traced on meta tensors, with torch's functions behaving as they do on CUDA
-(``functions``), every allocation and free is recorded in order (``recorder``), fitted over batch sizes (``script``) and
-played through a model of torch's caching allocator (``playing``, ``planner.caching_allocator``). Where there is a GPU,
-real steps (``real_steps``) may correct what tracing says (``correction``).
+``trace`` runs two or three steps on meta tensors while torch's functions behave as on CUDA, records every allocation
+and free in order, and makes a script of them for any batch size. ``allocator`` simulates the script on a model of
+torch's caching allocator. Where there is a GPU, ``real_steps`` and ``calibration`` correct the estimate.
 """
 
 from penstock.gpu.batch_size import BatchSize, find_batch_size
+from penstock.gpu.calibration import BatchTrial, Correction
 from penstock.gpu.card import Card
-from penstock.gpu.comparison import Comparison, compare
-from penstock.gpu.correction import Correction, Trial
-from penstock.gpu.estimates import COMPONENTS, Estimate, Growth, Profile, estimate
-from penstock.gpu.trace.training import Training
+from penstock.gpu.estimates import COMPONENTS, Estimate, EstimateComparison, Estimator, Growth, compare, estimate
+from penstock.gpu.training import TrainingSetup
 from penstock.gpu.what_ifs import WhatIf, what_if
 
 __all__ = [
     "COMPONENTS",
     "BatchSize",
+    "BatchTrial",
     "Card",
-    "Comparison",
     "Correction",
     "Estimate",
+    "EstimateComparison",
+    "Estimator",
     "Growth",
-    "Profile",
-    "Training",
-    "Trial",
+    "TrainingSetup",
     "WhatIf",
     "compare",
     "estimate",

@@ -1,13 +1,13 @@
 """The largest batch that fits a GPU with room to spare.
 
-In:  functions that make a model and a batch, a memory limit, a margin, perhaps the batch size training is to see.
-Out: ``BatchSize``: found from the estimate, run for a few steps where a GPU exists, with the reason in words.
+In:  functions that make a model and a batch, a memory limit, a margin, perhaps the effective batch of a step.
+Out: ``BatchSize``: found from the estimate, run for a few steps where there is a GPU, with the reason in words.
 Runs in: trainer, command line. With or without a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,53 +16,55 @@ from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
 from penstock.gpu import real_steps
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
-from penstock.gpu.calibration import needs_gpu, trial_of
+from penstock.gpu.calibration import BatchTrial, Correction, correct, needs_gpu, trial_of
 from penstock.gpu.card import Card, card
-from penstock.gpu.correction import Correction, Trial, correct
-from penstock.gpu.estimates import Estimate, Profile
-from penstock.gpu.largest import Largest, find_largest
+from penstock.gpu.estimates import Estimate, Estimator
 from penstock.gpu.optimizers import MakeOptimizer
 from penstock.gpu.real_steps import Measure
-from penstock.gpu.trace.training import MakeBatch, MakeModel, Step, Training
+from penstock.gpu.training import MakeBatch, MakeModel, StepFunction, TrainingSetup
 from penstock.gpu.what_ifs import WhatIf, what_if_of
 from penstock.units import format_bytes, parse_bytes
 
 MARGIN = 0.1
-"""Left free: the least of what teams leave, 10 to 20%, and twice what an estimate may be off."""
+"""Share left free: teams leave 10 to 20%, and it is twice the error that an estimate may have."""
 MOST = 65_536
-"""A larger batch is not looked for unless it is asked for."""
+"""The search goes no further without ``most=``."""
 MOST_TRIALS = 3
 _NEAR = 1.03
-"""A trial that leaves less than this to gain is the last."""
+"""A verified size ends the trials if the next size would not be larger than this factor."""
 _FAR = 1.1
-"""The last trial stays this far below the line at most: 15% more must not fit."""
+"""The last trial stays below the line by this factor at most: a batch 15% larger must not fit."""
 _OVER = (1.05, 2.0, 4.0)
-"""What ran out of memory at a limit is taken to need so many times the limit: the first time, the second, the third."""
+"""A trial that ran out of memory counts as this many times the limit: the first, the second, the third."""
+_BELOW = 3
+"""This many smaller sizes must fit too: the last batch is smaller, and a smaller batch may reserve more bytes."""
+_ABOVE = 4
+"""This many larger sizes are checked where the binary search ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """What was found."""
+    """The result of the search."""
 
     batch_size: int
     """Samples in one batch on the GPU; 0: not even one fits."""
     accumulation_steps: int
-    """Batches whose gradients are summed, so that training sees the effective batch."""
+    """Batches whose gradients are summed in one step, so that together they are the effective batch."""
     largest_batch_size: int
-    """What would fit; ``batch_size`` is less where the effective batch divides better."""
+    """The largest that fits; ``batch_size`` is smaller where that divides the effective batch evenly."""
     estimate: Estimate
-    """For ``batch_size``; for 1 if nothing fits. Corrected by the trials."""
+    """For ``batch_size``, or for 1 if nothing fits; corrected by the trials."""
     memory_bytes: int
-    """What of the device the training may take, CUDA's own included."""
+    """Memory of the device that the training may take, including that of CUDA itself."""
     margin: float
-    """Share of it that is left free."""
-    trials: tuple[Trial, ...]
-    """Real steps, in the order in which they were run; empty without a GPU."""
+    """Share of ``memory_bytes`` that is left free."""
+    trials: tuple[BatchTrial, ...]
+    """The batch sizes that were run, in order; empty without a GPU."""
     is_verified: bool
-    """Whether ``batch_size``, or a larger one, was run and stayed within the margin."""
+    """Whether ``batch_size`` or a larger size was run and left the margin free."""
     reason: str
     would_fit: tuple[WhatIf, ...] = ()
-    """If nothing fits: single changes with which one sample would."""
+    """If nothing fits: single changes with which one sample fits."""
 
 
 def find_batch_size(
@@ -77,21 +79,21 @@ def find_batch_size(
     *,
     most: int = MOST,
     verify: bool | None = None,
-    step: Step | None = None,
+    step: StepFunction | None = None,
     capability: tuple[int, int] | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> BatchSize:
     """The largest batch size that leaves ``margin`` of the memory free. Training arguments as for ``estimate``.
 
-    ``memory`` such as "20GB" is what the device has, or what the training may take of it; without it, what is free on
-    the GPU here. ``effective_batch`` is what the optimizer should see in one step: the answer then is the batch and
-    the accumulation that make it. ``verify``: run at most 3 batch sizes for a few steps and correct the estimate by
-    them; without it, wherever there is a GPU.
+    ``memory`` such as "20GB" is the memory of the device, or the part of it that the training may take; without it, the
+    free memory of this machine's GPU counts. ``effective_batch`` is the number of samples in one step of the optimizer:
+    the result then has the batch size and the accumulation for it. ``verify``: run at most 3 batch sizes for a few
+    steps and correct the estimate by them; by default this is done where there is a GPU.
     """
     _check(margin, effective_batch, most, step)
     if verify:
         needs_gpu("verify=True")
-    training = Training(
+    setup = TrainingSetup(
         make_model=make_model, make_batch=make_batch, optimizer=optimizer, precision=precision,
         checkpointing=checkpointing, step=step,
     ).checked()  # fmt: skip
@@ -100,109 +102,109 @@ def find_batch_size(
     device = card(capability, asked, environment)
     settings = AllocatorSettings.from_environment(environment)
     room = _room(asked, device, settings, is_here=runs)
-    finder = Finder(
-        training, device, settings, memory_bytes=room, margin=margin, most=most,
+    finder = BatchSizeFinder(
+        setup, device, settings, memory_bytes=room, margin=margin, most=most,
         measure=real_steps.measure if runs else None,
     )  # fmt: skip
     return finder.find(effective_batch)
 
 
-class Finder:
+class BatchSizeFinder:
     """The search for one training on one card."""
 
     def __init__(
-        self, training: Training, device: Card, settings: AllocatorSettings, *, memory_bytes: int, margin: float,
+        self, setup: TrainingSetup, device: Card, settings: AllocatorSettings, *, memory_bytes: int, margin: float,
         most: int = MOST, measure: Measure | None = None,
     ) -> None:  # fmt: skip
-        """``measure``: runs real steps; None: nothing is run."""
-        self._training, self._card, self._settings = training, device, settings
+        """``measure`` runs real steps; None: estimate only."""
+        self._setup, self._card, self._settings = setup, device, settings
         self._memory_bytes, self._margin, self._most, self._measure = memory_bytes, margin, most, measure
         self._limit_bytes = memory_bytes - device.context_bytes
         self._line_bytes = int(memory_bytes * (1 - margin)) - device.context_bytes
 
     def find(self, effective_batch: int | None = None) -> BatchSize:
-        """The batch size; where the effective batch is larger than what fits, in pieces."""
+        """The batch size; if the effective batch does not fit, it is divided into several batches."""
         if effective_batch is None:
-            return self._largest(self._training, self._most, self._measure)
+            return self._largest(self._setup, self._most, self._measure)
         most = min(self._most, effective_batch)
-        # Whether it comes in pieces is told by the estimate: trials are few.
-        found = self._largest(self._training, most, None)
+        # Trials are few, so the estimate alone decides whether the effective batch is divided.
+        found = self._largest(self._setup, most, None)
         if found.batch_size == effective_batch and self._measure is not None:
-            found = self._largest(self._training, most, self._measure)
+            found = self._largest(self._setup, most, self._measure)
         if found.batch_size in (0, effective_batch):
             return found
-        # Between the pieces gradients stay: less fits than without them. Two pieces show all of that.
-        found = self._largest(replace(self._training, accumulation=2), most, self._measure, found.trials)
-        return found if not found.batch_size else self._in_pieces(found, effective_batch)
+        # Gradients stay allocated between the batches, so less fits. Two batches are enough to show it.
+        found = self._largest(replace(self._setup, accumulation=2), most, self._measure, found.trials)
+        return found if not found.batch_size else self._divided(found, effective_batch)
 
     def _largest(
-        self, training: Training, most: int, measure: Measure | None, seen: tuple[Trial, ...] = ()
+        self, setup: TrainingSetup, most: int, measure: Measure | None, seen: tuple[BatchTrial, ...] = ()
     ) -> BatchSize:
-        """``seen``: trials there have been already; they count."""
-        size, profile = find_largest(
-            lambda low, high: Profile(training, self._card, self._settings, batch_sizes=[low, high]),
-            self._line_bytes,
-            most,
-        )
+        """``seen``: trials that have been run already."""
+
+        def estimator_for(low: int, high: int) -> Estimator:
+            return Estimator(setup, self._card, self._settings, batch_sizes=[low, high])
+
+        size, estimator = find_largest(estimator_for, self._line_bytes, most)
         if not size:
-            return self._nothing_fits(profile.at(1), seen)
+            return self._nothing_fits(estimator.at(1), seen)
         verified, trials = 0, seen
         if measure is not None:
-            size, verified, trials = self._tried(profile, size, most, measure, seen)
+            size, verified, trials = self._tried(estimator, size, most, measure, seen)
             if not size:
-                return self._nothing_fits(profile.at(1), trials)
+                return self._nothing_fits(estimator.at(1), trials)
         return BatchSize(
             batch_size=size,
             accumulation_steps=1,
             largest_batch_size=size,
-            estimate=profile.at(size, device_memory_bytes=self._memory_bytes),
+            estimate=estimator.at(size, device_memory_bytes=self._memory_bytes),
             memory_bytes=self._memory_bytes,
             margin=self._margin,
             trials=trials,
             is_verified=verified == size,
-            reason=self._reason(profile.at(size), trials, verified == size, size == most),
+            reason=self._reason(estimator.at(size), trials, verified == size, size == most),
         )
 
     def _tried(
-        self, profile: Profile, size: int, most: int, measure: Measure, seen: tuple[Trial, ...]
-    ) -> tuple[int, int, tuple[Trial, ...]]:
-        """The size after trials, the largest that ran within the margin, and the trials."""
+        self, estimator: Estimator, size: int, most: int, measure: Measure, seen: tuple[BatchTrial, ...]
+    ) -> tuple[int, int, tuple[BatchTrial, ...]]:
+        """The size after trials, the largest size that ran and left the margin free, and the trials."""
         trials = list(seen)
         verified, ceiling = 0, most
         if trials:
-            profile.correction = self._learnt(trials)
-            size = Largest(profile, self._line_bytes, ceiling).find() or 1
+            estimator.correction = self._correction(trials)
+            size = LargestSearch(estimator, self._line_bytes, ceiling).find() or 1
         while size and len(trials) < MOST_TRIALS:
-            trial = trial_of(profile.at(size), measure(profile.training, size, self._limit_bytes))
+            trial = trial_of(estimator.at(size), measure(estimator.setup, size, self._limit_bytes))
             trials.append(trial)
-            profile.correction = self._learnt(trials)
+            estimator.correction = self._correction(trials)
             if trial.fits and trial.reserved_bytes <= self._line_bytes:
                 verified = max(verified, size)
             else:
                 ceiling = min(ceiling, size - 1)
             line_bytes = self._line_bytes
             if len(trials) == MOST_TRIALS - 1 and not verified:
-                # The last trial has to fit: what was wrong by so much may be so again.
+                # The last trial has to fit: the estimate may be wrong again by as much as before.
                 line_bytes = int(line_bytes / min(max(_NEAR, trial.reserved_bytes / line_bytes), _FAR))
-            # That nothing fits is true only of a batch of one that was run.
-            size = Largest(profile, line_bytes, ceiling).find() or -(-ceiling // 2)
+            # The estimate alone must not say that nothing fits: a batch of one is run first.
+            size = LargestSearch(estimator, line_bytes, ceiling).find() or -(-ceiling // 2)
             if verified and size <= max(verified * _NEAR, verified + 1):
                 break
-        # What ran counts for more than what a larger one is only said to do.
+        # A size that ran is preferred to a larger one that is only estimated.
         return verified or size, verified, tuple(trials)
 
-    def _learnt(self, trials: list[Trial]) -> Correction:
-        """From trials that ran to their end, or else from the last that did not."""
+    def _correction(self, trials: list[BatchTrial]) -> Correction:
+        """From the trials that fit, or if there are none, from the last one."""
         ran = [trial for trial in trials if trial.fits]
         if ran:
             return correct(ran)
-        # How much was missing is not known when memory runs out; that it was more than the limit, is.
+        # When memory runs out, it is only known that more than the limit was needed.
         last, over = trials[-1], _OVER[min(len(trials), len(_OVER)) - 1]
         reserved = int(max(self._limit_bytes, last.estimated_reserved_bytes) * over)
         share = last.estimated_allocated_bytes / max(1, last.estimated_reserved_bytes)
         return correct([replace(last, reserved_bytes=reserved, allocated_bytes=int(reserved * share))])
 
-    def _in_pieces(self, found: BatchSize, effective_batch: int) -> BatchSize:
+    def _divided(self, found: BatchSize, effective_batch: int) -> BatchSize:
         largest = found.batch_size
         steps = -(-effective_batch // largest)
         while effective_batch % steps and effective_batch // steps > largest // 2:
@@ -211,21 +213,22 @@ class Finder:
         if effective_batch % steps:
             steps = -(-effective_batch // largest)
             words = (
-                f"{effective_batch} does not divide into like parts near that size: {steps} batches of "
-                f"{-(-effective_batch // steps)} or one less make it (torch.tensor_split)"
+                f"{effective_batch} does not divide evenly near that size: {steps} batches of "
+                f"{-(-effective_batch // steps)} or one sample less make it (torch.tensor_split)"
             )
         size = -(-effective_batch // steps)
         estimate = found.estimate
         if size != largest:
-            training = replace(self._training, accumulation=2)
-            profile = Profile(training, self._card, self._settings, batch_sizes=[size, largest])
-            profile.correction = estimate.correction
-            estimate = profile.at(size, device_memory_bytes=self._memory_bytes)
+            estimator = Estimator(
+                replace(self._setup, accumulation=2), self._card, self._settings, batch_sizes=[size, largest]
+            )
+            estimator.correction = estimate.correction
+            estimate = estimator.at(size, device_memory_bytes=self._memory_bytes)
         return replace(
             found, batch_size=size, accumulation_steps=steps, estimate=estimate, reason=f"{found.reason}; {words}"
         )
 
-    def _reason(self, estimate: Estimate, trials: tuple[Trial, ...], is_verified: bool, is_most: bool) -> str:
+    def _reason(self, estimate: Estimate, trials: tuple[BatchTrial, ...], is_verified: bool, is_most: bool) -> str:
         words = (
             f"{estimate.batch_size} samples reserve {format_bytes(estimate.reserved_bytes)} and CUDA takes "
             f"{format_bytes(self._card.context_bytes)}: {estimate.device_bytes / self._memory_bytes:.0%} of "
@@ -237,10 +240,10 @@ class Finder:
             return f"{words}; estimated, not run"
         return f"{words}; run: {_ran(trials)}" + ("" if is_verified else "; this size itself was not run")
 
-    def _nothing_fits(self, estimate: Estimate, trials: tuple[Trial, ...]) -> BatchSize:
+    def _nothing_fits(self, estimate: Estimate, trials: tuple[BatchTrial, ...]) -> BatchSize:
         choices = [
             choice
-            for choice in what_if_of(self._training, 1, self._card, self._settings)
+            for choice in what_if_of(self._setup, 1, self._card, self._settings)
             if choice.estimate.reserved_bytes <= self._line_bytes
         ]
         help_words = (
@@ -269,7 +272,51 @@ class Finder:
         )
 
 
-def _ran(trials: tuple[Trial, ...]) -> str:
+class LargestSearch:
+    """Searches the largest batch size whose estimate stays under a line of reserved bytes. It simulates each batch
+    size at most once."""
+
+    def __init__(self, estimator: Estimator, line_bytes: int, most: int) -> None:
+        self._estimator, self._line_bytes, self._most = estimator, line_bytes, most
+        self._known: dict[int, bool] = {}
+
+    def find(self) -> int:
+        """Doubling, then a binary search, then the sizes around its result: between sizes that fit, one may not."""
+        low, high = 0, 1
+        while high <= self._most and self._is_under(high):
+            low, high = high, high * 2
+        high = min(high, self._most + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_under(middle) else (low, middle)
+        around = range(min(low + _ABOVE, self._most), 0, -1)
+        return next((size for size in around if self._holds(size)), 0)
+
+    def _holds(self, size: int) -> bool:
+        return all(self._is_under(below) for below in range(size, max(0, size - _BELOW - 1), -1))
+
+    def _is_under(self, size: int) -> bool:
+        if size not in self._known:
+            self._known[size] = self._estimator.at(size).reserved_bytes <= self._line_bytes
+        return self._known[size]
+
+
+def find_largest(estimator_for: Callable[[int, int], Estimator], line_bytes: int, most: int) -> tuple[int, Estimator]:
+    """The size, 0 if not even one sample fits, and the estimator that found it.
+
+    ``estimator_for(low, high)`` traces two batch sizes. Kernels may take other scratch memory at other sizes, so sizes
+    near the result are traced in a second pass.
+    """
+    low, high = min(2, most), min(4, most)
+    estimator = estimator_for(low, high)
+    found = LargestSearch(estimator, line_bytes, most).find()
+    if found <= 2 * high or not estimator.is_regular:
+        return found, estimator
+    nearer = estimator_for(max(1, found // 2), found)
+    return LargestSearch(nearer, line_bytes, most).find(), nearer
+
+
+def _ran(trials: tuple[BatchTrial, ...]) -> str:
     return ", ".join(
         f"{one.batch_size} reserved {format_bytes(one.reserved_bytes)}"
         if one.fits
@@ -279,21 +326,21 @@ def _ran(trials: tuple[Trial, ...]) -> str:
 
 
 def _room(asked: int | None, device: Card, settings: AllocatorSettings, *, is_here: bool) -> int:
-    """What the training may take of the device, CUDA's own included."""
+    """Memory of the device that the training may take, including that of CUDA itself."""
     if is_here:
         here = real_steps.allowed_bytes() + device.context_bytes
         return here if asked is None else min(asked, here)
     memory_bytes = asked or device.memory_bytes
     if memory_bytes is None:
-        raise ConfigError('find_batch_size: there is no GPU here to ask; write memory="20GB" for one that has so much')
+        raise ConfigError('find_batch_size: there is no GPU here; write memory="20GB" for a GPU with that much memory')
     return int((memory_bytes - device.context_bytes) * settings.memory_fraction) + device.context_bytes
 
 
-def _check(margin: float, effective_batch: int | None, most: int, step: Step | None) -> None:
+def _check(margin: float, effective_batch: int | None, most: int, step: StepFunction | None) -> None:
     if not 0 <= margin < 1:
-        raise ConfigError(f"margin={margin} is no share to leave free; write 0.1 for 10%")
+        raise ConfigError(f"margin={margin} is not a share to leave free; write 0.1 for 10%")
     for name, value in (("effective_batch", effective_batch), ("most", most)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name}={value!r} is not a whole number from 1 up")
+            raise ConfigError(f"{name}={value!r} is not a whole number of 1 or more")
     if effective_batch is not None and step is not None:
-        raise ConfigError("effective_batch= divides the usual step; a step= of your own has to accumulate by itself")
+        raise ConfigError("effective_batch= divides the usual step; your own step= has to accumulate gradients itself")

@@ -1,72 +1,144 @@
-"""Estimates corrected by two or three real steps at small batches.
+"""Estimates corrected by two or three real steps at small batch sizes.
 
-In:  a profile, the largest batch size asked for, something that runs real steps.
-Out: a ``Correction``.
+In:  an estimator, the largest batch size asked for, a function that runs real steps.
+Out: ``Correction``: bytes to add to the estimate for any batch size.
 Runs in: trainer, command line, where there is a GPU.
+
+The estimate counts allocated bytes in the allocator's units of 512, so even small batches show what it misses: a line
+through the differences gives the correction for other batch sizes. Its fixed part is added to workspaces (the memory of
+libraries does not grow with the batch), its part per sample to activations. Reserved bytes come in segments of up to
+20 MiB, and a line through two small batches would multiply that rounding for large ones. Reserved bytes beyond the
+allocated bytes are therefore corrected by a share of the allocated bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from penstock.errors import ConfigError
-from penstock.gpu.correction import Correction, Trial, correct
-from penstock.gpu.real_steps import Measure, Measured
+from penstock.gpu.real_steps import Measure, RealSteps
 
 if TYPE_CHECKING:
-    from penstock.gpu.estimates import Estimate, Profile
+    from penstock.gpu.estimates import Estimate, Estimator
 
 _SHARES = (8, 4)
-"""Of the largest batch size asked for: an eighth and a quarter are run."""
+"""An eighth and a quarter of the largest batch size asked for are run."""
 
 
-def calibrate(profile: Profile, largest: int, measure: Measure) -> Correction:
+@dataclass(frozen=True, kw_only=True)
+class BatchTrial(RealSteps):
+    """One batch size that was run, with the estimate for it."""
+
+    estimated_reserved_bytes: int
+    """Estimated by tracing alone."""
+    estimated_allocated_bytes: int
+    """Estimated by tracing alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """Measured less estimated bytes."""
+
+    fixed_bytes: float = 0.0
+    """Allocated bytes at any batch size; counted as workspaces."""
+    per_sample_bytes: float = 0.0
+    """Allocated bytes per sample; counted as activations."""
+    overhead_share: float = 0.0
+    """Reserved bytes beyond the allocated bytes, as a share of the allocated bytes."""
+    trials: tuple[BatchTrial, ...] = ()
+    """The trials it comes from."""
+
+    def allocated(self, batch_size: int, estimated_bytes: int) -> int:
+        """Corrected allocated bytes."""
+        return max(0, round(estimated_bytes + self.fixed_bytes + self.per_sample_bytes * batch_size))
+
+    def reserved(self, batch_size: int, allocated_bytes: int, reserved_bytes: int) -> int:
+        """Corrected reserved bytes, from the estimate's allocated and reserved bytes."""
+        corrected = self.allocated(batch_size, allocated_bytes)
+        beyond = reserved_bytes - allocated_bytes + self.overhead_share * corrected
+        return corrected + max(0, round(beyond))
+
+
+def calibrate(estimator: Estimator, largest: int, measure: Measure) -> Correction:
     """Run small batches and compare. ``ConfigError`` if not even the smallest fits."""
-    trials = []
-    for size in small_batches(profile, largest):
-        measured = measure(profile.training, size, None)
+    sizes, trials = small_batches(estimator, largest), []
+    for size in sizes:
+        measured = measure(estimator.setup, size, None)
         if not measured.fits:
             break
-        trials.append(trial_of(profile.at(size), measured))
+        trials.append(trial_of(estimator.at(size), measured))
     if not trials:
         raise ConfigError(
-            f"calibrate: not even batch size {small_batches(profile, largest)[0]} fits this GPU as it is now; free it, "
-            f"or leave calibrate out"
+            f"calibrate: not even batch size {sizes[0]} fits into the GPU memory that is free now; free some, or leave "
+            f"calibrate out"
         )
     return correct(trials)
 
 
-def small_batches(profile: Profile, largest: int) -> list[int]:
-    """Two sizes, small, but with their peak where the largest has its: in an optimizer's peak no activation shows."""
-    phase = profile.at(largest).peak_phase
+def small_batches(estimator: Estimator, largest: int) -> list[int]:
+    """Two small sizes whose peak is in the same phase as that of the largest: a peak in the optimizer's step does not
+    show activations."""
+    phase = estimator.at(largest).peak_phase
     found = sorted({max(1, largest // share) for share in _SHARES})
-    while found[0] * 2 <= largest // 2 and profile.at(found[0]).peak_phase != phase:
+    while found[0] * 2 <= largest // 2 and estimator.at(found[0]).peak_phase != phase:
         found = [size * 2 for size in found]
     if len(found) == 1:
         found.append(found[0] + 1)
     return [size for size in found if size <= max(largest, 2)]
 
 
-def trial_of(estimate: Estimate, measured: Measured) -> Trial:
-    """What tracing said beside what was measured."""
+def trial_of(estimate: Estimate, measured: RealSteps) -> BatchTrial:
+    """The measurement, with the estimate of tracing alone."""
     traced = estimate.uncalibrated or estimate
-    return Trial(
-        batch_size=measured.batch_size,
-        fits=measured.fits,
-        reserved_bytes=measured.reserved_bytes,
-        allocated_bytes=measured.allocated_bytes,
+    return BatchTrial(
+        **vars(measured),
         estimated_reserved_bytes=traced.reserved_bytes,
         estimated_allocated_bytes=traced.allocated_bytes,
-        step_s=measured.step_s,
     )
 
 
-def needs_gpu(what: str) -> None:
+def correct(trials: Sequence[BatchTrial]) -> Correction:
+    """The correction that these trials show."""
+    fixed, per_sample = _line([(one.batch_size, one.allocated_bytes - one.estimated_allocated_bytes) for one in trials])
+    beyond = sum(
+        (one.reserved_bytes - one.allocated_bytes) - (one.estimated_reserved_bytes - one.estimated_allocated_bytes)
+        for one in trials
+    )
+    allocated = sum(one.allocated_bytes for one in trials)
+    return Correction(
+        fixed_bytes=fixed,
+        per_sample_bytes=per_sample,
+        overhead_share=beyond / allocated if allocated else 0.0,
+        trials=tuple(trials),
+    )
+
+
+def needs_gpu(argument: str) -> None:
     """``ConfigError`` without a GPU that torch can use."""
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"{what} runs real steps, and torch {torch.__version__} finds no GPU here; leave it out: the estimate "
-            f"then carries its range"
+            f"{argument} runs real steps, and torch {torch.__version__} finds no GPU here; without {argument} the "
+            f"estimate has a range"
         )
+
+
+def _line(points: list[tuple[int, int]]) -> tuple[float, float]:
+    """Fixed part and slope by least squares.
+
+    One point does not show which part is wrong. The safe choice: bytes that the estimate misses are added for every
+    sample, bytes that it has too many are subtracted once.
+    """
+    if not points:
+        return 0.0, 0.0
+    sizes = {size for size, _ in points}
+    mean = sum(difference for _, difference in points) / len(points)
+    if len(sizes) == 1:
+        return (0.0, mean / sizes.pop()) if mean > 0 else (mean, 0.0)
+    middle = sum(size for size, _ in points) / len(points)
+    spread = sum((size - middle) ** 2 for size, _ in points)
+    slope = sum((size - middle) * (difference - mean) for size, difference in points) / spread
+    return mean - slope * middle, slope

@@ -1,8 +1,8 @@
-"""The card that is estimated for: what of its kind changes memory.
+"""The GPU an estimate is for: the properties that change memory use.
 
 In:  a compute capability, or the GPU of this machine.
-Out: ``Card``: workspaces, which attention kernels it runs, what CUDA itself takes.
-Runs in: trainer, command line. Does not wake CUDA.
+Out: ``Card``: capability, size of workspaces, memory that CUDA itself takes.
+Runs in: trainer, command line. Does not start CUDA.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
@@ -17,13 +18,13 @@ from penstock.meter.gpu import gpus
 from penstock.units import GIB, KIB, MIB
 
 _CONTEXT_BYTES = int(0.75 * GIB)
-"""CUDA's context, its modules and the libraries' own memory on an H200, torch 2.11: beyond what torch reserves."""
+"""CUDA's context, its modules and the libraries' own memory, which torch does not reserve (H200, torch 2.11)."""
 _MULTIPROCESSORS = {
     (7, 0): 80, (7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188,
 }  # fmt: skip
-"""Of the largest common card of each capability: V100, T4, A100, A40, L40S, H100 and H200, B200, RTX PRO 6000."""
+"""Those of the largest common card of each capability: V100, T4, A100, A40, L40S, H100 and H200, B200, RTX PRO 6000."""
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-"""That a multiprocessor runs at once; of all others it is 2048."""
+"""Threads that a multiprocessor runs at once; 2048 for all other capabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +34,22 @@ class Card:
     capability: tuple[int, int] = (9, 0)
     """Compute capability; (9, 0) is Hopper (H100, H200)."""
     memory_bytes: int | None = None
-    """What the device has; None: not known."""
+    """Memory of the device; None: not known."""
     context_bytes: int = _CONTEXT_BYTES
     """What nvidia-smi shows beyond torch's reserved bytes."""
     multiprocessors: int = _MULTIPROCESSORS[9, 0]
-    """Partial sums, and the random numbers of cuDNN's dropout, are as many as they can run threads."""
+    """With the threads of each, they give the number of partial sums and of random streams of cuDNN's dropout."""
     blas_config: str = ""
     """CUBLAS_WORKSPACE_CONFIG; "": not set."""
 
     @property
     def threads_per_multiprocessor(self) -> int:
-        """That run at once."""
+        """Threads that a multiprocessor runs at once."""
         return _THREADS.get(self.capability, 2048)
 
     @property
     def blas_workspace_bytes(self) -> int:
-        """What each cuBLAS handle keeps for itself, from torch's allocator, from its first product on."""
+        """Memory that each cuBLAS handle takes from torch's allocator at its first product, and keeps."""
         pairs = re.findall(r":(\d+):(\d+)", self.blas_config)
         if pairs:
             return sum(int(size) * KIB * int(count) for size, count in pairs)
@@ -60,40 +61,31 @@ def card(
     memory_bytes: int | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Card:
-    """The card asked for; where nothing is asked, the first GPU here, and without one a Hopper."""
+    """The card with these properties. Those not given come from the first GPU here, or without one from a Hopper."""
     if capability is not None and not (len(capability) == 2 and capability[0] >= 5):
-        raise ConfigError(f"capability={capability!r} is no compute capability; write (9, 0) for an H100 or H200")
+        raise ConfigError(f"capability={capability!r} is not a compute capability; write (9, 0) for an H100 or H200")
     here = next(iter(gpus()), None)
     if memory_bytes is None and here is not None:
         memory_bytes = here.memory_total_bytes
-    found = _capability_here() if capability is None else None
+    found = _nvml("nvmlDeviceGetCudaComputeCapability") if capability is None else None
     kind = capability or found or (9, 0)
-    usual = _MULTIPROCESSORS.get(kind, Card.multiprocessors)
+    multiprocessors = _MULTIPROCESSORS.get(kind, Card.multiprocessors)
+    if found is not None and (cores := _nvml("nvmlDeviceGetNumGpuCores")):
+        # The driver counts cores, and a multiprocessor has 64 or 128 of them.
+        multiprocessors = int(cores) // (64 if found in ((7, 0), (7, 5), (8, 0)) else 128)
     return Card(
         capability=kind,
         memory_bytes=memory_bytes,
-        multiprocessors=usual if found is None else _multiprocessors_here(found) or usual,
+        multiprocessors=multiprocessors,
         blas_config=environment.get("CUBLAS_WORKSPACE_CONFIG", ""),
     )
 
 
-def _capability_here() -> tuple[int, int] | None:
-    """Of the first GPU of this machine; asked of the driver, as torch would start CUDA for it."""
+def _nvml(question: str) -> Any:
+    """The driver's answer for the first GPU, or None. torch would start CUDA for it."""
     try:
         import pynvml
 
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except Exception:  # no package, no driver, no device, an old driver: all the same here
+        return getattr(pynvml, question)(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except Exception:  # no package, no driver, no device, or a driver too old for the question
         return None
-    return int(major), int(minor)
-
-
-def _multiprocessors_here(capability: tuple[int, int]) -> int | None:
-    """Of the first GPU; the driver counts cores, and a multiprocessor of these capabilities has 64 or 128."""
-    try:
-        import pynvml
-
-        cores = pynvml.nvmlDeviceGetNumGpuCores(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except Exception:  # no NVML, no card, or a driver too old to count cores
-        return None
-    return int(cores) // (64 if capability in ((7, 0), (7, 5), (8, 0)) else 128)

@@ -1,27 +1,30 @@
 """GPU memory of a training, before it runs.
 
 In:  functions that make a model and a batch, batch sizes, optimizer, precision, checkpointing, a card.
-Out: one ``Estimate`` per batch size; ``Profile``, which knows them for every batch size.
-Runs in: trainer, command line. With or without a GPU; nothing is allocated on one.
+Out: one ``Estimate`` per batch size; ``Estimator``, which makes them for every batch size; ``EstimateComparison``.
+Runs in: trainer, command line. Works with or without a GPU, and allocates nothing on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
 from penstock.gpu import real_steps
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
-from penstock.gpu.allocator.replay import Peak, play
-from penstock.gpu.calibration import calibrate as calibrated
-from penstock.gpu.calibration import needs_gpu
+from penstock.gpu.allocator.simulation import Peak, simulate
+from penstock.gpu.calibration import Correction, needs_gpu
+from penstock.gpu.calibration import calibrate as calibration_of
 from penstock.gpu.card import Card, card
-from penstock.gpu.correction import Correction
 from penstock.gpu.optimizers import MakeOptimizer
-from penstock.gpu.trace.script import Script, script_of
-from penstock.gpu.trace.training import MakeBatch, MakeModel, Step, Training
+from penstock.gpu.trace.trace import Script, script_of
+from penstock.gpu.trace.traced_steps import trace_steps
+from penstock.gpu.training import MakeBatch, MakeModel, StepFunction, TrainingSetup
 from penstock.units import format_bytes, parse_bytes
 
 OVERHEAD, CONTEXT = "allocator_overhead", "cuda_context"
@@ -32,20 +35,20 @@ COMPONENTS = (
 """Names in ``Estimate.components``, in the order in which they are shown."""
 
 _ALLOCATED_MARGIN, _RESERVED_MARGIN = 0.02, 0.05
-"""How far an uncalibrated estimate may be off where nothing in it is a guess."""
+"""The error that an estimate without guesses may have."""
 _MOST_MODULES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How a figure grows with the batch: fixed + per sample × batch size, through two batch sizes."""
+    """How a component grows with the batch: fixed + per sample × batch size, a line through two batch sizes."""
 
     fixed_bytes: int
     per_sample_bytes: float
 
     @property
     def grows(self) -> bool:
-        """Whether a sample more changes it by anything to speak of."""
+        """Whether one more sample changes it by at least one block of the allocator."""
         return abs(self.per_sample_bytes) >= 512
 
     def __str__(self) -> str:
@@ -56,37 +59,38 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a training takes with one batch size."""
+    """The GPU memory that a training takes with one batch size."""
 
     batch_size: int
     allocated_bytes: int
-    """Most that tensors take at once: ``torch.cuda.max_memory_allocated()``."""
+    """Peak of the bytes in tensors: ``torch.cuda.max_memory_allocated()``."""
     reserved_bytes: int
-    """Most that torch takes from the device: ``torch.cuda.max_memory_reserved()``."""
+    """Peak of the bytes that torch takes from the device: ``torch.cuda.max_memory_reserved()``."""
     device_bytes: int
-    """What nvidia-smi would show: reserved, and CUDA's own."""
+    """What nvidia-smi would show: reserved bytes, and those of CUDA itself."""
     components: dict[str, int]
-    """Name -> bytes at the moment when most is allocated; they add up to ``device_bytes``."""
+    """Name -> bytes at the peak of allocated bytes; they add up to ``device_bytes``."""
     peak_phase: str
-    """When that is: "forward", "backward" or "optimizer"."""
+    """The phase of that peak: "forward", "backward" or "optimizer"."""
     allocated_range: tuple[int, int]
-    """Between what and what ``allocated_bytes`` should lie."""
+    """Least and most that ``allocated_bytes`` should be."""
     reserved_range: tuple[int, int]
-    """The same for ``reserved_bytes``."""
+    """Least and most that ``reserved_bytes`` should be."""
     growth: dict[str, Growth] = field(default_factory=dict)
-    """Component -> how it grows with the batch; empty if steps of different batch sizes are not alike."""
+    """Component -> how it grows with the batch; empty if steps of different batch sizes have different events."""
     modules: dict[str, int] = field(default_factory=dict)
-    """The modules whose activations take most, with their bytes."""
+    """The modules with the largest activations -> their bytes."""
     device_memory_bytes: int | None = None
-    """What the device has; None: not asked."""
+    """Memory of the device; None: not given."""
     fits: bool | None = None
-    """Whether it does; None: not asked. The allocator may have to give back cached memory for it."""
+    """Whether the training fits into ``device_memory_bytes``; None: not given. The allocator may have to release cached
+    memory for it."""
     assumptions: tuple[str, ...] = ()
-    """What was taken for granted where the model looked into its tensors."""
+    """The answers assumed where the model asked for values of its tensors."""
     correction: Correction | None = None
-    """What real steps changed in it; None: nothing was run."""
+    """The correction by real steps; None: no steps were run."""
     uncalibrated: Estimate | None = None
-    """The estimate before that."""
+    """The estimate before the correction."""
 
     def explain(self) -> str:
         """The estimate in a few lines, for people."""
@@ -94,7 +98,7 @@ class Estimate:
         lines = [
             f"batch size {self.batch_size}: {format_bytes(self.allocated_bytes)} allocated, "
             f"{format_bytes(self.reserved_bytes)} reserved ({format_bytes(low)} to {format_bytes(high)}), "
-            f"{format_bytes(self.device_bytes)} on the device; most in the {self.peak_phase} pass"
+            f"{format_bytes(self.device_bytes)} on the device; peak in the {self.peak_phase} pass"
         ]
         for name in COMPONENTS:
             count = self.components.get(name, 0)
@@ -104,16 +108,42 @@ class Estimate:
         return "\n".join(lines)
 
 
-class Profile:
-    """What was learnt about a training by tracing it; estimates for any batch size come from it."""
+@dataclass(frozen=True, kw_only=True)
+class EstimateComparison:
+    """Predicted and measured bytes. Errors are shares of the measured bytes, positive if the prediction is too high."""
+
+    batch_size: int
+    predicted_allocated_bytes: int
+    measured_allocated_bytes: int
+    allocated_error: float
+    predicted_reserved_bytes: int
+    measured_reserved_bytes: int
+    reserved_error: float
+    is_within_range: bool
+    """Whether both measured figures lie in the estimate's ranges."""
+    retries: int
+    """How many requests needed cached memory to be released first; above 0, the device was nearly full."""
+
+    def __str__(self) -> str:
+        return (
+            f"GPU memory at batch size {self.batch_size}: "
+            f"allocated {format_bytes(self.measured_allocated_bytes)} "
+            f"(predicted {format_bytes(self.predicted_allocated_bytes)}, {self.allocated_error:+.1%}), "
+            f"reserved {format_bytes(self.measured_reserved_bytes)} "
+            f"(predicted {format_bytes(self.predicted_reserved_bytes)}, {self.reserved_error:+.1%})"
+        )
+
+
+class Estimator:
+    """Estimates a training at any batch size, from one trace of it."""
 
     def __init__(
-        self, training: Training, device: Card, settings: AllocatorSettings, *, batch_sizes: Sequence[int] = (1,)
+        self, setup: TrainingSetup, device: Card, settings: AllocatorSettings, *, batch_sizes: Sequence[int] = (1,)
     ) -> None:
-        """Trace with the least and the largest of ``batch_sizes``; all others lie on the lines between."""
-        self.training, self._card, self._settings = training.checked(), device, settings
+        """Trace the smallest and the largest of ``batch_sizes``. For others, sizes of allocations are interpolated."""
+        self.setup, self._card, self._settings = setup.checked(), device, settings
         self.correction: Correction | None = None
-        """What real steps say; every estimate made from then on follows it."""
+        """From real steps; applied to every estimate that is made after it is set."""
         low, high = min(batch_sizes), max(batch_sizes)
         self._scripts: dict[int, Script] = {}
         self.assumptions: tuple[str, ...] = ()
@@ -122,18 +152,18 @@ class Profile:
 
     @property
     def is_regular(self) -> bool:
-        """Whether one trace serves all batch sizes; if not, each is traced."""
+        """Whether one trace is enough for all batch sizes; if not, each size is traced."""
         return self._main.is_regular
 
     @property
     def context_bytes(self) -> int:
-        """What CUDA itself takes of the device."""
+        """Memory of the device that CUDA itself takes."""
         return self._card.context_bytes
 
     def at(self, batch_size: int, *, device_memory_bytes: int | None = None) -> Estimate:
         """The estimate for a batch size."""
         script = self._script(batch_size)
-        peak = play(script, batch_size, self._settings)
+        peak = simulate(script, batch_size, self._settings)
         allocated_range, reserved_range = self._ranges(script, batch_size, peak)
         traced = Estimate(
             batch_size=batch_size,
@@ -156,7 +186,7 @@ class Profile:
         if device_memory_bytes is None:
             return None
         limit = int((device_memory_bytes - self._card.context_bytes) * self._settings.memory_fraction) - more_bytes
-        return limit > 0 and play(script, batch_size, self._settings, limit_bytes=limit).full is None
+        return limit > 0 and simulate(script, batch_size, self._settings, limit_bytes=limit).full is None
 
     def _corrected(self, traced: Estimate, script: Script, by: Correction) -> Estimate:
         size = traced.batch_size
@@ -173,18 +203,18 @@ class Profile:
             reserved_bytes=reserved,
             device_bytes=reserved + self._card.context_bytes,
             components=components,
-            # What was guessed has been measured by now.
+            # The sizes that were guesses are now measured.
             allocated_range=_widened(allocated, allocated, _ALLOCATED_MARGIN),
             reserved_range=_widened(reserved, reserved, _RESERVED_MARGIN),
             fits=self._fits(script, size, traced.device_memory_bytes, reserved - traced.reserved_bytes),
-            growth={name: _moved(name, line, by) for name, line in traced.growth.items()},
+            growth={name: _corrected_line(name, line, by) for name, line in traced.growth.items()},
             correction=by,
             uncalibrated=traced,
         )
 
     def _trace(self, batch_size: int, other: int | None) -> Script:
         sizes = [batch_size, batch_size] + ([other] if other is not None else [])
-        trace, assumptions = self.training.trace(sizes, self._card)
+        trace, assumptions = trace_steps(self.setup, sizes, self._card)
         self.assumptions = assumptions
         return script_of(trace)
 
@@ -202,11 +232,11 @@ class Profile:
         return found
 
     def _fit(self) -> dict[str, Growth]:
-        """The line of every component through the two batch sizes that were traced."""
+        """A line for every component, through the two batch sizes that were traced."""
         low, high = self._main.batch_size, self._main.other_batch_size
         if high is None:
             return {}
-        one, two = (self._components(play(self._main, size, self._settings)) for size in (low, high))
+        one, two = (self._components(simulate(self._main, size, self._settings)) for size in (low, high))
         found = {}
         for name in COMPONENTS:
             slope = (two[name] - one[name]) / (high - low)
@@ -216,7 +246,7 @@ class Profile:
     def _ranges(self, script: Script, batch_size: int, peak: Peak) -> tuple[tuple[int, int], tuple[int, int]]:
         peaks = [peak]
         if script.trace.uncertain:
-            peaks += [play(script, batch_size, self._settings, guess_factor=factor) for factor in (0.0, 2.0)]
+            peaks += [simulate(script, batch_size, self._settings, guess_factor=factor) for factor in (0.0, 2.0)]
         allocated = [one.allocated_bytes for one in peaks]
         reserved = [one.reserved_bytes for one in peaks]
         return (
@@ -235,68 +265,87 @@ def estimate(
     device_memory: object = None,
     *,
     accumulation: int = 1,
-    step: Step | None = None,
+    step: StepFunction | None = None,
     capability: tuple[int, int] | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
     calibrate: bool = False,
 ) -> list[Estimate]:
-    """What the training would take on a GPU, for every batch size, in order.
+    """The GPU memory that the training would take, for every batch size, in order.
 
     ``make_model()`` returns the model, ``make_batch(n)`` a tensor, a tuple (passed as arguments) or a mapping (passed
     as keyword arguments) of n samples; the loss is the output's ``.loss``, or the output. ``precision``: fp32; bf16 or
     fp16 for autocast around float32 weights; bf16-true or fp16-true for everything in that type. ``step(model, batch,
-    optimizer)`` takes the place of the usual step: zero gradients, forward, backward, optimizer. ``device_memory``
-    such as "20GB" makes every estimate say whether it fits. ``capability`` is the card's, for one that is not here.
-    ``PYTORCH_ALLOC_CONF`` and ``CUBLAS_WORKSPACE_CONFIG`` are read from ``environment``. ``calibrate=True`` runs a few
-    real steps at two small batch sizes on the GPU here and corrects the estimates by them; what tracing alone said
-    stays in ``uncalibrated``.
+    optimizer)`` replaces the usual step: zero gradients, forward, backward, optimizer. With ``device_memory`` such as
+    "20GB" every estimate says whether it fits. ``capability`` is the compute capability of a card that is not in this
+    machine. ``PYTORCH_ALLOC_CONF`` and ``CUBLAS_WORKSPACE_CONFIG`` are read from ``environment``. ``calibrate=True``
+    runs a few real steps at two small batch sizes on this machine's GPU and corrects the estimates by them; the
+    estimate of tracing alone stays in ``uncalibrated``.
     """
     if calibrate:
         needs_gpu("calibrate=True")
-    profile, memory = _prepare(
-        Training(
-            make_model=make_model,
-            make_batch=make_batch,
-            optimizer=optimizer,
-            precision=precision,
-            checkpointing=checkpointing,
-            accumulation=accumulation,
-            step=step,
-        ),
-        batch_sizes,
-        device_memory,
-        capability,
-        environment,
-    )
-    if calibrate:
-        profile.correction = calibrated(profile, max(batch_sizes), real_steps.measure)
-    return [profile.at(size, device_memory_bytes=memory) for size in batch_sizes]
-
-
-def _prepare(
-    training: Training,
-    batch_sizes: Sequence[int],
-    device_memory: object,
-    capability: tuple[int, int] | None,
-    environment: Mapping[str, str],
-) -> tuple[Profile, int | None]:
+    setup = TrainingSetup(
+        make_model=make_model, make_batch=make_batch, optimizer=optimizer, precision=precision,
+        checkpointing=checkpointing, accumulation=accumulation, step=step,
+    )  # fmt: skip
     check_batch_sizes(batch_sizes)
     memory = None if device_memory is None else parse_bytes(device_memory, name="device_memory")
     settings = AllocatorSettings.from_environment(environment)
-    return Profile(training, card(capability, memory, environment), settings, batch_sizes=batch_sizes), memory
+    estimator = Estimator(setup, card(capability, memory, environment), settings, batch_sizes=batch_sizes)
+    if calibrate:
+        estimator.correction = calibration_of(estimator, max(batch_sizes), real_steps.measure)
+    return [estimator.at(size, device_memory_bytes=memory) for size in batch_sizes]
+
+
+def compare(
+    estimate: Estimate, stats: Mapping[str, Any] | None = None, *, device: torch.device | int | str | None = None
+) -> EstimateComparison:
+    """Compare with the peaks since the start, or since ``torch.cuda.reset_peak_memory_stats()``.
+
+    ``stats``: what ``torch.cuda.memory_stats()`` returned; without it, they are read from the device.
+    """
+    if stats is None:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "compare: there is no GPU here; pass stats=torch.cuda.memory_stats() from a machine with one"
+            )
+        stats = torch.cuda.memory_stats(device)
+
+    def within(value: int, between: tuple[int, int]) -> bool:
+        return between[0] <= value <= between[1]
+
+    try:
+        allocated, reserved = int(stats["allocated_bytes.all.peak"]), int(stats["reserved_bytes.all.peak"])
+    except KeyError as missing:
+        raise ConfigError(
+            f"compare: the statistics have no {missing}; pass the whole result of torch.cuda.memory_stats()"
+        ) from None
+    if not allocated or not reserved:
+        raise ConfigError("compare: nothing has been allocated on this device yet; compare after the first steps")
+    is_within_range = within(allocated, estimate.allocated_range) and within(reserved, estimate.reserved_range)
+    return EstimateComparison(
+        batch_size=estimate.batch_size,
+        predicted_allocated_bytes=estimate.allocated_bytes,
+        measured_allocated_bytes=allocated,
+        allocated_error=estimate.allocated_bytes / allocated - 1,
+        predicted_reserved_bytes=estimate.reserved_bytes,
+        measured_reserved_bytes=reserved,
+        reserved_error=estimate.reserved_bytes / reserved - 1,
+        is_within_range=is_within_range,
+        retries=int(stats.get("num_alloc_retries", 0)),
+    )
 
 
 def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
-    """``ConfigError`` unless they are whole numbers from 1 up."""
+    """``ConfigError`` unless they are whole numbers of 1 or more."""
     if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Sequence) or not batch_sizes:
         raise ConfigError(f"batch_sizes={batch_sizes!r} is not a list of batch sizes; write [8, 16, 24]")
     for size in batch_sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"batch size {size!r} is not a whole number from 1 up")
+            raise ConfigError(f"batch size {size!r} is not a whole number of 1 or more")
 
 
-def _moved(name: str, line: Growth, by: Correction) -> Growth:
-    """The line of a component, corrected as the component is."""
+def _corrected_line(name: str, line: Growth, by: Correction) -> Growth:
+    """The component's line, corrected like the component."""
     if name == "workspaces":
         return replace(line, fixed_bytes=line.fixed_bytes + round(by.fixed_bytes))
     if name == "activations":

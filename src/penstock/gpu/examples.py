@@ -1,7 +1,7 @@
-"""Models to try estimates on: a transformer, a network of convolutions, a U-Net; plain torch.
+"""Models to try estimates with: a transformer, a convolutional network, a U-Net; plain torch.
 
 In:  nothing.
-Out: ``EXAMPLES`` by name.
+Out: ``EXAMPLES``: name -> model and batches.
 Runs in: command line.
 """
 
@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.gpu.trace.training import MakeBatch, MakeModel
+from penstock.gpu.training import MakeBatch, MakeModel
 
 _WORDS, _LENGTH = 32_000, 512
 
 
 class Transformer(nn.Module):
-    """A decoder of GPT-2's size, over its own kind of words."""
+    """A decoder of GPT-2's size."""
 
     def __init__(self, width: int = 768, layers: int = 12, heads: int = 12) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Twice(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Four scales with skip connections; it learns to give back what it got."""
+    """Four scales with skip connections; it learns to reproduce its input."""
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Optimizers by name, with the state that each keeps.
+"""Optimizers by name.
 
 In:  a name, or a function from parameters to an optimizer.
 Out: a ``torch.optim.Optimizer`` over meta parameters.
@@ -19,13 +19,13 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 
 _BLOCK = 256
 _LEAST_QUANTIZED = 4096
-"""Smaller parameters keep their state in float32, as bitsandbytes does it."""
+"""Smaller parameters have float32 state, as in bitsandbytes."""
 
 
 class EightBitState(Optimizer):
-    """Sizes of an 8-bit Adam: a byte a value for each of two moments, and a scale for every 256 of them.
+    """Allocates the state of an 8-bit Adam: a byte per value for each of two moments, and a scale per 256 values.
 
-    It computes nothing; it is there to be traced. Its kernels work in place, one parameter at a time.
+    It exists to be traced and computes nothing. The real kernels work in place, one parameter at a time.
     """
 
     def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
@@ -60,11 +60,11 @@ _BY_NAME: dict[str, MakeOptimizer] = {
 }
 
 NAMES = tuple(_BY_NAME)
-"""What ``optimizer=`` takes by name."""
+"""The names that ``optimizer=`` accepts."""
 
 
 def maker_of(optimizer: str | MakeOptimizer) -> MakeOptimizer:
-    """The function behind a name. ``ConfigError`` for a name nobody knows."""
+    """The function of this name. ``ConfigError`` for an unknown name."""
     if callable(optimizer):
         return optimizer
     found = _BY_NAME.get(optimizer.lower().replace("_", "-")) if isinstance(optimizer, str) else None

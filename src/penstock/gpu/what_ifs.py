@@ -1,45 +1,37 @@
-"""What other choices would save: checkpointing, precision, optimizer, accumulation.
+"""The memory that other choices would save: checkpointing, precision, optimizer, accumulation.
 
 In:  a training, a batch size.
-Out: ``WhatIf``: one choice changed, bytes saved, what it costs in time as far as that is known.
+Out: ``WhatIf``: one choice changed, the bytes saved, and its cost in time as far as it is known.
 Runs in: trainer, command line. With or without a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.environment import ENVIRONMENT
 from penstock.errors import ConfigError
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.card import Card, card
-from penstock.gpu.estimates import Estimate, Profile, check_batch_sizes
+from penstock.gpu.estimates import Estimate, Estimator, check_batch_sizes
 from penstock.gpu.optimizers import MakeOptimizer
-from penstock.gpu.trace.training import MakeBatch, MakeModel, Step, Training
+from penstock.gpu.training import MakeBatch, MakeModel, StepFunction, TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """One choice changed, all others as they are."""
+    """One choice changed, all others kept."""
 
     name: str
-    """What is changed, such as "checkpointing" or "precision=bf16"."""
+    """The change, such as "checkpointing" or "precision=bf16"."""
     estimate: Estimate
     """With the change."""
     saved_bytes: int
-    """Reserved bytes less than without; negative: more."""
+    """Reserved bytes without the change less those with it."""
     time_cost: str
-    """What it does to the time of a step, in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Change:
-    name: str
-    apply: Callable[[Training], Training]
-    time_cost: str
-    divide: int = 1
-    """What the batch size is divided by."""
+    """Its effect on the time of a step, in words."""
 
 
 _PRECISION_COST = {
@@ -50,7 +42,7 @@ _PRECISION_COST = {
 _OPTIMIZER_COST = {
     "sgd": "less time in the optimizer; converges differently",
     "sgd-momentum": "less time in the optimizer; converges differently",
-    "adamw": "as Adam everywhere",
+    "adamw": "the usual time of AdamW",
     "adamw-8bit": "about the same; needs a library with 8-bit kernels, such as bitsandbytes",
 }
 
@@ -64,74 +56,52 @@ def what_if(
     checkpointing: bool = False,
     *,
     accumulation: int = 1,
-    step: Step | None = None,
+    step: StepFunction | None = None,
     capability: tuple[int, int] | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> list[WhatIf]:
-    """Every choice that differs from the one made, largest saving first. Arguments as for ``estimate``.
+    """Every single change of the training, largest saving first. Arguments as for ``estimate``.
 
-    A change the model does not allow (no blocks to checkpoint, a precision it fails in) is left out.
+    A change with which the model fails (no blocks to checkpoint, an unsupported precision) is left out.
     """
     check_batch_sizes([batch_size])
-    training = Training(
-        make_model=make_model,
-        make_batch=make_batch,
-        optimizer=optimizer,
-        precision=precision,
-        checkpointing=checkpointing,
-        accumulation=accumulation,
-        step=step,
-    )
-    return what_if_of(
-        training, batch_size, card(capability, environment=environment), AllocatorSettings.from_environment(environment)
-    )
+    setup = TrainingSetup(
+        make_model=make_model, make_batch=make_batch, optimizer=optimizer, precision=precision,
+        checkpointing=checkpointing, accumulation=accumulation, step=step,
+    )  # fmt: skip
+    settings = AllocatorSettings.from_environment(environment)
+    return what_if_of(setup, batch_size, card(capability, environment=environment), settings)
 
 
-def what_if_of(training: Training, batch_size: int, device: Card, settings: AllocatorSettings) -> list[WhatIf]:
-    """The same for a training put together already."""
-    now = Profile(training, device, settings, batch_sizes=[batch_size]).at(batch_size)
+def what_if_of(setup: TrainingSetup, batch_size: int, device: Card, settings: AllocatorSettings) -> list[WhatIf]:
+    """As ``what_if``, for a setup."""
+    now = Estimator(setup, device, settings, batch_sizes=[batch_size]).at(batch_size)
     found = []
-    for change in _changes(training, batch_size):
-        size = batch_size // change.divide
+    for name, time_cost, parts, changed in _changes(setup, batch_size):
+        size = batch_size // parts
         try:
-            then = Profile(change.apply(training), device, settings, batch_sizes=[size]).at(size)
+            then = Estimator(replace(setup, **changed), device, settings, batch_sizes=[size]).at(size)
         except ConfigError:
             continue
-        found.append(
-            WhatIf(
-                name=change.name,
-                estimate=then,
-                saved_bytes=now.reserved_bytes - then.reserved_bytes,
-                time_cost=change.time_cost,
-            )
-        )
+        saved_bytes = now.reserved_bytes - then.reserved_bytes
+        found.append(WhatIf(name=name, estimate=then, saved_bytes=saved_bytes, time_cost=time_cost))
     return sorted(found, key=lambda one: -one.saved_bytes)
 
 
-def _changes(training: Training, batch_size: int) -> list[_Change]:
-    changes = []
-    if not training.checkpointing:
+def _changes(setup: TrainingSetup, batch_size: int) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+    """Name, cost in time, divisor of the batch size, and fields of the setup that change."""
+    if not setup.checkpointing:
         cost = "about a third more: every block's forward pass is computed twice"
-        changes.append(_Change(name="checkpointing", apply=lambda t: replace(t, checkpointing=True), time_cost=cost))
-    if training.step is None:
-        for name, cost in _PRECISION_COST.items():
-            if name != training.precision:
-                changes.append(
-                    _Change(name=f"precision={name}", apply=lambda t, to=name: replace(t, precision=to), time_cost=cost)
-                )
+        yield "checkpointing", cost, 1, {"checkpointing": True}
+    if setup.step is None:
+        for precision, cost in _PRECISION_COST.items():
+            if precision != setup.precision:
+                yield f"precision={precision}", cost, 1, {"precision": precision}
+        cost = "little: the same samples in smaller pieces, slower where these leave the GPU idle"
         for parts in (2, 4):
             if batch_size % parts == 0:
-                changes.append(
-                    _Change(
-                        name=f"accumulation={training.accumulation * parts} of {batch_size // parts}",
-                        apply=lambda t, by=parts: replace(t, accumulation=t.accumulation * by),
-                        time_cost="little: the same samples in smaller pieces, slower where these leave the GPU idle",
-                        divide=parts,
-                    )
-                )
-    for name, cost in _OPTIMIZER_COST.items():
-        if name != training.optimizer:
-            changes.append(
-                _Change(name=f"optimizer={name}", apply=lambda t, to=name: replace(t, optimizer=to), time_cost=cost)
-            )
-    return changes
+                steps = setup.accumulation * parts
+                yield f"accumulation={steps} of {batch_size // parts}", cost, parts, {"accumulation": steps}
+    for optimizer, cost in _OPTIMIZER_COST.items():
+        if optimizer != setup.optimizer:
+            yield f"optimizer={optimizer}", cost, 1, {"optimizer": optimizer}

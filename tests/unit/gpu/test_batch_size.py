@@ -11,15 +11,14 @@ import torch
 from penstock import gpu
 from penstock.errors import ConfigError
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
-from penstock.gpu.batch_size import Finder
-from penstock.gpu.largest import Largest
-from penstock.gpu.real_steps import Measured
+from penstock.gpu.batch_size import BatchSizeFinder, LargestSearch
+from penstock.gpu.real_steps import RealSteps
 from support.models import MIB, Chain, vectors
 
 CARD = gpu.Card()
 SETTINGS = AllocatorSettings()
 MEMORY = 2000 * MIB
-TRAINING = gpu.Training(make_model=Chain, make_batch=vectors)
+TRAINING = gpu.TrainingSetup(make_model=Chain, make_batch=vectors)
 
 
 def find(**more: Any) -> gpu.BatchSize:
@@ -90,8 +89,8 @@ def test_sizes_that_fit_need_not_be_an_unbroken_row() -> None:
             return type("E", (), {"reserved_bytes": n * 10 + (60 if n % 10 == 0 else 0)})
 
     # 103 takes 1030 and so do those below it, but for 100, which takes 1060.
-    assert Largest(Jagged(), 1035, 1000).find() == 99  # type: ignore[arg-type]
-    assert Largest(Jagged(), 1075, 1000).find() == 107  # type: ignore[arg-type]
+    assert LargestSearch(Jagged(), 1035, 1000).find() == 99  # type: ignore[arg-type]
+    assert LargestSearch(Jagged(), 1075, 1000).find() == 107  # type: ignore[arg-type]
 
 
 # -- with real steps, pretended ------------------------------------------------------------------------------------
@@ -104,12 +103,12 @@ class Gpu:
         self._factor, self._limit_bytes = factor, limit_bytes
         self.ran: list[int] = []
 
-    def measure(self, training: gpu.Training, n: int, limit_bytes: int | None) -> Measured:
+    def measure(self, training: gpu.TrainingSetup, n: int, limit_bytes: int | None) -> RealSteps:
         self.ran.append(n)
-        said = gpu.Profile(training, CARD, SETTINGS, batch_sizes=[n]).at(n)
+        said = gpu.Estimator(training, CARD, SETTINGS, batch_sizes=[n]).at(n)
         reserved, limit = int(said.reserved_bytes * self._factor), limit_bytes or self._limit_bytes
         fits = reserved <= limit
-        return Measured(
+        return RealSteps(
             batch_size=n,
             fits=fits,
             allocated_bytes=int(said.allocated_bytes * self._factor) if fits else limit,
@@ -117,8 +116,8 @@ class Gpu:
         )
 
 
-def finder(measure: Callable[..., Measured]) -> Finder:
-    return Finder(TRAINING, CARD, SETTINGS, memory_bytes=MEMORY, margin=0.1, measure=measure)
+def finder(measure: Callable[..., RealSteps]) -> BatchSizeFinder:
+    return BatchSizeFinder(TRAINING, CARD, SETTINGS, memory_bytes=MEMORY, margin=0.1, measure=measure)
 
 
 @pytest.mark.parametrize("factor", [0.8, 0.97, 1.0, 1.04, 1.3])
@@ -149,17 +148,19 @@ def test_an_estimate_that_is_far_too_low_still_ends_with_a_batch_that_ran() -> N
 
 
 def test_that_not_even_one_fits_is_said_once_one_was_run() -> None:
-    def always_full(training: gpu.Training, n: int, limit_bytes: int | None) -> Measured:
-        return Measured(batch_size=n, fits=False, allocated_bytes=1, reserved_bytes=1)
+    def always_full(training: gpu.TrainingSetup, n: int, limit_bytes: int | None) -> RealSteps:
+        return RealSteps(batch_size=n, fits=False, allocated_bytes=1, reserved_bytes=1)
 
-    found = Finder(TRAINING, CARD, SETTINGS, memory_bytes=MEMORY, margin=0.1, most=2, measure=always_full).find()
+    found = BatchSizeFinder(
+        TRAINING, CARD, SETTINGS, memory_bytes=MEMORY, margin=0.1, most=2, measure=always_full
+    ).find()
     assert [trial.batch_size for trial in found.trials] == [2, 1]
     assert found.batch_size == 0 and found.is_verified and "1 ran out of memory" in found.reason
 
 
 def test_nothing_is_called_verified_that_did_not_run() -> None:
-    def always_full(training: gpu.Training, n: int, limit_bytes: int | None) -> Measured:
-        return Measured(batch_size=n, fits=False, allocated_bytes=1, reserved_bytes=1)
+    def always_full(training: gpu.TrainingSetup, n: int, limit_bytes: int | None) -> RealSteps:
+        return RealSteps(batch_size=n, fits=False, allocated_bytes=1, reserved_bytes=1)
 
     found = finder(always_full).find()
     assert len(found.trials) == 3 and not any(trial.fits for trial in found.trials)
@@ -171,7 +172,7 @@ def test_pieces_are_run_as_pieces_and_all_trials_together_are_three_at_the_most(
     trainings: list[int] = []
     device = Gpu(1.2)
 
-    def measure(training: gpu.Training, n: int, limit_bytes: int | None) -> Measured:
+    def measure(training: gpu.TrainingSetup, n: int, limit_bytes: int | None) -> RealSteps:
         trainings.append(training.accumulation)
         return device.measure(training, n, limit_bytes)
 
@@ -192,22 +193,22 @@ def test_pieces_are_run_as_pieces_and_all_trials_together_are_three_at_the_most(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"margin": 1.0}, "margin=1.0 is no share"),
-        ({"margin": -0.1}, "margin=-0.1 is no share"),
+        ({"margin": 1.0}, "margin=1.0 is not a share"),
+        ({"margin": -0.1}, "margin=-0.1 is not a share"),
         ({"effective_batch": 0}, "effective_batch=0 is not a whole number"),
         ({"most": 0}, "most=0 is not a whole number"),
         ({"memory": "big"}, "memory='big'"),
         ({"optimizer": "adamw2"}, "optimizer='adamw2' is not known"),
-        ({"effective_batch": 8, "step": lambda *_: None}, "has to accumulate by itself"),
+        ({"effective_batch": 8, "step": lambda *_: None}, "has to accumulate gradients itself"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(given: dict[str, Any], said: str) -> None:
+def test_arguments_that_cannot_work_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         find(**{"memory": "8GB", **given})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_a_limit_is_needed_and_nothing_can_be_run() -> None:
+def test_without_a_gpu_a_limit_is_needed_and_no_steps_can_run() -> None:
     with pytest.raises(ConfigError, match='write memory="20GB"'):
         gpu.find_batch_size(Chain, vectors, environment={})
     with pytest.raises(ConfigError, match="finds no GPU here"):

@@ -91,7 +91,7 @@ def test_at_the_limit_cached_segments_are_given_back_and_the_request_is_tried_ag
     assert allocator.peak_reserved_bytes == 90 * MIB
 
 
-def test_a_segment_in_use_is_not_given_back_and_the_device_is_full() -> None:
+def test_a_segment_in_use_is_not_given_back_and_the_device_is_out_of_memory() -> None:
     allocator = CachingAllocator(limit_bytes=100 * MIB)
     allocator.free(allocator.allocate(60 * MIB))
     allocator.allocate(20 * MIB)  # splits the one segment

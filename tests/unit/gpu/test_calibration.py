@@ -10,20 +10,21 @@ import torch
 from penstock import gpu
 from penstock.errors import ConfigError
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
-from penstock.gpu.calibration import calibrate, small_batches
-from penstock.gpu.correction import Trial, correct
-from penstock.gpu.real_steps import Measured, is_full, train
+from penstock.gpu.calibration import BatchTrial, calibrate, correct, small_batches
+from penstock.gpu.real_steps import RealSteps, is_out_of_memory, train
 from support.models import MIB, Chain, vectors
 
 CARD, SETTINGS = gpu.Card(), AllocatorSettings()
 
 
-def profile(*sizes: int) -> gpu.Profile:
-    return gpu.Profile(gpu.Training(make_model=Chain, make_batch=vectors), CARD, SETTINGS, batch_sizes=list(sizes))
+def profile(*sizes: int) -> gpu.Estimator:
+    return gpu.Estimator(
+        gpu.TrainingSetup(make_model=Chain, make_batch=vectors), CARD, SETTINGS, batch_sizes=list(sizes)
+    )
 
 
-def trial(n: int, *, off_allocated: int, off_kept: int = 0) -> Trial:
-    return Trial(
+def trial(n: int, *, off_allocated: int, off_kept: int = 0) -> BatchTrial:
+    return BatchTrial(
         batch_size=n,
         fits=True,
         allocated_bytes=1000 + off_allocated,
@@ -56,10 +57,10 @@ def test_of_one_difference_what_is_missing_grows_and_what_is_too_much_does_not()
 def test_calibration_finds_what_tracing_missed_and_keeps_both() -> None:
     """A GPU that takes 50 MiB and 2 KiB a sample more than is traced."""
 
-    def measure(training: gpu.Training, n: int, limit_bytes: int | None) -> Measured:
+    def measure(training: gpu.TrainingSetup, n: int, limit_bytes: int | None) -> RealSteps:
         said = profile(n).at(n)
         more = 50 * MIB + 2048 * n
-        return Measured(
+        return RealSteps(
             batch_size=n,
             fits=True,
             allocated_bytes=said.allocated_bytes + more,
@@ -95,8 +96,8 @@ def test_small_batches_have_their_peak_where_the_large_one_has_it() -> None:
 
 
 def test_a_gpu_that_cannot_run_the_smallest_batch_calibrates_nothing() -> None:
-    def full(training: gpu.Training, n: int, limit_bytes: int | None) -> Measured:
-        return Measured(batch_size=n, fits=False, allocated_bytes=0, reserved_bytes=0)
+    def full(training: gpu.TrainingSetup, n: int, limit_bytes: int | None) -> RealSteps:
+        return RealSteps(batch_size=n, fits=False, allocated_bytes=0, reserved_bytes=0)
 
     with pytest.raises(ConfigError, match="not even batch size 8 fits"):
         calibrate(profile(64), 64, full)
@@ -130,7 +131,7 @@ def test_real_steps_train(more: dict[str, Any]) -> None:
     torch.manual_seed(0)
     before = [parameter.clone() for parameter in Chain(width=16, layers=2).parameters()]
     torch.manual_seed(0)
-    training = gpu.Training(make_model=make_model, make_batch=make_batch, **more)
+    training = gpu.TrainingSetup(make_model=make_model, make_batch=make_batch, **more)
     assert train(training, 4, "cpu", steps=2) > 0
     after = list(models[0].parameters())
     assert all(not torch.equal(one.to(two.dtype), two) for one, two in zip(before, after, strict=True))
@@ -143,13 +144,13 @@ def test_a_step_of_ones_own_is_what_runs() -> None:
     def step(model: torch.nn.Module, batch: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         seen.append(batch.shape)
 
-    training = gpu.Training(make_model=lambda: Chain(16, 2), make_batch=lambda n: torch.ones(n, 16), step=step)
+    training = gpu.TrainingSetup(make_model=lambda: Chain(16, 2), make_batch=lambda n: torch.ones(n, 16), step=step)
     train(training, 5, "cpu", steps=3)
     assert seen == [(5, 16)] * 3
 
 
 def test_running_out_is_told_from_other_failures() -> None:
-    assert is_full(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    assert not is_full(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_full(ValueError("out of memory"))
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))

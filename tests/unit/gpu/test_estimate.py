@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from penstock import gpu
 from penstock.errors import ConfigError
+from penstock.gpu.trace.traced_steps import trace_steps
 from support.models import KIB, MIB, Attends, Chain, Pairs, sequences, vectors
 
 NOTHING: dict[str, str] = {}
@@ -102,8 +103,8 @@ def test_autocast_halves_what_is_kept_and_casts_every_weight_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) + super().forward(x)
 
-    training = gpu.Training(make_model=Twice, make_batch=vectors, precision="bf16")
-    trace, _ = training.trace([4096, 4096], gpu.Card())
+    training = gpu.TrainingSetup(make_model=Twice, make_batch=vectors, precision="bf16")
+    trace, _ = trace_steps(training, [4096, 4096], gpu.Card())
     step = trace.steps[1]
     made = [n for n in trace.events[step.first : step.end] if n > 0 and trace.phases[n] == "forward"]
     assert [trace.sizes[n] for n in made if trace.makers[n] == "aten::tanh"] == [8 * MIB] * 8
@@ -129,8 +130,8 @@ def test_gradients_that_meet_are_summed_in_place() -> None:
             x = self.first(x)
             return (torch.sin(x) + torch.cos(x) + torch.tanh(x)).pow(2).sum()
 
-    training = gpu.Training(make_model=Residual, make_batch=vectors, optimizer="sgd")
-    trace, _ = training.trace([256, 256], gpu.Card())
+    training = gpu.TrainingSetup(make_model=Residual, make_batch=vectors, optimizer="sgd")
+    trace, _ = trace_steps(training, [256, 256], gpu.Card())
     made = list(zip(trace.makers, trace.phases, strict=True))
     assert ("aten::cos", "forward") in made
     assert ("aten::add", "backward") not in made
@@ -153,8 +154,8 @@ def test_checkpointed_blocks_are_computed_again_in_the_precision_of_autocast() -
     def deep() -> nn.Module:
         return nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.Tanh()) for _ in range(2)])
 
-    training = gpu.Training(make_model=deep, make_batch=vectors, precision="bf16", checkpointing=True)
-    trace, _ = training.trace([4096, 4096], gpu.Card())
+    training = gpu.TrainingSetup(make_model=deep, make_batch=vectors, precision="bf16", checkpointing=True)
+    trace, _ = trace_steps(training, [4096, 4096], gpu.Card())
     again = [
         size
         for size, maker, phase in zip(trace.sizes, trace.makers, trace.phases, strict=True)
@@ -465,18 +466,18 @@ class Wrong:
         ({"make_model": nn.Linear(2, 2)}, "make_model must be a function"),
         ({"make_batch": lambda n: torch.zeros(n, 1024, device="xpu")}, r"make_batch\(\d+\) failed"),
         ({"make_batch": lambda n: {"text": "no tensor"}}, "without a tensor"),
-        ({"batch_sizes": [0]}, "batch size 0 is not a whole number from 1 up"),
+        ({"batch_sizes": [0]}, "batch size 0 is not a whole number of 1 or more"),
         ({"batch_sizes": []}, "not a list of batch sizes"),
         ({"batch_sizes": 8}, "not a list of batch sizes"),
         ({"optimizer": "adamax9"}, "optimizer='adamax9' is not known; write one of adam, adamw"),
         ({"precision": "int3"}, "precision='int3' is not known"),
         ({"accumulation": 0}, "accumulation=0 must be 1 or more"),
-        ({"checkpointing": True, "make_model": lambda: nn.Linear(1024, 1)}, "no list of like blocks"),
+        ({"checkpointing": True, "make_model": lambda: nn.Linear(1024, 1)}, "no list of blocks of one"),
         ({"device_memory": "a lot"}, "device_memory='a lot' is not a size"),
-        ({"capability": (1, 0)}, "no compute capability"),
+        ({"capability": (1, 0)}, "not a compute capability"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_error(arguments: dict[str, object], said: str) -> None:
+def test_arguments_that_cannot_work_are_one_clear_error(arguments: dict[str, object], said: str) -> None:
     given: dict[str, object] = {"make_model": Chain, "make_batch": vectors, "batch_sizes": [8], "environment": NOTHING}
     with pytest.raises(ConfigError, match=said):
         gpu.estimate(**{**given, **arguments})  # type: ignore[arg-type]

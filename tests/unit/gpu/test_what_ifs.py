@@ -55,14 +55,14 @@ def test_a_prediction_is_compared_with_torchs_statistics() -> None:
         ({"allocated_bytes.all.peak": 0, "reserved_bytes.all.peak": 0}, "nothing has been allocated"),
     ],
 )
-def test_statistics_that_say_nothing_are_refused(given: dict[str, int], said: str) -> None:
+def test_statistics_without_peaks_are_refused(given: dict[str, int], said: str) -> None:
     estimate = gpu.estimate(Chain, vectors, [64], environment={})[0]
     with pytest.raises(ConfigError, match=said):
         gpu.compare(estimate, given)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask")
-def test_without_a_gpu_there_is_nobody_to_ask() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_comparison_needs_statistics() -> None:
     estimate = gpu.estimate(Chain, vectors, [64], environment={})[0]
     with pytest.raises(ConfigError, match="no GPU here"):
         gpu.compare(estimate)

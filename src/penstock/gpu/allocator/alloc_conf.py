@@ -1,11 +1,11 @@
-"""The options of torch's CUDA caching allocator, as its environment variable writes them.
+"""The options of torch's CUDA caching allocator, read from its environment variable.
 
 In:  "max_split_size_mb:128,expandable_segments:True", from PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF.
 Out: ``AllocatorSettings``.
 Runs in: anywhere; pure.
 
-Only options that move bytes are read; the others (pinned memory, backends, locks) pass. ``large_segment_size_mb`` is
-known to torch since 2.10; an older torch refuses it itself.
+Options that do not change device memory (pinned memory, backends, locks) are ignored. torch accepts
+``large_segment_size_mb`` since 2.10; an older torch refuses it itself.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from penstock.errors import ConfigError
 from penstock.units import MIB
 
 _INTERVALS = 16
-"""Sizes that may be rounded each in its own way: 1 MiB, 2 MiB, ... 32 GiB and above."""
+"""Number of size classes with their own rounding: 1 MiB, 2 MiB, ... 32 GiB and above."""
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""In the order in which torch asks for them."""
+"""In the order in which torch reads them."""
 _TOKENS = re.compile(r"[,:\[\]]|[^,:\[\]\s]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """How the allocator rounds, splits and gives back. The defaults are torch's."""
+    """How the allocator rounds, splits and releases memory. The defaults are torch's."""
 
     large_segment_bytes: int = 20 * MIB
-    """What is taken from the device at once for requests between 1 and 10 MiB."""
+    """Segment size for requests between 1 and 10 MiB."""
     max_split_bytes: int | None = None
-    """Blocks of this size and above are never split; None: all may be."""
+    """Blocks of this size and above are never split; None: every block may be split."""
     max_non_split_rounding_bytes: int = 20 * MIB
-    """How much larger than the request a block that may not be split can be."""
+    """A block that may not be split can be this much larger than the request."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * _INTERVALS
-    """By interval of sizes: into how many steps the way to the next power of two is cut; 0: no such rounding."""
+    """For each size class: sizes are rounded to this many steps between two powers of two; 0: no such rounding."""
     garbage_collection_threshold: float = 0.0
-    """Share of the limit above which old unused segments are given back; 0: never."""
+    """Share of the limit above which old unused segments are released; 0: never."""
     expandable_segments: bool = False
-    """Segments grow where they are, instead of being taken anew."""
+    """Segments grow in place; no new ones are allocated for larger requests."""
     memory_fraction: float = 1.0
-    """Share of the device that torch may take."""
+    """Share of the device's memory that torch may take."""
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
-        """Read what stands in the environment variable. ``ConfigError`` names the option that cannot be read."""
+        """Read the value of the environment variable. ``ConfigError`` names an option that cannot be read."""
         options = dict(_options(text))
         large = _megabytes(options, "large_segment_size_mb", least=11) or 20 * MIB
         return cls(
@@ -60,11 +60,11 @@ class AllocatorSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
-        """As torch would read them: the first variable that is set counts, alone."""
+        """As torch reads them: only the first variable that is set counts."""
         return cls.parse(next((environment[name] for name in _VARIABLES if name in environment), ""))
 
     def divisions(self, size_bytes: int) -> int:
-        """Into how many steps sizes like this one are rounded."""
+        """The entry of ``roundup_power2_divisions`` for this size."""
         return self.roundup_power2_divisions[min(max(size_bytes.bit_length() - 21, 0), _INTERVALS - 1)]
 
 
@@ -81,7 +81,7 @@ def _options(text: str) -> Iterator[tuple[str, list[str]]]:
             while end < len(tokens) and tokens[end - 1] != "]":
                 end += 1
         yield name, tokens[at + 1 : end]
-        at = end + 1  # and the comma
+        at = end + 1  # skip the comma
 
 
 def _megabytes(options: Mapping[str, list[str]], name: str, *, least: int) -> int | None:
@@ -106,7 +106,7 @@ def _share(options: Mapping[str, list[str]], name: str, default: float) -> float
 
 
 def _divisions(tokens: list[str]) -> tuple[int, ...]:
-    """One number for all sizes, or [256:1,512:2,1024:4,>:8], MiB on the left."""
+    """One number for all sizes, or [256:1,512:2,1024:4,>:8] with MiB on the left."""
     if tokens[0] != "[":
         return (_power_of_two(tokens[0]),) * _INTERVALS
     found, last = [0] * _INTERVALS, -1

@@ -1,11 +1,11 @@
-"""Scaled dot-product attention as CUDA runs it: which kernel, and what that kernel keeps.
+"""Scaled dot-product attention as CUDA runs it: the kernel, and the tensors that kernel keeps.
 
 In:  the arguments of ``scaled_dot_product_attention``, on meta tensors.
-Out: the same result through the operation CUDA would have chosen; autograd then saves what it saves there.
+Out: the result, through the operation that CUDA would choose; autograd then saves the same tensors as on CUDA.
 Runs in: the tracing thread.
 
-On a device torch knows no kernel for, attention falls to plain arithmetic, which keeps every probability for the
-backward pass. CUDA's fused kernels keep one number a row.
+On a device without a fused kernel, torch computes attention by plain arithmetic, which keeps every probability for the
+backward pass. CUDA's fused kernels keep one number per row.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What ``F.scaled_dot_product_attention`` does on the card."""
+    """``F.scaled_dot_product_attention`` as the card runs it."""
     aten: Any = torch.ops.aten
-    kernel = chosen_kernel(card, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = _chosen_kernel(card, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _additive(attn_mask, query.dtype)
     if kernel == "math":
@@ -56,7 +56,7 @@ def attend(
     )[0]
 
 
-def chosen_kernel(
+def _chosen_kernel(
     card: Card,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -66,7 +66,7 @@ def chosen_kernel(
     is_causal: bool,
     enable_gqa: bool,
 ) -> str:
-    """ "cudnn", "flash", "efficient" or "math", in the order and under the conditions of torch."""
+    """ "cudnn", "flash", "efficient" or "math": the first, in torch's order, whose conditions hold."""
     if any(tensor.dim() != 4 or tensor.shape[-1] == 0 or tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "math"
     if mask is not None and mask.stride(-1) != 1:
@@ -101,7 +101,7 @@ def chosen_kernel(
 
 
 def _prefers_cudnn(card: Card) -> bool:
-    """torch 2.11 and later put cuDNN's kernel first on Hopper and on data-centre Blackwell."""
+    """torch 2.11 and later try cuDNN's kernel first on Hopper and on data-centre Blackwell."""
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     return card.capability[0] in (9, 10) and (major, minor) >= (2, 11)
 
@@ -120,7 +120,7 @@ def _plain(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """Attention without a fused kernel: in float32, every probability kept, and the mask of its dropout."""
+    """Attention without a fused kernel: in float32, and it keeps every probability and the mask of its dropout."""
     kind = query.dtype
     if kind in _HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
         query, key, value = query.float(), key.float(), value.float()
@@ -142,7 +142,7 @@ def _plain(
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The memory-efficient kernel wants rows that start at multiples of 8: others are padded, in a copy."""
+    """The memory-efficient kernel needs rows that start at multiples of 8; another mask is copied with padding."""
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask
     length = mask.shape[-1]

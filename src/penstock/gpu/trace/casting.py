@@ -1,12 +1,13 @@
-"""Automatic mixed precision as CUDA does it, on tensors that have no device.
+"""Automatic mixed precision as CUDA applies it, for meta tensors.
 
-In:  a torch function's name and arguments, inside ``torch.autocast("cuda")``.
+In:  a torch function and its arguments, inside ``torch.autocast("cuda")``.
 Out: the arguments, cast.
 Runs in: the tracing thread.
 
-torch's own autocast acts on CUDA tensors only. Its lists are here by name: what runs in the lower precision, what in
-float32, and what in the widest type of its arguments. Weights cast to the lower precision are kept until the outermost
-autocast ends: a copy of every matrix, for the time of the forward pass.
+torch's own autocast acts on CUDA tensors only. Its lists are repeated here by name: the functions that run in the lower
+precision, those that run in float32, and those that run in the widest type of their arguments. Autocast keeps weights
+that it has cast to the lower precision until the outermost autocast ends: a copy of every matrix during the forward
+pass.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _FLOAT32 = """
     _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
 """
 _FLOAT32_RESULT = "prod softmax log_softmax cumprod cumsum vector_norm matrix_norm norm sum"
-"""The result is asked for in float32; where the kernel converts by itself, nothing is copied before."""
+"""These get ``dtype=torch.float32``: the kernel converts while it reads, without a copy of the input."""
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 
 LOWER, FLOAT32, FLOAT32_RESULT, WIDEST = "lower", "float32", "float32 result", "widest"
@@ -47,32 +48,30 @@ def _policies() -> dict[Any, str]:
         for name in names.split():
             for home in _HOMES:
                 function = getattr(home, name, None)
-                # A function of torch.nn.functional that is written in Python is seen again by what it calls.
+                # Functions of torch.nn.functional written in Python need no policy: the functions they call have one.
                 if function is not None and not hasattr(function, "__code__"):
                     found[function] = policy
     return found
 
 
 POLICIES = _policies()
-"""By function, as a torch function mode sees it."""
+"""Function, as a torch function mode receives it -> policy."""
 
 
 class Casts:
-    """Autocast's arguments and its cache of weights."""
+    """Casts arguments, and keeps autocast's cache of weights."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clear(self) -> None:
-        """What happens when the outermost autocast ends."""
+        """Call it when the outermost autocast ends."""
         self._kept.clear()
 
-    def apply(
-        self, policy: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """The arguments as the policy wants them."""
+    def apply(self, policy: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments, cast as the policy says."""
         if policy == FLOAT32_RESULT:
-            return self._float32_result(func, args, kwargs)
+            return self._float32_result(args, kwargs)
         if policy == WIDEST:
             tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
             wide = any(_is_castable(tensor) and tensor.dtype == torch.float32 for tensor in tensors)
@@ -106,7 +105,7 @@ class Casts:
         return known[1]
 
     @staticmethod
-    def _float32_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _float32_result(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         first = args[0] if args else kwargs.get("input")
         if not isinstance(first, torch.Tensor) or not _is_castable(first) or kwargs.get("dtype") is not None:
             return args, kwargs

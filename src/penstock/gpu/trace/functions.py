@@ -1,17 +1,30 @@
-"""Torch's functions as they behave on CUDA tensors, while the tensors are meta tensors.
+"""Makes torch treat meta tensors as CUDA tensors while a training is traced.
 
 In:  every call of a torch function from Python.
-Out: the call CUDA would have made of it: its devices, its casts, its fused kernels.
-Runs in: the tracing thread.
+Out: the call as CUDA would run it: its devices, its casts, its fused kernels.
+Runs in: the tracing thread. ``as_on_cuda`` restores torch at the end.
+
+Outside a function's own arguments, three parts of torch ask which device they run on:
+
+- Without a GPU ``torch.autocast("cuda")`` disables itself, and models that ask a tensor for its device name "meta".
+- Checkpointing asks its inputs which device's autocast it has to restore for the second forward pass.
+- Optimizers handle many tensors at once on CUDA only, and the temporaries of that form are the peak of their step.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.amp.autocast_mode
 import torch.nn.functional as F
+import torch.utils._foreach_utils
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
 from penstock.gpu.card import Card
@@ -19,17 +32,19 @@ from penstock.gpu.trace import attention, fused, recurrent
 from penstock.gpu.trace.casting import POLICIES, Casts
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_optimizer = importlib.import_module("torch.optim.optimizer")  # torch.optim hides the name
+_Autocast = torch.amp.autocast_mode.autocast
 
 
 class CudaFunctions(TorchFunctionMode):
-    """The function mode. Autocast's cache lives here."""
+    """The function mode. It owns autocast's cache."""
 
     def __init__(self, card: Card) -> None:
         super().__init__()
         self.card = card
         self.casts = Casts()
         self._open: set[Any] = set()
-        self._unlocked: dict[Any, Any] = {}
+        self._unchecked: dict[Any, Any] = {}
         self._rules = {
             F.scaled_dot_product_attention: self._attend,
             **fused.RULES,
@@ -39,9 +54,9 @@ class CudaFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": on_meta(kwargs["device"])}
+            kwargs = {**kwargs, "device": _on_meta(kwargs["device"])}
         if func is torch.Tensor.to:
-            args = tuple(on_meta(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
+            args = tuple(_on_meta(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
         elif func is torch.Tensor.cuda:
             return args[0].to("meta")
         elif func is torch.Tensor.pin_memory and args[0].device.type == "meta":
@@ -49,29 +64,30 @@ class CudaFunctions(TorchFunctionMode):
         if torch.is_autocast_enabled("cuda"):
             policy = POLICIES.get(func)
             if policy is not None:
-                args, kwargs = self.casts.apply(policy, func, args, kwargs)
+                args, kwargs = self.casts.apply(policy, args, kwargs)
         rule = self._rules.get(func)
         if rule is not None:
             return rule(func, args, kwargs)
         if isinstance(func, FunctionType) and func not in self._open:
-            return self._inside(func, args, kwargs)
+            return self._call_body(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _inside(self, func: FunctionType, args: Any, kwargs: Any) -> Any:
-        """Run a function written in Python so that what it calls comes through here as well.
+    def _call_body(self, func: FunctionType, args: Any, kwargs: Any) -> Any:
+        """Run a function written in Python so that the functions it calls come through this mode too.
 
-        torch switches a mode off while the mode handles a call. Switched on again, the function would hand itself
-        over once more and never get to its own body: it runs with its question "is anybody watching?" answered no.
+        torch switches a mode off while the mode handles a call. With the mode on again, the function would pass itself
+        to the mode a second time and never reach its own body. It therefore runs as a copy whose check for modes
+        answers no.
         """
-        unlocked = self._unlocked.get(func)
-        if unlocked is None:
-            unlocked = self._unlocked[func] = _unlock(func)
-        if unlocked is func:
+        unchecked = self._unchecked.get(func)
+        if unchecked is None:
+            unchecked = self._unchecked[func] = _without_checks(func)
+        if unchecked is func:
             return func(*args, **kwargs)
         self._open.add(func)
         try:
             with self:
-                return unlocked(*args, **kwargs)
+                return unchecked(*args, **kwargs)
         finally:
             self._open.discard(func)
 
@@ -79,22 +95,77 @@ class CudaFunctions(TorchFunctionMode):
         return attention.attend(self.card, *args, **kwargs)
 
 
-def on_meta(device: Any) -> Any:
-    """A CUDA device's stand-in; other devices as they are."""
+@contextmanager
+def as_on_cuda(casts: Casts) -> Iterator[None]:
+    """Autocast, checkpointing and optimizers take meta tensors for CUDA tensors inside this context."""
+    with ExitStack() as stack:
+        for target, name, value in (
+            (_Autocast, "__init__", _autocast_init),
+            (_Autocast, "__exit__", _autocast_exit(casts)),
+            (torch.amp.autocast_mode, "is_autocast_available", _is_autocast_available),
+            (torch.amp, "is_autocast_available", _is_autocast_available),
+            (torch.utils.checkpoint, "_infer_device_type", lambda *_: "cuda"),
+            (torch.utils._foreach_utils, "_get_foreach_kernels_supported_devices", _devices),
+            (torch.utils._foreach_utils, "_get_fused_kernels_supported_devices", _devices),
+            (_optimizer, "_get_foreach_kernels_supported_devices", _devices),
+            (_optimizer, "_get_fused_kernels_supported_devices", _devices),
+        ):
+            if hasattr(target, name):
+                stack.enter_context(patch.object(target, name, value))
+        yield
+
+
+def _on_meta(device: Any) -> Any:
+    """The meta device in place of a CUDA device; other devices as they are."""
     if device is None or isinstance(device, (int, torch.Tensor)):
         return device
     kind = device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)
     return torch.device("meta") if kind == "cuda" else device
 
 
-def _unlock(func: FunctionType) -> FunctionType:
+def _without_checks(func: FunctionType) -> FunctionType:
     if not any(name in _CHECKS for name in func.__code__.co_names):
         return func
-    world = {**func.__globals__, **dict.fromkeys(_CHECKS, _nobody)}
-    twin = FunctionType(func.__code__, world, func.__name__, func.__defaults__, func.__closure__)
-    twin.__kwdefaults__ = func.__kwdefaults__
-    return twin
+    names = {**func.__globals__, **dict.fromkeys(_CHECKS, lambda *_: False)}
+    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
 
 
-def _nobody(*_: Any) -> bool:
-    return False
+def _devices() -> list[str]:
+    return ["meta", "cuda"]
+
+
+_real_is_available = torch.amp.autocast_mode.is_autocast_available
+_real_init = _Autocast.__init__
+_real_exit = _Autocast.__exit__
+
+
+def _is_autocast_available(device_type: str) -> bool:
+    return device_type in ("cuda", "meta") or _real_is_available(device_type)
+
+
+def _autocast_init(
+    self: Any,
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> None:
+    device_type = "cuda" if device_type == "meta" else device_type
+    if device_type != "cuda":
+        return _real_init(self, device_type, dtype, enabled, cache_enabled)
+    _real_init(self, device_type, dtype, False, cache_enabled)
+    self._enabled = enabled
+    return None
+
+
+def _autocast_exit(casts: Casts) -> Any:
+    def leave(self: Any, *error: Any) -> Any:
+        result = _real_exit(self, *error)
+        torch.autocast_increment_nesting()
+        if torch.autocast_decrement_nesting() == 0:
+            casts.clear()
+        return result
+
+    return leave

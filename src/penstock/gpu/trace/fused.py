@@ -1,7 +1,7 @@
-"""Operations that CUDA does in one kernel and other devices in several.
+"""Functions that CUDA runs as one kernel and other devices as several.
 
 In:  a function and its arguments, on meta tensors.
-Out: the same through the operation that runs on CUDA.
+Out: the result, through the operation that runs on CUDA.
 Runs in: the tracing thread.
 """
 
@@ -17,7 +17,7 @@ _nn: Any = torch._C._nn  # type: ignore[attr-defined]
 
 
 def dropout(func: Any, args: Any, kwargs: Any) -> Any:
-    """One kernel, which keeps a mask of one byte a value."""
+    """One kernel, which keeps a mask of one byte per value."""
     given, p, train = _bound(args, kwargs, ("input", "p", "train"))
     if train and 0 < p < 1 and given.numel():
         return torch.native_dropout(given, p, True)[0]
@@ -36,7 +36,7 @@ def softmax(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """A product whose input is not contiguous adds its bias in place; under a dispatch mode torch would not."""
+    """With an input that is not contiguous torch adds the bias in place, but not while a dispatch mode is active."""
     given, weight, bias = _bound(args, kwargs, ("input", "weight", "bias"))
     if bias is None or given.dim() < 3 or given.is_contiguous():
         return func(*args, **kwargs)
@@ -44,7 +44,7 @@ def linear(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
-    """Under autocast the logarithms stay in the lower precision, and the loss takes a float32 copy of them."""
+    """Under autocast the logarithms stay in the lower precision, and the loss reads a float32 copy of them."""
     given, target, weight, reduction, ignore, smoothing = _bound(
         args, kwargs, ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
     )
@@ -57,7 +57,7 @@ def cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """One kernel; it keeps its input and one float32 a row."""
+    """One kernel, which keeps its input and one float32 per row."""
 
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, weight: torch.Tensor | None, width: int) -> torch.Tensor:
@@ -72,7 +72,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(func: Any, args: Any, kwargs: Any) -> Any:
-    """Fused since torch 2.8, if weight and input have one type."""
+    """Fused since torch 2.8, if weight and input have the same type."""
     given, shape, weight = _bound(args, kwargs, ("input", "normalized_shape", "weight"))
     if not hasattr(torch.ops.aten, "_fused_rms_norm") or (weight is not None and weight.dtype != given.dtype):
         return func(*args, **kwargs)
@@ -98,4 +98,4 @@ RULES = {
     **_all("log_softmax", softmax),
     **_all("rms_norm", rms_norm),
 }
-"""By function."""
+"""Function -> its replacement."""

@@ -4,8 +4,9 @@ In:  every operation below autograd, on tensors without memory.
 Out: a ``Trace``.
 Runs in: the tracing thread.
 
-A storage is allocated when the first tensor with it comes out of an operation, and freed when torch lets go of it: the
-same code holds and drops it as on the GPU. What CUDA's kernels allocate inside an operation comes from ``scratch``.
+A storage counts as allocated when an operation first returns a tensor that has it, and as freed when Python frees the
+storage object: the training's own code holds and drops storages as on the GPU. ``scratch`` gives the memory that CUDA's
+kernels allocate inside an operation.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import traceback
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.gpu.card import Card
-from penstock.gpu.trace import scratch, sole_owner
+from penstock.gpu.trace.scratch import RULES, OperationRule, Scratch
 from penstock.gpu.trace.trace import (
     ACTIVATIONS,
     BACKWARD,
@@ -39,28 +41,29 @@ _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 _READ = torch.ops.aten._local_scalar_dense.default
 _FLATTENED = (torch.float16, torch.float32, torch.float64)
 """Types of weights that torch's recurrent layers put into one block."""
-_LISTS = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
+_DATA_DEPENDENT = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
 _USUAL = {
     **dict.fromkeys((torch.ops.aten.all.default, torch.ops.aten.all.dim), True),
     **dict.fromkeys((torch.ops.aten.any.default, torch.ops.aten.any.dim), False),
 }
-"""Models ask whether all of a mask is set, whether any value is infinite: in an unpadded, healthy batch, yes and no."""
+"""Models ask whether a mask is set everywhere, or whether any value is infinite. For an unpadded batch of finite values
+the answers are yes and no."""
 
 
 class NeedsValues(Exception):
-    """The model asked for a tensor's contents, and here tensors have none."""
+    """The model asked for a tensor's values, and meta tensors have none."""
 
 
-class _Death(weakref.ref):  # type: ignore[type-arg]
-    """Tells when a storage is gone, and which it was."""
+class _LiveStorage(weakref.ref):  # type: ignore[type-arg]
+    """Reference to a storage, with its key and the id of its allocation."""
 
     __slots__ = ("key", "number")
     key: int
     number: int
 
 
-class Recorder(TorchDispatchMode):
-    """The dispatch mode that watches."""
+class TraceRecorder(TorchDispatchMode):
+    """The dispatch mode that records."""
 
     def __init__(self, card: Card) -> None:
         super().__init__()
@@ -69,96 +72,93 @@ class Recorder(TorchDispatchMode):
         self.module = ""
         """Path of the module whose forward runs."""
         self.assumptions: dict[str, None] = {}
-        """What was taken for granted where the model asked for values, in the order in which it asked."""
-        self._live: dict[int, _Death] = {}
+        """The answers assumed where the model asked for values, in order."""
+        self._live: dict[int, _LiveStorage] = {}
         self._answers: dict[int, bool] = {}
-        self._is_optimizing = self._is_away = False
+        self._is_optimizing = self._is_paused = False
         self._kept: set[str] = set()
-        self._alone = sole_owner.alone()
+        self._sole_owner_counts = _sole_owner_counts()
         self._kind: str | None = None
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- operations ------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._is_away:
+        if self._is_paused:
             return func(*args, **kwargs) if kwargs else func(*args)
         if func is _ADD and self._adds_in_place(args, kwargs):
             return _ADD_IN_PLACE(*args)
         if func is _READ and args[0].device.type == "meta":
-            return self._read(args[0])
-        if func in _LISTS and args[0].device.type == "meta":
-            raise NeedsValues(_who_asked(func))
-        rule = scratch.RULES.get(func)
-        if rule is not None and self._is_on_card(args):
+            return self._assumed(args[0])
+        if func in _DATA_DEPENDENT and args[0].device.type == "meta":
+            raise NeedsValues(_user_line(func))
+        rule = RULES.get(func)
+        if rule is not None and any(isinstance(arg, torch.Tensor) and arg.device.type == "meta" for arg in args):
             return self._with_scratch(rule, func, args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
-        self._see_all(out, func)
+        self._record_all(out, func)
         if func in _USUAL and out.device.type == "meta":
             self._answers[out.untyped_storage()._cdata] = _USUAL[func]
         return out
 
-    def _read(self, tensor: torch.Tensor) -> bool:
+    def _assumed(self, tensor: torch.Tensor) -> bool:
         answer = self._answers.get(tensor.untyped_storage()._cdata)
         if answer is None:
-            raise NeedsValues(_who_asked(_READ))
-        self.assumptions[f"{'all' if answer else 'none'} of the values set: {_who_asked(_READ)}"] = None
+            raise NeedsValues(_user_line(_READ))
+        self.assumptions[f"{'all' if answer else 'none'} of the values set: {_user_line(_READ)}"] = None
         return answer
 
-    def _with_scratch(self, rule: scratch.Rule, func: Any, args: Any, kwargs: Any) -> Any:
+    def _with_scratch(self, rule: OperationRule, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that takes memory of its own while it runs."""
         out = func(*args, **kwargs)
-        self._see_all(out, func)
+        self._record_all(out, func)
         if rule.uses_blas:
-            self._need_blas()
+            # cuBLAS takes its workspace at the first product of each thread, and autograd has its own thread.
+            self._keep(self.card.blas_workspace_bytes, f"cublas {BACKWARD if self.phase == BACKWARD else FORWARD}")
         taken = []
-        for need in rule.needs(scratch.Call(args, out, self.card)) if rule.needs else ():
-            taken.append(self._scratch(need, func))
-            if rule.in_turn:
+        for scratch in rule.scratches(args, out, self.card) if rule.scratches else ():
+            taken.append(self._allocate_scratch(scratch, func))
+            if rule.one_after_another:
                 self.trace.free(taken.pop())
         for number in taken:
             self.trace.free(number)
         return out
 
-    def _scratch(self, need: scratch.Need, func: Any) -> int:
-        number = self._allocate(need.size_bytes, WORKSPACES if need.is_guess else TEMPORARIES, func)
-        if need.is_guess:
+    def _allocate_scratch(self, scratch: Scratch, func: Any) -> int:
+        number = self._allocate(scratch.size_bytes, WORKSPACES if scratch.is_guess else TEMPORARIES, func)
+        if scratch.is_guess:
             self.trace.uncertain.add(number)
-        if need.reduction is not None:
-            self.trace.reductions[number] = need.reduction
+        if scratch.reduction is not None:
+            self.trace.reductions[number] = scratch.reduction
         return number
 
     @contextmanager
-    def taking(self, need: scratch.Need, maker: str) -> Iterator[None]:
-        """What a library takes while it runs."""
-        number = self._scratch(need, maker)
+    def taking(self, scratch: Scratch, maker: str) -> Iterator[None]:
+        """Memory that a library takes while it runs."""
+        number = self._allocate_scratch(scratch, maker)
         try:
             yield
         finally:
             self.trace.free(number)
 
-    def _need_blas(self) -> None:
-        """cuBLAS takes its workspace at the first product of each thread; autograd has a thread of its own."""
-        self._keep(self.card.blas_workspace_bytes, f"cublas {BACKWARD if self.phase == BACKWARD else FORWARD}")
-
     def keep_dropout_state(self) -> None:
-        """cuDNN's random numbers, one stream for every thread that may run."""
+        """cuDNN's random numbers: one stream for every thread that can run."""
         self._keep(self.card.multiprocessors * self.card.threads_per_multiprocessor * 24, "cudnn dropout")
 
     def _keep(self, size_bytes: int, maker: str) -> None:
-        """What a library takes at its first call, and keeps."""
+        """Memory that a library takes at its first call and never frees."""
         if maker not in self._kept:
             self._kept.add(maker)
-            self.trace.staying.add(self._allocate(size_bytes, WORKSPACES, maker))
+            self.trace.kept_by_libraries.add(self._allocate(size_bytes, WORKSPACES, maker))
 
     def _adds_in_place(self, args: Any, kwargs: Any) -> bool:
-        """Autograd summing two gradients where on the GPU, with no mode on, it would add into the first."""
+        """Whether autograd, without this mode, would add the second gradient of a tensor into the first."""
         if kwargs or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or len(args) != 2:
             return False
         mine, other = args
         return (
             isinstance(other, torch.Tensor)
             and mine.device.type == "meta"
-            and sole_owner.references(mine) == self._alone
+            and _reference_counts(mine) == self._sole_owner_counts
             and mine.shape == other.shape
             and mine.dtype == other.dtype
             and _is_dense(mine)
@@ -166,21 +166,14 @@ class Recorder(TorchDispatchMode):
 
     # -- storages --------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _is_on_card(args: Any) -> bool:
-        return any(isinstance(arg, torch.Tensor) and arg.device.type == "meta" for arg in args)
-
-    def _see_all(self, out: Any, func: Any) -> None:
+    def _record_all(self, out: Any, func: Any) -> None:
         if isinstance(out, torch.Tensor):
-            self._see(out, func)
+            self._record(out, func)
         elif isinstance(out, (tuple, list)):
             for part in out:
-                if isinstance(part, torch.Tensor):
-                    self._see(part, func)
-                elif isinstance(part, (tuple, list)):
-                    self._see_all(part, func)
+                self._record_all(part, func)
 
-    def _see(self, tensor: torch.Tensor, func: Any) -> None:
+    def _record(self, tensor: torch.Tensor, func: Any) -> None:
         if tensor.device.type != "meta":
             return
         storage = tensor.untyped_storage()
@@ -189,32 +182,27 @@ class Recorder(TorchDispatchMode):
             return
         size = storage.nbytes()
         if size:
-            death = _Death(storage, self._died)
-            death.key, death.number = key, self._allocate(size, self._kind or self._guess_kind(), func)
-            self._live[key] = death
+            live = _LiveStorage(storage, self._freed)
+            live.key, live.number = key, self._allocate(size, self._kind or self._likely_kind(), func)
+            self._live[key] = live
 
-    def _died(self, death: weakref.ref) -> None:  # type: ignore[type-arg]
-        assert isinstance(death, _Death)
-        self._live.pop(death.key, None)
-        self._answers.pop(death.key, None)
-        self.trace.free(death.number)
+    def _freed(self, live: weakref.ref) -> None:  # type: ignore[type-arg]
+        assert isinstance(live, _LiveStorage)
+        self._live.pop(live.key, None)
+        self._answers.pop(live.key, None)
+        self.trace.free(live.number)
 
     def _allocate(self, size_bytes: int, kind: str, func: Any) -> int:
         maker = func if isinstance(func, str) else func._schema.name
         return self.trace.allocate(size_bytes, kind, self.phase, maker, self.module)
 
-    def _guess_kind(self) -> str:
-        """Until it is known what outlives its phase: recomputed forwards count as activations."""
+    def _likely_kind(self) -> str:
+        """The kind until the trace shows what outlives its phase. Recomputed forwards count as activations."""
         if self.phase == FORWARD or (self.phase == BACKWARD and torch.is_grad_enabled()):
             return ACTIVATIONS
         return TEMPORARIES
 
-    @property
-    def is_away(self) -> bool:
-        """Whether what happens now is no part of the training."""
-        return self._is_away
-
-    # -- what the training tells -----------------------------------------------------------------------------------
+    # -- calls from the training -----------------------------------------------------------------------------------
 
     @property
     def phase(self) -> str:
@@ -224,6 +212,20 @@ class Recorder(TorchDispatchMode):
             return OPTIMIZER
         return BACKWARD if torch._C._current_graph_task_id() != -1 else FORWARD
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the operations that run now are not part of the training."""
+        return self._is_paused
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations inside this context are not part of the training."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     @contextmanager
     def _as(self, kind: str) -> Iterator[None]:
         before, self._kind = self._kind, kind
@@ -232,44 +234,35 @@ class Recorder(TorchDispatchMode):
         finally:
             self._kind = before
 
-    def model_moves_in(self, model: torch.nn.Module) -> None:
+    def move_model(self, model: torch.nn.Module) -> None:
         """Parameters and buffers, in the order in which ``model.to(device)`` moves them."""
         with self._as(PARAMETERS):
             for child in model.children():
-                self.model_moves_in(child)
+                self.move_model(child)
             for tensor in [*model._parameters.values(), *model._buffers.values()]:
                 if tensor is not None:
-                    self._see(tensor, "to")
+                    self._record(tensor, "to")
             if isinstance(model, torch.nn.RNNBase):
                 self._flatten(list(model.parameters(recurse=False)))
 
     def _flatten(self, weights: list[torch.Tensor]) -> None:
-        """A recurrent layer copies its weights into one block for cuDNN, once they are on the GPU."""
+        """A recurrent layer on the GPU copies its weights into one block for cuDNN."""
         keys = {weight.untyped_storage()._cdata for weight in weights}
         if len(keys) < len(weights) or not all(weight.dtype in _FLATTENED for weight in weights):
             return
-        deaths = [self._live[key] for key in keys if key in self._live]
-        before = {death.number for death in deaths}
+        storages = [self._live[key] for key in keys if key in self._live]
+        before = {live.number for live in storages}
         number = self._allocate(sum(weight.nbytes for weight in weights), PARAMETERS, "flatten")
-        for death in deaths:
-            death.number = number
+        for live in storages:
+            live.number = number
         # Another layer's block stays while that layer has a weight in it.
-        for left in before - {death.number for death in self._live.values()}:
-            self.trace.free(left)
+        for unused in before - {live.number for live in self._live.values()}:
+            self.trace.free(unused)
 
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """What is made meanwhile is no part of the training."""
-        self._is_away = True
-        try:
-            yield
-        finally:
-            self._is_away = False
-
-    def batch_moves_in(self, tensors: list[torch.Tensor]) -> None:
+    def move_batch(self, tensors: list[torch.Tensor]) -> None:
         with self._as(INPUTS):
             for tensor in tensors:
-                self._see(tensor, "to")
+                self._record(tensor, "to")
 
     @contextmanager
     def optimizing(self) -> Iterator[None]:
@@ -286,15 +279,50 @@ class Recorder(TorchDispatchMode):
         self._is_optimizing = False
 
     def rename(self, tensors: Iterator[torch.Tensor], kind: str) -> None:
-        """Say what these turned out to be."""
+        """Change the kind of these tensors' allocations."""
         for tensor in tensors:
-            death = self._live.get(tensor.untyped_storage()._cdata) if tensor.device.type == "meta" else None
-            if death is not None:
-                self.trace.kinds[death.number] = kind
+            live = self._live.get(tensor.untyped_storage()._cdata) if tensor.device.type == "meta" else None
+            if live is not None:
+                self.trace.kinds[live.number] = kind
+
+
+# -- sole owners ---------------------------------------------------------------------------------------------------
+# Where two gradients of one tensor meet, autograd adds the second into the first, in place, if it holds the only
+# reference to the first. It does not while a dispatch mode is active, and every such sum would count as a new
+# allocation. The number of references inside a mode differs between versions of torch, so it is measured.
+
+
+def _reference_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """References to the tensor, and to its storage."""
+    count = getattr(tensor, "_use_count", None)
+    storage = tensor.untyped_storage()
+    return (count() if count is not None else 0, torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+
+
+class _OwnerProbe(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ADD and torch._C._current_graph_task_id() != -1:
+            self.counts.append(_reference_counts(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _sole_owner_counts() -> tuple[int, int] | None:
+    """The counts of a gradient that autograd alone holds; None where torch does not show them."""
+    probe = _OwnerProbe()
+    tensor = torch.empty(8, device="meta", requires_grad=True)
+    with probe:
+        shared = tensor * 2
+        (torch.sin(shared) + torch.cos(shared)).backward(torch.empty(8, device="meta"))
+    return probe.counts[0] if len(probe.counts) == 1 and probe.counts[0][0] else None
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """No gaps and no overlaps, in whatever order its dimensions lie."""
+    """Whether the tensor has neither gaps nor overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -304,8 +332,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _who_asked(func: Any) -> str:
-    """The line of the user's code, outside torch, that wanted a value."""
+def _user_line(func: Any) -> str:
+    """The line of the user's code, outside torch, that asked for a value."""
     for frame in reversed(traceback.extract_stack()):
         if "/torch/" not in frame.filename and "/penstock/gpu/" not in frame.filename:
             return f"{frame.filename}:{frame.lineno}: {frame.line}"

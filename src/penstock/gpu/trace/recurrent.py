@@ -1,11 +1,12 @@
 """LSTM, GRU and plain recurrent layers through cuDNN.
 
-In:  the arguments of ``torch.lstm`` and its like, on meta tensors.
+In:  the arguments of ``torch.lstm``, ``torch.gru`` and the plain layers, on meta tensors.
 Out: outputs of the right shapes; autograd keeps cuDNN's reserve space.
 Runs in: the tracing thread.
 
-What is kept for the backward pass is known: cuDNN 9.19 on an H200 agrees to the byte in 72 shapes. Its workspace is a
-guess, 7% off in the median of those shapes, by half for layers much narrower than their input: estimates carry a range.
+The size of the reserve space, kept for the backward pass, is known: it equals that of cuDNN 9.19 on an H200 to the byte
+in 72 shapes. The size of the workspace is a guess: its median error over those shapes is 7%, and it is off by half for
+layers much narrower than their input. Estimates therefore have a range.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from penstock.gpu.trace.recorder import Recorder
-from penstock.gpu.trace.scratch import Need
+from penstock.gpu.trace.recorder import TraceRecorder
+from penstock.gpu.trace.scratch import Scratch
 
 _KEPT = {"lstm": 6, "gru": 7, "rnn_tanh": 2, "rnn_relu": 2}
-"""Values kept for the backward pass, per unit of the hidden state and layer; the last layer keeps one less."""
+"""Values kept for the backward pass, per unit of the hidden state and per layer; the last layer keeps one less."""
 _LONG = 512
-"""Steps from which cuDNN works on one value less at a time."""
+"""From this many steps on, cuDNN's workspace holds one value less per unit."""
 _ALIGNED_BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shape:
+class _LayerSizes:
     """Sizes of one call."""
 
     kind: str
@@ -53,40 +54,45 @@ class _Shape:
 
     @property
     def work_bytes(self) -> int:
-        """Gates and inputs of every step, and the weights in another order."""
+        """Gates and inputs of every step, and the weights in cuDNN's order."""
         deeper = self.units * self.directions if self.layers > 1 else 0
         values = (3 if self.steps >= _LONG else 4) * self.units + 2 * max(self.inputs, deeper)
         return self.steps * self.batch * self.directions * values * self.item_bytes + 3 * self.weight_bytes // 2
 
 
-def _recorder() -> Recorder | None:
-    """The one that records now; none if what runs is no part of the training."""
-    found = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Recorder) and not mode.is_away]
+def _recorder() -> TraceRecorder | None:
+    """The active recorder; None while the code that runs is not part of the training."""
+    found = [
+        mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, TraceRecorder) and not mode.is_paused
+    ]
     return found[-1] if found else None
 
 
-def _taking(need: Need, what: str) -> AbstractContextManager[None]:
+def _taking(need: Scratch, what: str) -> AbstractContextManager[None]:
     recorder = _recorder()
     return nullcontext() if recorder is None else recorder.taking(need, what)
 
 
-def _working(shape: _Shape) -> AbstractContextManager[None]:
-    """cuDNN's workspace, while it runs."""
-    return _taking(Need(shape.work_bytes, is_guess=True), f"cudnn {shape.kind}")
+def _working(shape: _LayerSizes) -> AbstractContextManager[None]:
+    """Records cuDNN's workspace."""
+    return _taking(Scratch(shape.work_bytes, is_guess=True), f"cudnn {shape.kind}")
 
 
 def _copying(tensor: torch.Tensor) -> AbstractContextManager[None]:
-    """cuDNN wants steps first, without gaps: others are copied. None, of no bytes, keeps batch sizes alike."""
-    return _taking(Need(0 if tensor.is_contiguous() else tensor.nbytes), "cudnn copy")
+    """cuDNN needs steps first and no gaps, and copies any other tensor. A copy of 0 bytes is recorded too, so that the
+    steps of different batch sizes have the same events."""
+    return _taking(Scratch(0 if tensor.is_contiguous() else tensor.nbytes), "cudnn copy")
 
 
 class _Layers(torch.autograd.Function):
-    """Forward: output, last state, last cell; the reserve is kept. Backward: gradients, in cuDNN's order."""
+    """Forward returns output, last state and last cell, and keeps the reserve. Backward returns the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, shape: _Shape, batch_first: bool, given: Any, hidden: Any, cell: Any, *weights: Any) -> Any:
+    def forward(
+        ctx: Any, shape: _LayerSizes, batch_first: bool, given: Any, hidden: Any, cell: Any, *weights: Any
+    ) -> Any:
         with _copying(given.transpose(0, 1) if batch_first else given):
-            # A projected LSTM hands on fewer values than its cell has.
+            # The output of a projected LSTM is narrower than its cell.
             output = given.new_empty(shape.steps, shape.batch, hidden.shape[-1] * shape.directions)
             last = torch.empty_like(hidden), None if cell is None else torch.empty_like(cell)
             with _working(shape):
@@ -121,7 +127,7 @@ class _Layers(torch.autograd.Function):
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     kind = func.__name__
-    if kwargs or not isinstance(args[3], bool):  # packed sequences come in another form
+    if kwargs or not isinstance(args[3], bool):  # packed sequences have other arguments
         return func(*args, **kwargs)
     given, state, weights, _, layers, dropout, train, bidirectional, batch_first = args
     hidden, cell = state if kind == "lstm" else (state, None)
@@ -131,7 +137,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         cell = cell if cell is None else cell.to(to)
     if weights[0].dtype != given.dtype or given.dtype == torch.bfloat16:
         weights = _CastTogether.apply(given.dtype, *weights)
-    shape = _Shape(
+    shape = _LayerSizes(
         kind=kind,
         layers=layers,
         directions=2 if bidirectional else 1,
@@ -152,7 +158,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _CastTogether(torch.autograd.Function):
-    """Weights in one block, as cuDNN wants them: cast, or in bfloat16, for which layers do not do it beforehand."""
+    """Puts the weights into one block for cuDNN where the layer itself has not: after a cast, and in bfloat16."""
 
     @staticmethod
     def forward(ctx: Any, kind: torch.dtype, *weights: torch.Tensor) -> Any:
@@ -167,4 +173,4 @@ class _CastTogether(torch.autograd.Function):
 
 
 RULES = {getattr(torch._VF, kind): _run for kind in _KEPT}
-"""By function."""
+"""Function -> its replacement."""

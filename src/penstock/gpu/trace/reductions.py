@@ -1,12 +1,13 @@
-"""Sums on CUDA: what torch's reduction kernel takes for partial results.
+"""Sums on CUDA: the memory that torch's reduction kernel takes for partial results.
 
 In:  a tensor and the dimensions summed over.
-Out: ``Reduction``: bytes needed, for these sizes and others.
+Out: ``Reduction``: the bytes needed, for these sizes and others.
 Runs in: the tracing thread; pure.
 
-A sum over many rows with few results is spread over many blocks, each of which writes its part to memory first. For
-the gradient of a bias that can be more than the gradient it sums. How many blocks there are depends on the card; the
-rules are those of torch 2.11's kernel, as trainings recorded on an H200 show it, but for a few KiB of counters.
+torch spreads a sum of many rows with few results over many blocks, and each block writes its part to memory first. For
+the gradient of a bias, the parts can take more memory than the gradient that is summed. The number of blocks depends on
+the card. The rules are those of torch 2.11's kernel; trainings recorded on an H200 agree with them except for a few KiB
+of counters.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import torch
 _MOST_THREADS = 512
 _WARP = 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256
-"""Values a thread should have at least, at most."""
+"""The least and the most values that one thread sums."""
 _WIDEST = 4
-"""Neighbouring results, or inputs, that one thread handles at once."""
+"""The most neighbouring results, or inputs, that one thread handles at once."""
 _MOST_OFFSET = 2**31 - 1
 """Larger tensors are summed in halves: the kernel counts in 32 bits."""
 
@@ -35,22 +36,22 @@ class Reduction:
     inputs: int
     """Values in each of them."""
     item_bytes: int
-    """Of a value."""
+    """Size of a value."""
     sum_bytes: int
-    """Of a sum while it grows."""
+    """Size of a partial sum."""
     is_along_rows: bool
-    """What is summed lies next to each other in memory."""
+    """The values of one sum are neighbours in memory."""
     is_whole: bool
-    """It is the sum of everything, in one piece."""
+    """The sum covers the whole tensor, which has no gaps."""
     width: int
     """Neighbouring results that one thread handles."""
     multiprocessors: int
     threads: int
-    """That a multiprocessor runs at once."""
+    """Threads that a multiprocessor runs at once."""
 
     @property
     def scratch_bytes(self) -> int:
-        """What it takes for partial sums."""
+        """Memory for partial sums."""
         results, inputs = self.results, self.inputs
         if not results or not inputs:
             return 0
@@ -73,7 +74,7 @@ class Reduction:
         values = -(-inputs // columns) if self.is_along_rows else inputs
         at_once = 1 if self.is_along_rows else columns
         if values < rows * _LEAST_VALUES and values < _MOST_VALUES:
-            return 0  # the rows of a block have results of their own
+            return 0  # each row of a block has its own results
         values = -(-values // rows)
         blocks = -(-(results // self.width) // at_once)
         enough = self.multiprocessors * (self.threads // (columns * rows))
@@ -86,7 +87,7 @@ class Reduction:
 
 
 def reduction(tensor: torch.Tensor, dims: Iterable[int] | None, multiprocessors: int, threads: int = 2048) -> Reduction:
-    """The sum of ``tensor`` over ``dims``; None or none: over all."""
+    """The sum of ``tensor`` over ``dims``; None or empty: over all dimensions."""
     summed = {dim % tensor.dim() for dim in dims or range(tensor.dim())} if tensor.dim() else set()
     within = _joined(place for dim, place in _numbered(tensor) if dim in summed)
     beside = _joined(place for dim, place in _numbered(tensor) if dim not in summed)
@@ -114,12 +115,12 @@ def reduction(tensor: torch.Tensor, dims: Iterable[int] | None, multiprocessors:
 
 
 def _numbered(tensor: torch.Tensor) -> list[tuple[int, tuple[int, int]]]:
-    """Dimension -> stride and size, of those with more than one place."""
+    """Dimension -> stride and size, without dimensions of size 1."""
     return [(dim, (tensor.stride(dim), size)) for dim, size in enumerate(tensor.shape) if size != 1]
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Strides and sizes, closest first, those that follow each other without a gap made one."""
+    """Strides and sizes, smallest stride first; dimensions without a gap between them become one."""
     joined: list[tuple[int, int]] = []
     for stride, size in sorted(places):
         if joined and joined[-1][0] * joined[-1][1] == stride:
@@ -130,16 +131,16 @@ def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _power_of_two(count: int, most: int) -> int:
-    """The largest power of two up to ``count``; not above ``most``."""
+    """The largest power of two up to ``count``, and at most ``most``."""
     return most if count >= most else 1 << (count.bit_length() - 1)
 
 
 def between(first: Reduction, second: Reduction, share: float) -> Reduction:
-    """The same sum with sizes on the line through two known ones."""
+    """The same sum, with sizes interpolated between two that are known."""
 
     def at(one: int, other: int) -> int:
         return max(1, round(one + share * (other - one)))
 
-    # A batch of one lies in memory in more than one way.
-    telling = max(first, second, key=lambda one: one.results * one.inputs)
-    return replace(telling, results=at(first.results, second.results), inputs=at(first.inputs, second.inputs))
+    # With a batch of one, strides do not show the layout: take the layout from the larger batch.
+    larger = max(first, second, key=lambda one: one.results * one.inputs)
+    return replace(larger, results=at(first.results, second.results), inputs=at(first.inputs, second.inputs))

@@ -1,11 +1,11 @@
-"""What CUDA's kernels allocate for themselves while an operation runs.
+"""Memory that CUDA's kernels allocate for themselves while an operation runs.
 
 In:  an operation's arguments and results, the card.
-Out: ``Need``: bytes that live until the operation ends.
+Out: ``Scratch``: bytes that are freed when the operation ends.
 Runs in: the tracing thread.
 
-Kernels of torch itself are modelled after their sources. What cuDNN takes is chosen by a heuristic inside it: those
-needs are guesses, and estimates carry a range for them.
+The rules for torch's own kernels follow their sources. A heuristic inside cuDNN chooses what cuDNN takes: those sizes
+are guesses, and estimates have a range for them.
 """
 
 from __future__ import annotations
@@ -27,31 +27,26 @@ _SORT_FREE_INDICES = 3072
 
 
 @dataclass(frozen=True)
-class Need:
-    """Bytes for the time of an operation."""
+class Scratch:
+    """Memory taken during one operation."""
 
     size_bytes: int
     is_guess: bool = False
     reduction: Reduction | None = None
-    """The sum it is for, which knows how it changes with the batch."""
+    """The sum that needs it, which gives its size for other batch sizes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operation that ran."""
-
-    args: Any
-    out: Any
-    card: Card
+Scratches = Callable[[Any, Any, Card], Iterator[Scratch]]
+"""Arguments: those of the operation, its result, the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """What an operation needs beside its results."""
+class OperationRule:
+    """What an operation takes beside its results."""
 
-    needs: Callable[[Call], Iterator[Need]] | None = None
-    in_turn: bool = False
-    """One after the other, not all at once."""
+    scratches: Scratches | None = None
+    one_after_another: bool = False
+    """Each is freed before the next is allocated; else all exist at once."""
     uses_blas: bool = False
     """cuBLAS computes it."""
 
@@ -64,67 +59,67 @@ def _rounded(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-def _embedding_backward(call: Call) -> Iterator[Need]:
-    """Sorting the indices; then a partial sum for every stretch of equal ones."""
-    grad, indices, rows = call.args[:3]
+def _embedding_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """Memory to sort the indices; then a partial sum for every run of equal indices."""
+    grad, indices, rows = args[:3]
     count, width = indices.numel(), grad.shape[-1]
     if not grad.is_contiguous():
-        yield Need(_bytes(grad))
-    # Few indices need none of this; needs of no bytes keep steps of different batch sizes alike, event by event.
+        yield Scratch(_bytes(grad))
+    # Few indices need none of this. It is recorded with 0 bytes, so that steps of all batch sizes have the same events.
     index_bytes = indices.element_size() if count > _SORT_FREE_INDICES else 0
     segments = min(count, rows)
     partial = count // _ROWS_PER_THREAD + segments
     for places in (count, count, count, segments, segments, partial):
-        yield Need(places * index_bytes)  # sorted, where they were, where stretches of equal ones start, ...
-    yield Need(partial * width * 4 if index_bytes else 0)
+        yield Scratch(places * index_bytes)  # sorted indices, their old places, starts of the runs, ...
+    yield Scratch(partial * width * 4 if index_bytes else 0)
 
 
-def _flash_attention_backward(call: Call) -> Iterator[Need]:
-    """Row sums, the query's gradient in float32, and gradients of keys and values for every head that shares them."""
-    query, key = call.args[1:3]
+def _flash_attention_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """Row sums, the query's gradient in float32, and where heads share keys and values, a gradient of them per head."""
+    query, key = args[1:3]
     batch, heads, length, width = query.shape
     rows = _rounded(length, 128)
     wide = _rounded(width, 32 if width <= 128 else 64)
-    yield Need(batch * heads * rows * 4)
-    yield Need(batch * heads * rows * wide * 4)
+    yield Scratch(batch * heads * rows * 4)
+    yield Scratch(batch * heads * rows * wide * 4)
     if key.shape[1] != heads:
         for _ in range(2):
-            yield Need(batch * key.shape[2] * heads * width * query.element_size())
+            yield Scratch(batch * key.shape[2] * heads * width * query.element_size())
 
 
-def _cudnn_attention_backward(call: Call) -> Iterator[Need]:
-    """The same in one piece."""
-    yield Need(sum(need.size_bytes for need in _flash_attention_backward(call)) + 256)
+def _cudnn_attention_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """As flash attention, in one allocation."""
+    yield Scratch(sum(need.size_bytes for need in _flash_attention_backward(args, out, card)) + 256)
 
 
-def _efficient_attention_backward(call: Call) -> Iterator[Need]:
-    """Row sums, for which float32 needs a product as large as the output; in half precision float32 gradients."""
-    query, key, value = call.args[1:4]
+def _efficient_attention_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """Row sums; float32 needs a product as large as the output for them. Half precision needs float32 gradients."""
+    query, key, value = args[1:4]
     batch, heads, length, _ = query.shape
-    yield Need(batch * heads * length * value.shape[-1] * 4 if query.element_size() == 4 else 0)
-    yield Need(batch * heads * length * 4)
+    yield Scratch(batch * heads * length * value.shape[-1] * 4 if query.element_size() == 4 else 0)
+    yield Scratch(batch * heads * length * 4)
     if query.element_size() < 4 and value.shape[-1] > 128:
-        yield Need((query.numel() + key.numel() + value.numel()) * 4)
+        yield Scratch((query.numel() + key.numel() + value.numel()) * 4)
 
 
-def _convolution(call: Call) -> Iterator[Need]:
-    """cuDNN's tensor-core kernels want channels last: input and weight are copied, unless they lie so already."""
-    given, weight = call.args[:2]
+def _convolution(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """cuDNN's tensor-core kernels need channels last, and copy input and weight that are stored otherwise."""
+    given, weight = args[:2]
     if _is_copied(given, weight):
-        yield Need(_bytes(given) + _bytes(weight), is_guess=True)
+        yield Scratch(_bytes(given) + _bytes(weight), is_guess=True)
 
 
-def _convolution_backward(call: Call) -> Iterator[Need]:
-    """The input's gradient, then the weight's: each with both sides copied."""
-    grad, given, weight = call.args[:3]
+def _convolution_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """The input's gradient, then the weight's. For each, both operands are copied."""
+    grad, given, weight = args[:3]
     if _is_copied(given, weight):
-        for part in call.out[:2]:
+        for part in out[:2]:
             if part is not None:
-                yield Need(_bytes(given) + _bytes(weight) + _bytes(grad), is_guess=True)
+                yield Scratch(_bytes(given) + _bytes(weight) + _bytes(grad), is_guess=True)
 
 
 def _is_copied(given: torch.Tensor, weight: torch.Tensor) -> bool:
-    """A kernel of one pixel is a matrix product in any layout."""
+    """Not for kernels of one pixel: those are matrix products in any layout."""
     return (
         given.dim() == 4
         and any(size > 1 for size in weight.shape[2:])
@@ -132,52 +127,52 @@ def _is_copied(given: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def _safe_softmax(call: Call) -> Iterator[Need]:
-    """It looks for rows that are masked altogether."""
-    yield Need(call.out.numel())
-    yield Need(call.out.numel() // max(1, call.out.shape[call.args[1]]))
+def _safe_softmax(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """The kernel searches for rows that are masked completely."""
+    yield Scratch(out.numel())
+    yield Scratch(out.numel() // max(1, out.shape[args[1]]))
 
 
-def _norm_backward(call: Call) -> Iterator[Need]:
-    """Partial sums of the weight's gradient."""
-    width = math.prod(call.args[2])
+def _norm_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """Partial sums of the weight's gradient and the bias's."""
+    width = math.prod(args[2])
     for _ in range(2):
-        yield Need(128 * width * 4)
+        yield Scratch(128 * width * 4)
 
 
-def _sum(call: Call) -> Iterator[Need]:
-    """A copy in the type of the result, where the kernel does not read the values as they are; partial sums."""
-    given, kind, card = call.args[0], call.out.dtype, call.card
-    is_read_as_is = given.dtype == kind or (given.dtype in _HALF and kind == torch.float32)
-    yield Need(0 if is_read_as_is else given.numel() * call.out.element_size())
-    dims = call.args[1] if len(call.args) > 1 else None
-    summed = given if is_read_as_is else torch.empty_strided(given.shape, given.stride(), dtype=kind, device="meta")
+def _sum(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
+    """A copy in the type of the result, where the kernel cannot read the input's type; partial sums."""
+    given, kind = args[0], out.dtype
+    is_readable = given.dtype == kind or (given.dtype in _HALF and kind == torch.float32)
+    yield Scratch(0 if is_readable else given.numel() * out.element_size())
+    dims = args[1] if len(args) > 1 else None
+    summed = given if is_readable else torch.empty_strided(given.shape, given.stride(), dtype=kind, device="meta")
     needed = reduction(summed, dims, card.multiprocessors, card.threads_per_multiprocessor)
-    yield Need(needed.scratch_bytes, reduction=needed)
+    yield Scratch(needed.scratch_bytes, reduction=needed)
 
 
-def _rules() -> dict[Any, Rule]:
+def _rules() -> dict[Any, OperationRule]:
     aten = torch.ops.aten
     products = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addmv.default)
-    found: dict[Any, Rule] = dict.fromkeys(products, Rule(uses_blas=True))
-    found[aten.embedding_dense_backward.default] = Rule(needs=_embedding_backward)
-    found[aten.convolution.default] = Rule(needs=_convolution)
-    found[aten.convolution_backward.default] = Rule(needs=_convolution_backward, in_turn=True)
+    found: dict[Any, OperationRule] = dict.fromkeys(products, OperationRule(uses_blas=True))
+    found[aten.embedding_dense_backward.default] = OperationRule(scratches=_embedding_backward)
+    found[aten.convolution.default] = OperationRule(scratches=_convolution)
+    found[aten.convolution_backward.default] = OperationRule(scratches=_convolution_backward, one_after_another=True)
     for name in (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim):
-        found[name] = Rule(needs=_sum)
-    found[aten.native_layer_norm_backward.default] = Rule(needs=_norm_backward)
+        found[name] = OperationRule(scratches=_sum)
+    found[aten.native_layer_norm_backward.default] = OperationRule(scratches=_norm_backward)
     if hasattr(aten, "_safe_softmax"):
-        found[aten._safe_softmax.default] = Rule(needs=_safe_softmax)
+        found[aten._safe_softmax.default] = OperationRule(scratches=_safe_softmax)
     attention = {
         "_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
         "_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
         "_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
     }
-    for name, needs in attention.items():
+    for name, scratches in attention.items():
         if hasattr(aten, name):
-            found[getattr(aten, name).default] = Rule(needs=needs)
+            found[getattr(aten, name).default] = OperationRule(scratches=scratches)
     return found
 
 
 RULES = _rules()
-"""By operation."""
+"""Operation -> its rule."""

@@ -1,0 +1,199 @@
+"""What is trained and how: model, batch, optimizer, precision, checkpointing and one step of them.
+
+In:  functions that make a model and a batch, and the settings of the training.
+Out: ``TrainingSetup``, which makes the parts on a device and runs a step with them.
+Runs in: trainer, command line. The same steps run on meta tensors (``trace``) and on a GPU (``real_steps``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from penstock.errors import ConfigError
+from penstock.gpu.optimizers import MakeOptimizer, maker_of
+
+MakeModel = Callable[[], torch.nn.Module]
+MakeBatch = Callable[[int], Any]
+StepFunction = Callable[[torch.nn.Module, Any, torch.optim.Optimizer], Any]
+
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16-true", "fp16-true")
+"""float32; autocast with float32 weights (float16 with a scaler); weights and everything else in that type."""
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The type that autocast computes in."""
+
+
+class Scaler(Protocol):
+    """The part of ``torch.amp.GradScaler`` that a step calls."""
+
+    def scale(self, outputs: torch.Tensor, /) -> torch.Tensor: ...
+
+    def step(self, optimizer: torch.optim.Optimizer, /) -> Any: ...
+
+    def update(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSetup:
+    """A training that has not begun."""
+
+    make_model: MakeModel
+    make_batch: MakeBatch
+    """Called with a batch size."""
+    optimizer: str | MakeOptimizer = "adamw"
+    precision: str = "fp32"
+    checkpointing: bool = False
+    accumulation: int = 1
+    """Batches whose gradients are summed before the optimizer steps."""
+    step: StepFunction | None = None
+    """The user's own training step. Precision and accumulation are then left to it."""
+
+    @property
+    def weight_dtype(self) -> torch.dtype | None:
+        """The type that model and batch are cast to; None: they keep their own."""
+        return _TYPES[self.precision.removesuffix("-true")] if self.precision.endswith("-true") else None
+
+    @property
+    def needs_scaler(self) -> bool:
+        return self.precision == "fp16" and self.step is None
+
+    def checked(self) -> TrainingSetup:
+        """This setup; ``ConfigError`` for a setting that cannot work."""
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"precision={self.precision!r} is not known; write one of {', '.join(PRECISIONS)}")
+        if not callable(self.make_model) or isinstance(self.make_model, torch.nn.Module):
+            raise ConfigError(
+                "make_model must be a function that builds the model, such as lambda: Net(); a model that already "
+                "exists has already taken its memory"
+            )
+        if not callable(self.make_batch):
+            raise ConfigError("make_batch must be a function of the batch size, such as lambda n: torch.zeros(n, 3)")
+        if self.accumulation < 1:
+            raise ConfigError(f"accumulation={self.accumulation} must be 1 or more")
+        maker_of(self.optimizer)
+        return self
+
+    def model(self, device: str) -> torch.nn.Module:
+        """A new model on ``device``, ready to train."""
+        model = self.make_model()
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"make_model() returned {type(model).__name__}, not a torch.nn.Module")
+        model = model.to(device=device, dtype=self.weight_dtype).train()
+        if self.checkpointing:
+            _switch_on_checkpointing(model)
+        return model
+
+    def optimizer_of(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
+        """An optimizer for the parameters that are trained; None if there are none."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return maker_of(self.optimizer)(trained) if trained else None
+
+    def moved(self, batch: Any, device: str) -> Any:
+        """The batch on ``device``, in the type of the weights."""
+
+        def move(part: Any) -> Any:
+            if not isinstance(part, torch.Tensor):
+                return part
+            if part.device.type not in ("cpu", "cuda", "meta"):
+                raise ConfigError(
+                    f"make_batch returned a tensor on {part.device}, and estimates are for CUDA cards; make the batch "
+                    f"on the CPU, and penstock moves it"
+                )
+            return part.to(device, self.weight_dtype if part.is_floating_point() else None)
+
+        return tree_map(move, batch)
+
+    def run_step(
+        self,
+        model: torch.nn.Module,
+        batch: Any,
+        optimizer: torch.optim.Optimizer | None,
+        scaler: Scaler | None,
+        device: str,
+    ) -> None:
+        """One step of the optimizer, and the forward and backward passes before it."""
+        if self.step is not None:
+            assert optimizer is not None
+            self.step(model, batch, optimizer)
+            return
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+        dtype = _TYPES.get(self.precision)
+        for _ in range(self.accumulation):
+            with torch.autocast(device, dtype) if dtype is not None else contextlib.nullcontext():
+                loss = loss_of(call(model, batch))
+            if scaler is not None:
+                loss = scaler.scale(loss)
+            if self.accumulation > 1:
+                loss = loss / self.accumulation
+            if loss.requires_grad:
+                loss.backward()
+            del loss
+        if optimizer is None:
+            return
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """The model's output: a mapping is passed as keyword arguments, a tuple or list as positional ones."""
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """``.loss`` of an output, its entry "loss", or the output itself, averaged if it has several values."""
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, dict):
+        loss = output.get("loss")
+    if loss is None:
+        loss = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(loss, torch.Tensor):
+        raise ConfigError(
+            f"the model returned {type(output).__name__} without a loss; return a tensor or an object with .loss, "
+            f"or pass step="
+        )
+    return loss if loss.numel() == 1 else loss.float().mean()
+
+
+def _switch_on_checkpointing(model: torch.nn.Module) -> None:
+    """Through the model's own switch (transformers, diffusers), else around each of its repeated blocks."""
+    for name in ("gradient_checkpointing_enable", "enable_gradient_checkpointing"):
+        own = getattr(model, name, None)
+        if callable(own):
+            own()
+            return
+    blocks = _repeated_blocks(model)
+    if not blocks:
+        raise ConfigError(
+            f"checkpointing=True: {type(model).__name__} has no switch for checkpointing and no list of blocks of one "
+            f"class; call torch.utils.checkpoint inside the model that make_model returns"
+        )
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Members of every list of two or more modules of one class. Lists inside such a member are left alone."""
+    found: list[torch.nn.Module] = []
+    inside: set[torch.nn.Module] = set()
+    for module in model.modules():
+        if module in inside or not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+            continue
+        members = list(module)
+        if len(members) > 1 and len({type(member) for member in members}) == 1 and any(members[0].children()):
+            found += members
+            for member in members:
+                inside.update(member.modules())
+    return found
