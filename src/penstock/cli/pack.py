@@ -21,7 +21,7 @@ from penstock.meter import Roots, limits
 from penstock.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from penstock.data.pack.packing import Packed
+    from penstock.data.pack.packing import PackResult
 
 
 def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -75,7 +75,7 @@ def command(
         )
 
 
-def _pack(source: str, destination: Path, **arguments: Any) -> Packed:
+def _pack(source: str, destination: Path, **arguments: Any) -> PackResult:
     """With a bar, and an ear for Ctrl-C."""
     from penstock.cli.console import make_console, make_progress
 

@@ -35,7 +35,7 @@ _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFoun
 _T = TypeVar("_T")
 
 
-class Stopped(Exception):
+class ReadStopped(Exception):
     """The one who wanted it does not want it any more."""
 
 

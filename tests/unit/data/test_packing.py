@@ -281,10 +281,11 @@ def test_a_worker_that_dies_is_told_of_and_leaves_nothing(tmp_path: Path) -> Non
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__getitem__(index)
 
+    before = set(multiprocessing.active_children())
     with pytest.raises(WorkerError, match=r"00001.arrow \(samples \d+ to \d+\) ended by signal 9"):
         pack(Deadly(100), tmp_path, shard_bytes="512KiB", workers=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.arrow", "penstock-pack.journal"]
-    assert not multiprocessing.active_children()
+    assert not set(multiprocessing.active_children()) - before
 
 
 def test_a_worker_that_dies_before_a_process_it_started_is_told_of(tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ def test_a_worker_that_dies_before_a_process_it_started_is_told_of(tmp_path: Pat
         if time.monotonic() > until_s:
             raise TimeoutError
 
-    until_s = time.monotonic() + 15
+    until_s = time.monotonic() + 120
     try:
         with pytest.raises(WorkerError, match="ended by signal 9"):
             pack(Deadly(100), tmp_path / "out", shard_bytes="512KiB", workers=1, progress=give_up)
@@ -312,25 +313,28 @@ def test_a_worker_that_dies_before_a_process_it_started_is_told_of(tmp_path: Pat
         os.kill(int(note.read_text()), signal.SIGKILL)
 
 
-def test_stopping_from_the_progress_function_ends_the_workers_and_can_go_on(tmp_path: Path) -> None:
+def test_stopping_from_the_progress_function_ends_the_workers_and_packing_can_go_on(tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+
     def stop(done: int, total: int) -> None:
         if done > 30:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         pack(Images(300), tmp_path, shard_bytes="256KiB", workers=2, progress=stop)
-    assert not multiprocessing.active_children() and not list(tmp_path.glob("*.partial"))
+    assert not set(multiprocessing.active_children()) - before and not list(tmp_path.glob("*.partial"))
     assert pack(Images(300), tmp_path, shard_bytes="256KiB", workers=2).kept > 0
 
 
 def test_another_packing_into_the_same_folder_is_refused_unless_forced(tmp_path: Path) -> None:
     pack(Images(100), tmp_path, shard_bytes="256KiB", workers=1)
-    for source, arguments, told in (
+    others: list[tuple[Images, dict[str, Any], str]] = [
         (Images(100), {"shard_bytes": "128KiB"}, "shard_bytes was 262144 and is 131072"),
         (Images(90), {"shard_bytes": "256KiB"}, "samples was 100 and is 90"),
         (Images(100, 63), {"shard_bytes": "256KiB"}, "Images has changed since: its files, its code or what it was"),
         (Images(100), {"shard_bytes": "256KiB", "to": "tar"}, "format was 'arrow' and is 'tar'"),
-    ):
+    ]
+    for source, arguments, told in others:
         with pytest.raises(ConfigError, match=told) as refused:
             pack(source, tmp_path, workers=1, **arguments)
         assert not re.search("[0-9a-f]{16}", str(refused.value).replace(str(tmp_path), ""))

@@ -363,7 +363,8 @@ def test_files_without_rows_are_passed_over(tmp_path: Path) -> None:
 def test_pairs_are_cut_and_ended_as_the_team_does(tmp_path: Path) -> None:
     pairs = pa.table({"prompt": ["abcdef", "x"], "response": ["ghijkl", ""], "more": [1, 2]})
     pq.write_table(pairs, tmp_path / "a.parquet")
-    for more in ({}, {"ultra_low_mem": True}, {"keep_in_memory": True}):
+    modes: list[dict[str, Any]] = [{"ultra_low_mem": True}, {"keep_in_memory": True}, {}]
+    for more in modes:
         dataset = LowMemDataset(parquet_file=str(tmp_path / "a.parquet"), tokenizer_dir=None, max_seq_len=4, **more)
         assert dataset[0] == ("abcd[EOS]", "ghij[EOS]")
         assert dataset.__getitems__([1]) == [("x[EOS]", "[EOS]")]

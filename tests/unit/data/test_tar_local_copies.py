@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.data.sources import Stopped, open_source
+from penstock.data.sources import ReadStopped, open_source
 from penstock.data.tar import local_copies as shard_copies
 from penstock.data.tar.dataset import TarDataset
 from penstock.data.tar.local_copies import ShardCopies
@@ -103,7 +103,7 @@ def fetch(copies: ShardCopies, shard: tuple[str, str], log: Path, gate: Path, an
     def opened(location: str) -> Any:
         return Gate(open_source(location), log, gate) if location.startswith("local://") else open_source(location)
 
-    shard_copies.open_source = opened
+    vars(shard_copies)["open_source"] = opened
     answer.send(copies.open(*shard).read(0, 10))
 
 
@@ -116,7 +116,7 @@ def start(*arguments: Any) -> tuple[Any, Any]:
 
 
 def wait_until(is_true: Any) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while not is_true():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
@@ -178,7 +178,7 @@ def test_who_finds_no_room_waits_for_those_who_fetch(tmp_path: Path) -> None:
 def test_a_child_forked_during_a_fetch_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock = shard_copies._try_lock(tmp_path / "a.lock")
     assert lock is not None
-    child = FORK.Process(target=time.sleep, args=(30,))
+    child = FORK.Process(target=time.sleep, args=(600,))
     child.start()
     try:
         # It lives once its own start is over, which is when it has let go.
@@ -271,13 +271,12 @@ def test_ctrl_c_does_not_wait_for_a_copy_and_what_came_is_not_taken_for_whole(tm
         command = [sys.executable, "-c", SLOW_STORE, path, str(wait_s)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
-    stopped = read(60)
+    stopped = read(600)
     assert stopped.stdout is not None and stopped.stdout.readline() == "asked\n"
-    began_s = time.monotonic()
     stopped.send_signal(signal.SIGINT)
-    _, errors = stopped.communicate(timeout=30)
+    # The store would take ten minutes.
+    _, errors = stopped.communicate(timeout=120)
     assert "KeyboardInterrupt" in errors and stopped.returncode != 0
-    assert time.monotonic() - began_s < 5, "the store would have taken a minute"
     copies = tmp_path / "cache" / "penstock" / "shards"
     assert not list(copies.glob("*.tar"))
     out, errors = read(0).communicate(timeout=60)
@@ -290,7 +289,7 @@ def test_a_copy_ends_between_two_pieces_once_nobody_wants_it(tmp_path: Path, mon
     location, version = remote(tmp_path / "a.tar")
     copies = ShardCopies(tmp_path / "copies", 10_000)
     asked = iter([True, True, False])
-    with pytest.raises(Stopped):
+    with pytest.raises(ReadStopped):
         copies.open(location, version, lambda: next(asked))
     assert held_bytes(tmp_path / "copies") == 0
     assert copies.open(location, version).read(0, 9999) == b"x" * 5000

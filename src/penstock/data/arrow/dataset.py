@@ -11,7 +11,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -63,7 +63,7 @@ class ArrowDataset(Dataset[Any]):
                 f"{remote}: Arrow files are mapped, which only files of this machine can be; copy it here"
             )
         self._locations = [location.removeprefix("file://") for location in locations]
-        self._opened = _Opened()
+        self._opened = _OpenArrowFiles()
         self._identities: list[tuple[int, ...]] = []
         files = [self._file(number) for number in range(len(self._locations))]
         self._identities = [file.identity for file in files]
@@ -88,7 +88,7 @@ class ArrowDataset(Dataset[Any]):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: SupportsIndex) -> Any:
         place, count = operator.index(index), len(self)
         if place < 0:
             place += count
@@ -100,7 +100,7 @@ class ArrowDataset(Dataset[Any]):
         sample = read(place - int(self._starts[block]))
         return sample if self.transform is None else self.transform(sample)
 
-    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         return [self[index] for index in indices]
 
     def made_of(self) -> tuple[Any, ...]:
@@ -121,7 +121,7 @@ class ArrowDataset(Dataset[Any]):
         return file
 
 
-class _Opened:
+class _OpenArrowFiles:
     """The files a process has open, by number. No attribute of the dataset: what a subclass is would change with it."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Opened:
         return self._files
 
     def __reduce__(self) -> Any:
-        return _Opened, ()
+        return _OpenArrowFiles, ()
 
 
 def _check(files: list[ArrowFile], columns: tuple[str, ...] | None) -> None:

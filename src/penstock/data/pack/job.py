@@ -81,13 +81,13 @@ class PackJob:
         first = shard * self.samples_per_shard
         return range(first, min(first + self.samples_per_shard, self.source.count))
 
-    def look(self, tell: Teller) -> Probe:
+    def probe(self, report: ProgressReporter) -> Probe:
         """At a few samples, evenly spread. In a worker: a dataset must not open its files in the parent, where workers
         that are forked would share them."""
         layout, form, sizes, is_random = Layout(), "", [], False
         count = self.source.count
         for place in np.unique(np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)).tolist():
-            tell.at(place, 0)
+            report.at(place, 0)
             sample = self.sample(place)
             after = _generator_marks()
             seed(place)
@@ -97,17 +97,17 @@ class PackJob:
             sizes.append(tar_bytes(sample) if self.to == "tar" else arrow_bytes(sample))
         return Probe(layout=layout, form=form, sample_bytes=sum(sizes) / len(sizes), is_random=is_random)
 
-    def write(self, shard: int, tell: Teller) -> ShardRecord:
+    def write(self, shard: int, report: ProgressReporter) -> ShardRecord:
         path, places = self.folder / self.name(shard), self.range_of(shard)
         tables = self.source.tables
 
         def samples() -> Iterator[Any]:
             for place in places:
-                tell.at(place, place - places.start)
+                report.at(place, place - places.start)
                 yield self.sample(place)
 
         if tables is not None:
-            record = write_tables(path, tables.schema, tell.along(tables.batches(places.start, places.stop), places))
+            record = write_tables(path, tables.schema, report.along(tables.batches(places.start, places.stop), places))
         elif self.to == "arrow":
             record = write_arrow(path, samples, self.layout or Layout())
         elif self.source.is_raw:
@@ -140,7 +140,7 @@ def _generator_marks() -> tuple[Any, ...]:
     return of_python, of_numpy[1].tobytes(), of_numpy[2:], of_torch.numpy().tobytes()
 
 
-class Teller:
+class ProgressReporter:
     """Tells the parent how far a shard is, now and then."""
 
     def __init__(self, pipe: Connection) -> None:

@@ -24,7 +24,7 @@ from penstock.data.pack.job import PackJob
 from penstock.data.pack.journal import Journal, Plan, earlier, locked, remove_partials
 from penstock.data.pack.shard_writers import ShardRecord, find_fault
 from penstock.data.pack.sources import NamedMembers, PackSource, source_of
-from penstock.data.pack.workers import LOOK, Crew
+from penstock.data.pack.workers import PROBE, PackWorkers
 from penstock.data.sources import is_remote
 from penstock.errors import ConfigError, DataError
 from penstock.units import parse_bytes
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackResult:
     """What ``pack`` did."""
 
     samples: int
@@ -60,7 +60,7 @@ def pack(
     workers: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> Packed:
+) -> PackResult:
     """Write the samples of ``source`` into shards in the folder ``destination``, as ``to`` ("tar" or "arrow").
 
     ``shard_bytes``: about how large a shard is. ``workers``: processes; by default one per CPU.
@@ -96,7 +96,7 @@ def pack(
             journal.finish(plan, whole)
         finally:
             remove_partials(folder)
-    return Packed(
+    return PackResult(
         samples=sum(record.samples for record in whole),
         bytes=sum(record.bytes for record in whole),
         shards=len(whole),
@@ -164,8 +164,8 @@ def _plan(
     if source.tables is not None:
         return replace(job, samples_per_shard=_samples_in(limit_bytes, source.tables.row_bytes()))
     probe = None
-    with contextlib.closing(Crew(job, 1, journal.fd)) as crew:
-        for _, _, found in crew.run([LOOK]):
+    with contextlib.closing(PackWorkers(job, 1, journal.fd)) as pack_workers:
+        for _, _, found in pack_workers.run([PROBE]):
             probe = found or probe
             if progress is not None:
                 progress(0, source.count)
@@ -212,8 +212,8 @@ def _write(
     missing = [shard for shard in range(job.shards) if shard not in records]
     if not missing:
         return kept
-    with contextlib.closing(Crew(job, min(workers, len(missing)), journal.fd)) as crew:
-        for shard, samples, record in crew.run(missing):
+    with contextlib.closing(PackWorkers(job, min(workers, len(missing)), journal.fd)) as pack_workers:
+        for shard, samples, record in pack_workers.run(missing):
             if shard is not None:
                 done[shard] = samples
             if shard is not None and record is not None:

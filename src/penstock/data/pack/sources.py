@@ -26,7 +26,7 @@ from penstock.data.sources import is_remote, locate, open_source
 from penstock.data.tar.brace_names import expand_braces
 from penstock.data.tar.dataset import TarDataset
 from penstock.data.tar.index import KEY, NAMES
-from penstock.data.tar.members import Member
+from penstock.data.tar.members import TarMember
 from penstock.data.tar.members import walk as members_of
 from penstock.errors import ConfigError, DataError, PenstockError
 
@@ -231,6 +231,6 @@ class NamedMembers:
         names = (
             (one.offset, one.name.decode(*NAMES).rpartition("/")[2].partition(".")[2])
             for one in members_of(source.read, source.size_bytes)
-            if isinstance(one, Member)
+            if isinstance(one, TarMember)
         )
         return {offset: extension for offset, extension in names if extension != extension.lower()}

@@ -2,7 +2,7 @@
 
 In:  a ``PackJob``, and numbers of shards.
 Out: records of shards, as they are finished; failures, with what the dataset said.
-Runs in: command line or trainer (``Crew``), and its children.
+Runs in: command line or trainer (``PackWorkers``), and its children.
 
 A worker writes one shard at a time. Whatever ends the parent ends its workers: they have nothing to wait for then.
 """
@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
-from penstock.data.pack.job import PackJob, Teller
+from penstock.data.pack.job import PackJob, ProgressReporter
 from penstock.data.sample_forms import CannotCarry
 from penstock.errors import DataError, PenstockError, WorkerError
 from penstock.workers.fork_hygiene import ctrl_c_blocked
 
 _PR_SET_PDEATHSIG = 1
-LOOK = -1
+PROBE = -1
 """The task of looking at a few samples."""
 _HEARTBEAT_S = 0.1
 _PATIENCE_S = 5.0
@@ -54,7 +54,7 @@ class Stretches:
         return self._left[worker].pop(0) if self._left[worker] else None
 
 
-class Crew:
+class PackWorkers:
     """Worker processes, each with a pipe of its own."""
 
     def __init__(self, job: PackJob, count: int, lock_fd: int) -> None:
@@ -74,7 +74,7 @@ class Crew:
 
     def run(self, tasks: list[int]) -> Iterator[tuple[int | None, int, Any]]:
         """(task, samples done in it, its result once it is finished); (None, 0, None) now and then, so that the caller
-        can stop. A task is a shard's number, for its record, or LOOK, for a probe."""
+        can stop. A task is a shard's number, for its record, or PROBE, for a probe."""
         coming = Stretches(tasks, list(self._members))
         for pipe in list(self._members):
             self._give(pipe, coming)
@@ -117,7 +117,7 @@ class Crew:
         if code is not None and code < 0:
             how = f"by signal {-code} ({signal.strsignal(-code)})"
         what = f"looking at samples of {self._job.source.description}"
-        if shard != LOOK:
+        if shard != PROBE:
             places = self._job.range_of(shard)
             what = f"writing {self._job.name(shard)} (samples {places.start} to {places.stop - 1})"
         return WorkerError(
@@ -159,16 +159,16 @@ def _work(job: PackJob, pipe: Connection, not_theirs: list[int]) -> None:
         os.close(fd)
     _end_with_parent()
     torch.set_num_threads(1)
-    tell = Teller(pipe)
+    report = ProgressReporter(pipe)
     while True:
         try:
             task = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            answer: tuple[str, Any] = ("done", job.look(tell) if task == LOOK else job.write(task, tell))
+            answer: tuple[str, Any] = ("done", job.probe(report) if task == PROBE else job.write(task, report))
         except Exception as problem:
-            answer = ("failed", _told(job, tell.place, problem))
+            answer = ("failed", _told(job, report.place, problem))
         try:
             pipe.send(answer)
         except OSError:

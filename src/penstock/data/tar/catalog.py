@@ -18,7 +18,7 @@ from penstock.data.tar.index import NAMES, ShardIndex
 _MOST_SUFFIXES_KEPT = 1 << 16
 
 
-class Sample(NamedTuple):
+class TarSample(NamedTuple):
     """Where one sample is."""
 
     shard: int
@@ -53,10 +53,10 @@ class TarCatalog:
         """What samples depend on."""
         return self.locations, self.versions
 
-    def find(self, number: int) -> Sample:
+    def find(self, number: int) -> TarSample:
         first, last = self._firsts.item(number), self._firsts.item(number + 1)
         key_start, key_end = self._key_ends.item(number), self._key_ends.item(number + 1)
-        return Sample(
+        return TarSample(
             shard=int(self.blocks.searchsorted(number, "right")) - 1,
             key=str(self._keys[key_start:key_end], *NAMES),
             suffixes=[self._suffix(one) for one in self._suffix_numbers[first:last].tolist()],

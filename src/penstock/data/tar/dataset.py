@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from penstock.data.pack.manifest import check_whole
 from penstock.data.sources import locate
 from penstock.data.tar.brace_names import expand_braces
-from penstock.data.tar.catalog import Sample, TarCatalog
+from penstock.data.tar.catalog import TarCatalog, TarSample
 from penstock.data.tar.decoders import Decoder, checked_decoders, decoder_of
 from penstock.data.tar.index import KEY, ShardIndex
 from penstock.data.tar.index_builder import index_shards
@@ -123,10 +123,10 @@ class TarDataset(Dataset):
     def __len__(self) -> int:
         return len(self._catalog)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: SupportsIndex) -> Any:
         return self._sample(self._number(index))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         numbers = [self._number(index) for index in indices]
         samples: list[Any] = [None] * len(numbers)
         # In the order of the shards' bytes, whatever order was asked for.
@@ -138,7 +138,7 @@ class TarDataset(Dataset):
         """What samples depend on: told to caches that outlive a run."""
         return self._catalog, self._transform, self._decode, self._decoders, self._on_error
 
-    def _number(self, index: int) -> int:
+    def _number(self, index: SupportsIndex) -> int:
         try:
             number = index.__index__()
         except AttributeError:
@@ -168,7 +168,7 @@ class TarDataset(Dataset):
             raw = self._raw(found)
         return sample if self._transform is None else self._transform(sample)
 
-    def _raw(self, found: Sample) -> list[bytes]:
+    def _raw(self, found: TarSample) -> list[bytes]:
         source = self._open.get(found.shard)
         first, last = found.offsets[0], found.offsets[-1] + found.sizes[-1]
         if len(found.offsets) > 1 and last - first <= _SMALL_BYTES:
@@ -182,7 +182,7 @@ class TarDataset(Dataset):
                 raise DataError(f"{text}; the shard was cut short after it was indexed, make the dataset anew")
         return pieces
 
-    def _decoded(self, found: Sample, raw: list[bytes]) -> Any:
+    def _decoded(self, found: TarSample, raw: list[bytes]) -> Any:
         sample: dict[str, Any] = {KEY: found.key}
         if not self._decode or self.form is not None:
             sample.update(zip(found.suffixes, raw, strict=True))

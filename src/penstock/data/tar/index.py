@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.data.tar.members import BLOCK_BYTES, Fault, Form, Member
+from penstock.data.tar.members import BLOCK_BYTES, Fault, Form, TarMember
 
 KEY = "__key__"
 NAMES = ("utf-8", "surrogateescape")
@@ -60,7 +60,7 @@ class ShardIndex:
         return len(self.firsts) - 1
 
 
-def index_of(found: Iterable[Member | Fault | Form], *, version: str, size_bytes: int) -> ShardIndex:
+def index_of(found: Iterable[TarMember | Fault | Form], *, version: str, size_bytes: int) -> ShardIndex:
     """Group members into samples. A sample that a fault has touched is left out whole."""
     form: str | None = None
     faults: list[Fault] = []

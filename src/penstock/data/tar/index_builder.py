@@ -57,14 +57,16 @@ def index_shards(
                 folders.add(folder)
         return index
 
-    with _Line(len(locations), wanted=progress) as line:
+    with _IndexProgress(len(locations), wanted=progress) as line:
         indexes = _each(index_one, len(locations), stop, line)
     for folder in folders:
         clear_parts(folder)
     return indexes
 
 
-def _each(index_one: Callable[[int], ShardIndex], count: int, stop: threading.Event, line: _Line) -> list[ShardIndex]:
+def _each(
+    index_one: Callable[[int], ShardIndex], count: int, stop: threading.Event, line: _IndexProgress
+) -> list[ShardIndex]:
     """What ``index_one`` makes of every number, several at a time."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(count):
@@ -109,7 +111,7 @@ def _each(index_one: Callable[[int], ShardIndex], count: int, stop: threading.Ev
     return [found[number] for number in range(count)]
 
 
-class _Line:
+class _IndexProgress:
     """How far it is; nothing at all if it is done at once."""
 
     def __init__(self, total: int, *, wanted: bool | None, out: TextIO | None = None) -> None:
@@ -120,7 +122,7 @@ class _Line:
         self._shown_s, self._shown_at = time.monotonic(), 0
         self._has_shown = False
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _IndexProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

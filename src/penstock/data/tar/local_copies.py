@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from penstock.data.sources import Source, Stopped, open_source
+from penstock.data.sources import ReadStopped, Source, open_source
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes
 
@@ -51,7 +51,7 @@ class ShardCopies:
         self.limit_bytes = limit_bytes
 
     def open(self, location: str, version: str, is_wanted: Callable[[], bool] = lambda: True) -> Source:
-        """The shard, as a local file that stays readable even when its copy is deleted. Raises Stopped between two
+        """The shard, as a local file that stays readable even when its copy is deleted. Raises ReadStopped between two
         pieces of the copy once it is not wanted any more."""
         digest = hashlib.blake2b(f"{location}\n{version}".encode(errors="surrogateescape"), digest_size=16).hexdigest()
         copy = self.folder / f"{digest}.tar"
@@ -202,7 +202,7 @@ def changed(location: str, then: str, now: str) -> DataError:
 
 def _check_wanted(what: str, is_wanted: Callable[[], bool]) -> None:
     if not is_wanted():
-        raise Stopped(what)
+        raise ReadStopped(what)
 
 
 def _opened(copy: Path) -> Source | None:

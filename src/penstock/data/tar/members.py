@@ -31,7 +31,7 @@ Read = Callable[[int, int], bytes]
 """Offset and length to bytes, fewer only at the end of the file."""
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A regular file in the archive."""
 
     name: bytes
@@ -61,7 +61,7 @@ class Form(NamedTuple):
     text: str
 
 
-def walk(read: Read, size_bytes: int) -> Iterator[Member | Fault | Form]:
+def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
     """Everything in the archive, in order, up to its end or to the first fault that hides what follows."""
     window = _Window(read)
     offset, ahead = 0, _Ahead()
@@ -131,7 +131,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[Member | Fault | Form]:
             if name.startswith(b"/") or (b".." in name and b".." in name.split(b"/")):
                 yield Fault("unsafe name", offset, name, "named as if it lay outside the archive", False)
             else:
-                yield Member(name, data_at, size)
+                yield TarMember(name, data_at, size)
         offset = _next_block(data_at + size)
 
 

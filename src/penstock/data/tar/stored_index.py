@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.data.sources import Source, Stopped, is_remote
+from penstock.data.sources import ReadStopped, Source, is_remote
 from penstock.data.tar.index import ShardIndex, from_bytes, index_of, to_bytes
 from penstock.data.tar.members import walk
 from penstock.environment import user_cache_folder
@@ -40,11 +40,11 @@ def kept_index(location: str, version: str, size_bytes: int, index_dir: Path | N
 
 
 def build_index(source: Source, version: str, is_wanted: Callable[[], bool] = lambda: True) -> ShardIndex:
-    """Walk the shard. Raises Stopped as soon as it is not wanted any more."""
+    """Walk the shard. Raises ReadStopped as soon as it is not wanted any more."""
 
     def read(offset: int, length: int) -> bytes:
         if not is_wanted():
-            raise Stopped
+            raise ReadStopped
         return source.read(offset, length)
 
     return index_of(walk(read, source.size_bytes), version=version, size_bytes=source.size_bytes)
