@@ -369,6 +369,7 @@ def test_pairs_are_cut_and_ended_as_the_team_does(tmp_path: Path) -> None:
         assert dataset[0] == ("abcd[EOS]", "ghij[EOS]")
         assert dataset.__getitems__([1]) == [("x[EOS]", "[EOS]")]
         assert pickle.loads(pickle.dumps(dataset))[1] == ("x[EOS]", "[EOS]")
+    dataset = LowMemDataset(tmp_path / "a.parquet", max_seq_len=4)
     batch = next(iter(penstock.DataLoader(dataset, batch_size=2, num_workers=1)))
     assert batch == [("abcd[EOS]", "x[EOS]"), ("ghij[EOS]", "[EOS]")]
     with pytest.raises(ConfigError, match="tokenizer_dir="):

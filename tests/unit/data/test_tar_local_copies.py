@@ -103,7 +103,7 @@ def fetch(copies: ShardCopies, shard: tuple[str, str], log: Path, gate: Path, an
     def opened(location: str) -> Any:
         return Gate(open_source(location), log, gate) if location.startswith("local://") else open_source(location)
 
-    vars(shard_copies)["open_source"] = opened
+    setattr(shard_copies, "open_source", opened)  # noqa: B010
     answer.send(copies.open(*shard).read(0, 10))
 
 
