@@ -18,7 +18,7 @@ import pytest
 
 from penstock.meter import MemoryReport, TreeMeter, memory
 from penstock.meter.kernel_files import parse_counters, read_text
-from penstock.meter.processes.children import Children
+from penstock.meter.processes.tree import Children
 from support.faults.control_groups import control_group, enter, limit_memory
 
 MIB, GIB = 1 << 20, 1 << 30

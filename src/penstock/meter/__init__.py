@@ -1,4 +1,4 @@
-"""The meter: facts about the machine, its limits and the memory of a process tree. It decides nothing.
+"""The meter: facts about the machine, its limits and the memory of a process tree, without decisions.
 
 In:  /proc, cgroups, NVML, psutil; all of them injectable through ``Roots``.
 Out: frozen dataclasses.
@@ -6,9 +6,8 @@ Runs in: trainer, worker, command line. Does not import torch.
 """
 
 from penstock.meter.gpu import Gpu, GpuStatus, gpu_status, gpu_use, gpus
-from penstock.meter.limits.machine import Limits, limits
+from penstock.meter.limits.machine import Limits, limits, spare_files
 from penstock.meter.limits.memory_bounds import headroom_bytes
-from penstock.meter.limits.open_files import spare_files
 from penstock.meter.pressure import Pressure, pressure
 from penstock.meter.processes.tree import MemoryReport, ProcessMemory, memory
 from penstock.meter.processes.tree_meter import TreeMeter

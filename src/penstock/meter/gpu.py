@@ -1,7 +1,7 @@
-"""GPUs of this machine, through NVML; none is a normal answer.
+"""GPUs of this machine, read through NVML; a machine may have none.
 
-In:  the pynvml module where it is installed; torch where the program has loaded it already.
-Out: ``GpuStatus`` and in it one ``Gpu`` per device.
+In:  the pynvml module where it is installed; torch if the program has loaded it.
+Out: ``GpuStatus`` with one ``Gpu`` per device.
 Runs in: trainer, command line.
 """
 
@@ -20,7 +20,7 @@ _REAL = Roots()
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One device. None: this device or driver does not say."""
+    """One device. None: this device or driver does not report it."""
 
     index: int
     """NVML's index, as nvidia-smi shows it; CUDA_VISIBLE_DEVICES does not change it."""
@@ -31,31 +31,31 @@ class Gpu:
     memory_total_bytes: int | None
     """Memory of the device."""
     memory_used_bytes: int | None
-    """Memory in use, by anyone."""
+    """Memory in use by all processes."""
     utilisation_percent: int | None
     """Share of the last sample period in which a kernel ran."""
     processes: dict[int, int | None] = field(default_factory=dict)
-    """Process id -> bytes it holds on the device; in containers the ids may be the host's."""
+    """Process id -> its bytes on the device; in containers the ids may be the host's."""
     torch_allocated_bytes: int | None = None
     """Bytes of live tensors of this process; None where torch is not loaded or has not used CUDA."""
     torch_reserved_bytes: int | None = None
-    """Bytes torch's caching allocator of this process keeps, live or not; None as above."""
+    """Bytes that torch's caching allocator has reserved in this process; None as above."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuStatus:
-    """The GPUs, or why there are none."""
+    """The GPUs, or the reason why there are none."""
 
     gpu_library: Literal["nvml", "missing", "no device"]
-    """"nvml": devices were read; "missing": NVML cannot be asked; "no device": nothing to ask about."""
+    """"nvml": devices were read; "missing": NVML is not usable; "no device": there are none."""
     reason: str
-    """The same in words, with what to do where something can be done."""
+    """The same in words, with a remedy where there is one."""
     gpus: tuple[Gpu, ...]
     """The devices; empty unless ``gpu_library`` is "nvml"."""
 
 
 def gpus(*, nvml: Any = None, roots: Roots = _REAL) -> tuple[Gpu, ...]:
-    """The GPUs here; empty where there are none or NVML cannot be asked."""
+    """The GPUs here; empty where there are none or NVML is not usable."""
     return gpu_status(nvml=nvml, roots=roots).gpus
 
 
@@ -76,23 +76,23 @@ def gpu_use(*, read: Callable[[], tuple[Gpu, ...]] = gpus) -> GpuUse:
 
 
 def gpu_status(*, nvml: Any = None, roots: Roots = _REAL) -> GpuStatus:
-    """The GPUs here, or why there are none. ``nvml`` stands in for the pynvml module."""
+    """The GPUs here, or the reason why there are none. ``nvml`` replaces the pynvml module in tests."""
     if nvml is None:
         try:
             import pynvml as nvml
         except ImportError:
             return _none("missing", "the Python package nvidia-ml-py is not installed: pip install penstock[gpu]")
     try:
-        # NVML counts these calls and does the work at the first; it is left on for the life of the process.
+        # NVML initialises at the first of these calls only. It stays initialised until the process ends.
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         if (roots.proc / "driver" / "nvidia" / "version").exists():
-            return _none("missing", f"an NVIDIA driver is loaded, but its library does not answer: {error}")
+            return _none("missing", f"an NVIDIA driver is loaded, but its library reports an error: {error}")
         return _none("no device", f"no NVIDIA driver here: {error}")
     found = tuple(gpu for index in range(count) if (gpu := _read_gpu(nvml, index)) is not None)
     if not found:
-        return _none("no device", "the NVIDIA driver answers, but shows no GPU to this process")
+        return _none("no device", "there is an NVIDIA driver, but this process sees no GPU")
     return GpuStatus(gpu_library="nvml", reason=f"{len(found)} GPU{'s' * (len(found) > 1)} through NVML", gpus=found)
 
 
@@ -101,10 +101,10 @@ def _none(library: Literal["missing", "no device"], reason: str) -> GpuStatus:
 
 
 def _read_gpu(nvml: Any, index: int) -> Gpu | None:
-    """One device; None if it fell off the bus or belongs to others."""
+    """One device; None if it has failed, or this process may not use it."""
 
     def ask(question: Callable[..., _Answer], *arguments: Any) -> _Answer | None:
-        # Slices of a GPU, laptops and virtual ones leave some questions unanswered.
+        # Slices of a GPU, laptop GPUs and virtual GPUs do not support every query.
         try:
             return question(*arguments)
         except nvml.NVMLError:
@@ -113,7 +113,7 @@ def _read_gpu(nvml: Any, index: int) -> Gpu | None:
     device = ask(nvml.nvmlDeviceGetHandleByIndex, index)
     if device is None:
         return None
-    # The first version counts what the driver keeps for itself as used; nvidia-smi does not.
+    # The first version counts memory of the driver itself as used; the second does not, as nvidia-smi.
     version = getattr(nvml, "nvmlMemory_v2", None)
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, device, version) if version is not None else None
     memory = memory or ask(nvml.nvmlDeviceGetMemoryInfo, device)
@@ -138,12 +138,12 @@ def _read_gpu(nvml: Any, index: int) -> Gpu | None:
 
 
 def _text(answer: str | bytes | None) -> str:
-    """Older bindings answer in bytes."""
+    """The answer as text: older bindings return bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""
 
 
 def _torch_bytes(uuid: str) -> tuple[int, int] | tuple[None, None]:
-    """Bytes torch has allocated and reserved on the device, without loading torch or waking CUDA.
+    """Bytes that torch has allocated and reserved on the device, without loading torch or starting CUDA.
 
     Devices are matched by id: torch's numbers follow CUDA_VISIBLE_DEVICES, NVML's do not.
     """

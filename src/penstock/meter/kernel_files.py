@@ -1,7 +1,7 @@
-"""Small files the kernel writes: read whole, parsed without ever raising.
+"""Small files of the kernel: read whole and parsed without errors.
 
-In:  a path under /proc or a cgroup, which may be absent, forbidden, or full of something else.
-Out: text, one number, or a table of counters; None where there is no answer.
+In:  a path under /proc or in a cgroup, which may be absent, forbidden, or in another format.
+Out: text, one number, or a table of counters; None where the file does not give it.
 Runs in: trainer, worker, command line.
 """
 
@@ -27,10 +27,10 @@ def read_text(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> str
 
 
 def read_or_raise(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> str:
-    """The whole file; ``OSError`` for callers who must tell "gone" from "forbidden"."""
+    """The whole file; ``OSError`` for callers that must distinguish a missing file from a forbidden one."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
-        # The kernel may answer a long table in pieces however large the buffer is.
+        # The kernel may return a long table in pieces, even with a large buffer.
         pieces: list[bytes] = []
         while piece := os.read(fd, _CHUNK_BYTES):
             pieces.append(piece)
@@ -40,7 +40,7 @@ def read_or_raise(path: str | os.PathLike[str], *, dir_fd: int | None = None) ->
 
 
 def read_count(path: str | os.PathLike[str]) -> int | None:
-    """A file that holds one number. None for "max", for -1 (v1's way to say it) and for anything else."""
+    """The number in a file. None for "max", for -1 (which means the same in v1), and for other text."""
     text = read_text(path)
     return None if text is None else parse_count(text)
 
@@ -53,7 +53,7 @@ def parse_count(text: str) -> int | None:
 
 
 def parse_counters(text: str) -> dict[str, int]:
-    """Lines of "key value" or "Key:  value kB" (then in bytes); other lines are left out."""
+    """Lines of "key value" or "Key:  value kB" (converted to bytes); other lines are ignored."""
     counters: dict[str, int] = {}
     for line in text.splitlines():
         words = line.split()
@@ -65,7 +65,7 @@ def parse_counters(text: str) -> dict[str, int]:
 
 
 def find_counter(text: str, key: str) -> int | None:
-    """One entry of ``parse_counters``, for pollers. ``key`` ends as in the file, in ":" or a space."""
+    """One entry of ``parse_counters``, for frequent calls. ``key`` ends as in the file, in ":" or a space."""
     start = 0 if text.startswith(key) else text.find("\n" + key) + 1
     if start == 0 and not text.startswith(key):
         return None

@@ -1,4 +1,4 @@
-"""Machines without /proc (Mac, Windows): what psutil gives, and a plain word about the rest.
+"""Machines without /proc (Mac, Windows): figures from psutil, and the reason for each that is missing.
 
 In:  psutil.
 Out: the same ``Limits``, ``MemoryReport`` and ``Pressure`` as on Linux, with fewer figures.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 
 import psutil
 
@@ -19,44 +18,35 @@ from penstock.meter.processes.tree import MemoryReport, ProcessMemory, report_of
 from penstock.meter.roots import Roots
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostMemory:
-    """Memory of the machine."""
-
-    total_bytes: int
-    """All of it."""
-    available_bytes: int
-    """What can be had without swapping."""
-
-
-def host_memory() -> HostMemory:
+def host_memory_bytes() -> tuple[int, int]:
+    """Memory of the machine, and the part that is available without swapping."""
     memory = psutil.virtual_memory()
-    return HostMemory(total_bytes=memory.total, available_bytes=memory.available)
+    return memory.total, memory.available
 
 
 def limits_elsewhere(roots: Roots) -> Limits:
-    memory, swap = host_memory(), psutil.swap_memory()
+    (total_bytes, available_bytes), swap = host_memory_bytes(), psutil.swap_memory()
     count = psutil.cpu_count() or os.cpu_count() or 1
     affinity = _affinity(roots)
     soft, hard = _open_file_limits(roots)
     used = _open_files_used()
     missing = {
-        "memory_limit_bytes": "no limits of containers or job objects are read here; this is the host's",
+        "memory_limit_bytes": "limits of containers and job objects are not read here; this is the host's memory",
         "shm_size_bytes": "this platform has no /dev/shm",
-        "cpu_quota": "this platform has no CPU quota that can be read",
+        "cpu_quota": "no CPU quota can be read on this platform",
     }
     if affinity is None:
-        missing["cpu_affinity"] = "this platform does not say"
+        missing["cpu_affinity"] = "this platform does not report it"
     if soft is None:
         missing["open_files_soft"] = "this platform has no such limit"
     if used is None:
-        missing["open_files_used"] = "this platform does not say"
+        missing["open_files_used"] = "this platform does not report it"
     return Limits(
-        memory_limit_bytes=memory.total_bytes,
+        memory_limit_bytes=total_bytes,
         memory_limit_source="host",
-        host_memory_bytes=memory.total_bytes,
-        memory_available_bytes=memory.available_bytes,
-        working_set_bytes=memory.total_bytes - memory.available_bytes,
+        host_memory_bytes=total_bytes,
+        memory_available_bytes=available_bytes,
+        working_set_bytes=total_bytes - available_bytes,
         swap_total_bytes=swap.total,
         swap_used_bytes=swap.used,
         shm_size_bytes=None,
@@ -74,7 +64,7 @@ def limits_elsewhere(roots: Roots) -> Limits:
 
 
 def pressure_elsewhere() -> Pressure:
-    """Swap alone: stalls and kills are not counted where there is no /proc."""
+    """Swap only: without /proc there are no counts of stalls and kills."""
     swap = psutil.swap_memory()
     return Pressure(
         stall_source=None,
@@ -89,7 +79,7 @@ def pressure_elsewhere() -> Pressure:
 
 
 def memory_elsewhere(pid: int, *, exact: bool) -> MemoryReport:
-    """RSS of the tree, and USS where ``exact`` asks for it. PSS exists on Linux alone."""
+    """RSS of the tree, and USS with ``exact``. Only Linux has PSS."""
     skipped: list[int] = []
     found: list[ProcessMemory] = []
     try:
@@ -141,7 +131,7 @@ def _open_file_limits(roots: Roots) -> tuple[int | None, int | None]:
 
 
 def _open_files_used() -> int | None:
-    """Descriptors; Windows counts other handles, which no limit of ours is about."""
+    """Descriptors in use. Windows counts handles instead, which none of these limits concern."""
     try:
         return psutil.Process().num_fds()
     except (AttributeError, psutil.Error):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from penstock.meter.kernel_files import PAGE_BYTES, find_counter, parse_counters, read_count, read_text
 from penstock.meter.limits.cgroup import Cgroups, read_cgroups
-from penstock.meter.limits.memory_bounds import memory_groups
-from penstock.meter.limits.swap import host_swap
+from penstock.meter.limits.memory_bounds import host_swap, memory_groups
 from penstock.meter.roots import Roots
 
 _REAL = Roots()
@@ -20,30 +19,30 @@ _REAL = Roots()
 
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
-    """Counters and averages at one moment. None: this kernel does not say."""
+    """Counters and averages at one moment. None: this kernel does not report it."""
 
     stall_source: str | None
-    """Whose stalls these are: "host", or the path of a cgroup. None: no PSI."""
+    """The source of the stall figures: "host", or the path of a cgroup. None: no PSI."""
     some_avg10: float | None
     """Per cent of the last 10 s in which at least one task waited for memory."""
     full_avg10: float | None
     """Per cent of the last 10 s in which all tasks waited for memory."""
     oom_kills: int | None
-    """Processes killed for want of memory, since the cgroup (or the host) began."""
+    """Processes killed because memory ran out, since the cgroup was made (or the host booted)."""
     high_events: int | None
-    """Times memory.high was crossed and the cgroup throttled."""
+    """How often the cgroup exceeded memory.high and was throttled."""
     max_events: int | None
-    """Times the hard limit was reached and memory had to be reclaimed first."""
+    """How often the hard limit was reached and the kernel had to reclaim memory."""
     swap_used_bytes: int | None
     """Swap of the host in use."""
     swapped_in_bytes: int | None
-    """Bytes the host has read back from swap since it booted."""
+    """Bytes that the host has read from swap since it booted."""
 
     def oom_kills_since(self, earlier: Pressure) -> int | None:
         """Kills since an earlier sample; None where the kernel does not count them."""
         if self.oom_kills is None or earlier.oom_kills is None:
             return None
-        # A counter that has gone back belongs to another cgroup, which began after the earlier sample.
+        # A counter that became smaller belongs to another cgroup, made after the earlier sample.
         return self.oom_kills - earlier.oom_kills if self.oom_kills >= earlier.oom_kills else self.oom_kills
 
     def swap_growth_bytes(self, earlier: Pressure) -> int | None:
@@ -111,7 +110,7 @@ def _read_stalls(cgroups: Cgroups, roots: Roots) -> tuple[str | None, Stalls]:
 
 
 def _read_events(cgroups: Cgroups) -> dict[str, int]:
-    """Counters of this process's own group, under v2's names; empty where it keeps none."""
+    """Counters of this process's own group, under v2's names; empty where it has none."""
     groups = memory_groups(cgroups)
     if not groups:
         return {}

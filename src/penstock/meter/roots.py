@@ -1,7 +1,7 @@
-"""Where the machine is read from: every path and platform name the meter depends on, in one value.
+"""The places that facts about the machine are read from: every path, and the platform's name.
 
 In:  nothing, or a directory of fixture files.
-Out: ``Roots``, which every reader of the meter takes.
+Out: ``Roots``, an argument of every function of the meter.
 Runs in: trainer, worker, command line.
 """
 
@@ -18,7 +18,7 @@ _CGROUP_HOME = PurePosixPath("/sys/fs/cgroup")
 
 
 class Filesystem(Protocol):
-    """The part of ``os.statvfs_result`` that says how large a file system is."""
+    """The fields of ``os.statvfs_result`` with the size of a file system."""
 
     @property
     def f_frsize(self) -> int: ...
@@ -36,27 +36,27 @@ def _statvfs(path: Path) -> Filesystem:
 
 @dataclass(frozen=True, kw_only=True)
 class Roots:
-    """The places facts come from; the defaults are the real ones."""
+    """The places that facts are read from; the defaults are the real ones."""
 
     proc: Path = Path("/proc")
     """The proc file system: memory, processes, mounts, cgroup membership, open files, affinity."""
     cgroup: Path = Path(_CGROUP_HOME)
-    """Stands in for /sys/fs/cgroup, wherever the mount table names that."""
+    """Replaces /sys/fs/cgroup in the mount table."""
     cpu: Path = Path("/sys/devices/system/cpu")
-    """Has the list of processors that are online."""
+    """The folder with the list of online processors."""
     dev_shm: Path = Path("/dev/shm")
-    """The tmpfs that shared memory with a name lives in."""
+    """The tmpfs for shared memory with a name."""
     platform: str = sys.platform
-    """As in ``sys.platform``: "linux" reads the paths above, anything else asks psutil."""
+    """As in ``sys.platform``: on "linux" the paths above are read, on others psutil is used."""
     statvfs: Callable[[Path], Filesystem] = _statvfs
-    """Size and use of a file system, because a fixture directory cannot have a size of its own."""
+    """Size and use of a file system; tests replace it, because their folders have no size of their own."""
 
     @property
     def is_linux(self) -> bool:
         return self.platform.startswith("linux")
 
     def mounted_at(self, mount_point: str) -> Path:
-        """The directory that a mount point of the mount table stands for."""
+        """The directory of a mount point of the mount table."""
         point = PurePosixPath(mount_point)
         if point.is_relative_to(_CGROUP_HOME):
             return self.cgroup / point.relative_to(_CGROUP_HOME)

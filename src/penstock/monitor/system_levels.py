@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.meter import Gpu, Roots
-from penstock.meter.limits.memory_bounds import bounds_now
-from penstock.meter.limits.swap import swap_within
+from penstock.meter.limits.memory_bounds import bounds_now, swap_within
 
 _REAL = Roots()
 

@@ -12,7 +12,7 @@ from penstock.meter import headroom_bytes, limits, memory, pressure
 from penstock.meter.kernel_files import find_counter, parse_count, parse_counters
 from penstock.meter.limits.cgroup import parse_membership, parse_mounts
 from penstock.meter.limits.cpu import parse_cpu_list, parse_cpu_max
-from penstock.meter.limits.open_files import parse_open_file_limits
+from penstock.meter.limits.machine import parse_open_file_limits
 from penstock.meter.pressure import parse_stalls
 from penstock.meter.processes.process import parse_rollup, parse_stat, parse_statm
 from support.machines import layouts as machines

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.meter import memory
-from penstock.meter.processes.children import Children
 from penstock.meter.processes.process import ProcessSnapshot, read_process
+from penstock.meter.processes.tree import Children
 from support.machines.layouts import GIB, MIB, Files, build, process
 
 

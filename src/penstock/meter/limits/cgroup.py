@@ -1,7 +1,7 @@
-"""Where this process stands in the control groups, whatever their layout.
+"""The control groups of this process, in any layout.
 
-In:  /proc/self/cgroup (which group) and /proc/self/mountinfo (which part of the tree can be seen, and where).
-Out: ``Cgroups``: for each controller the directories from the process's own group up to the last visible one.
+In:  /proc/self/cgroup (the groups) and /proc/self/mountinfo (the part of the tree that is mounted here, and where).
+Out: ``Cgroups``: for each controller, the directories from the process's own group up to the last visible one.
 Runs in: trainer, worker, command line.
 """
 
@@ -18,21 +18,21 @@ from penstock.meter.roots import Roots
 Layout = Literal["v1", "v2", "hybrid", "none"]
 
 _UNIFIED = ""
-"""The key of the v2 group among memberships: its line in /proc/self/cgroup names no controller."""
+"""Key of the v2 group in ``memberships``: its line in /proc/self/cgroup has no controller."""
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hierarchy:
-    """The groups that enclose this process under one controller."""
+    """The groups of one controller that contain this process."""
 
     version: Literal[1, 2]
-    """Decides the names and the meaning of the files in ``levels``."""
+    """The files in ``levels`` have other names and meanings in each version."""
     levels: tuple[Path, ...]
     """Directories that exist, innermost first; the last is the root of the mount."""
     own: bool
-    """Whether the first is the process's own group; if not, that one and its limits cannot be seen."""
+    """Whether the first is the process's own group; if not, that group and its limits are not visible here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Mount:
     """One cgroup file system of the mount table."""
 
     version: Literal[1, 2]
-    """1: has the ``controllers``; 2: has whatever v1 has not taken."""
+    """1: it has the ``controllers``; 2: it has all controllers that no v1 mount has."""
     root: str
-    """The group its top directory shows; "/" unless a container sees only a part."""
+    """The group of its top directory: "/", except where a container sees only a part of the tree."""
     point: str
     """Where it is mounted."""
     controllers: frozenset[str]
@@ -51,14 +51,14 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroups:
-    """Memberships of this process and the mounts that show them."""
+    """The groups of this process, and the mounts where they are visible."""
 
     roots: Roots
-    """Where the mount points are."""
+    """Directories that stand for the mount points."""
     memberships: dict[str, str]
     """Controller -> path of the group; the v2 group under the empty name."""
     mounts: tuple[Mount, ...]
-    """The cgroup file systems that are mounted, a later mount replacing an earlier one on the same point."""
+    """The mounted cgroup file systems. A later mount replaces an earlier one on the same point."""
 
     @property
     def layout(self) -> Layout:
@@ -67,22 +67,22 @@ class Cgroups:
         return "hybrid" if v1 and v2 else "v1" if v1 else "v2" if v2 else "none"
 
     def hierarchy(self, controller: str) -> Hierarchy | None:
-        """The groups that bound ``controller``, or None where none can be seen."""
+        """The groups that limit ``controller``; None where none is visible."""
         path = self.memberships.get(controller)
         if path is not None:
             shown = [mount for mount in self.mounts if controller in mount.controllers]
-            if found := self._seen(path, shown):
+            if found := self._visible(path, shown):
                 return found
         return self.unified()
 
     def unified(self) -> Hierarchy | None:
-        """The v2 groups, with or without controllers of their own: pressure is accounted in every one."""
+        """The v2 groups, with or without controllers: every group counts pressure."""
         path = self.memberships.get(_UNIFIED)
         shown = [mount for mount in self.mounts if mount.version == 2]
-        return None if path is None else self._seen(path, shown)
+        return None if path is None else self._visible(path, shown)
 
-    def _seen(self, path: str, mounts: list[Mount]) -> Hierarchy | None:
-        """The longest way up from ``path`` that any of the mounts shows; of equal ones the latest mount's."""
+    def _visible(self, path: str, mounts: list[Mount]) -> Hierarchy | None:
+        """The longest chain of groups upwards from ``path`` in any mount; of equal ones, that of the latest mount."""
         best: Hierarchy | None = None
         for mount in mounts:
             top = self.roots.mounted_at(mount.point)
@@ -97,12 +97,12 @@ class Cgroups:
 
 
 def read_cgroups(roots: Roots) -> Cgroups:
-    """The control groups this process is in now."""
+    """The control groups of this process now."""
     return cgroups_of(read_membership(roots), roots)
 
 
 def read_membership(roots: Roots) -> str:
-    """The text that names them; while it stays the same, so do they."""
+    """The content of /proc/self/cgroup: the groups change only if it changes."""
     return read_text(f"{roots.proc}/self/cgroup") or ""
 
 
@@ -151,19 +151,19 @@ def _unescaped(field: str) -> str:
 
 
 def _below(root: str, path: str) -> PurePosixPath | None:
-    """The way down to ``path`` from the group a mount shows at its top; None where ``path`` lies outside."""
+    """``path`` relative to the group at the top of a mount; None where it is outside."""
     try:
         below = PurePosixPath(path).relative_to(PurePosixPath(root))
     except ValueError:
         return None
-    # A cgroup namespace shows groups outside it as "/../x": following that would leave the mount.
+    # A cgroup namespace writes groups outside it as "/../x", a path that would leave the mount.
     return None if ".." in below.parts else below
 
 
 def _existing(top: Path, below: PurePosixPath) -> tuple[Path, ...]:
-    """The directories from ``top / below`` up to ``top``, less those that cannot be seen from here."""
-    ways = [top / below, *(top / parent for parent in below.parents)]
-    return tuple(dict.fromkeys(way for way in ways if _is_directory(way)))
+    """The directories from ``top / below`` up to ``top`` that exist here."""
+    paths = [top / below, *(top / parent for parent in below.parents)]
+    return tuple(dict.fromkeys(path for path in paths if _is_directory(path)))
 
 
 def _is_directory(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""How many processors this process can really use.
+"""The number of processors that this process can use.
 
 In:  the kernel's list of online processors, the affinity in /proc/self/status, the CPU quota of every cgroup.
 Out: ``Processors``.
@@ -26,7 +26,7 @@ class Processors:
     count: int
     """Online on the host."""
     affinity: int | None
-    """Of those, the ones this process may run on (a cpuset shows here too); None: not known."""
+    """Those that this process may run on (a cpuset counts too); None: not known."""
     quota: float | None
     """The smallest quota / period over all enclosing cgroups; None: no quota."""
 
@@ -39,7 +39,7 @@ class Processors:
 def read_processors(cgroups: Cgroups, roots: Roots) -> Processors:
     online = parse_cpu_list(read_text(roots.cpu / "online") or "")
     allowed = parse_cpu_list(_allowed_list(read_text(roots.proc / "self" / "status") or ""))
-    # A fresh process is allowed every processor the board could ever hold, not only those that exist.
+    # By default the kernel allows every processor that the mainboard could hold, not only those that exist.
     affinity = len(allowed & online) if online else len(allowed)
     return Processors(
         count=len(online) or os.cpu_count() or 1,
@@ -49,7 +49,7 @@ def read_processors(cgroups: Cgroups, roots: Roots) -> Processors:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """ "0-3,8" -> {0, 1, 2, 3, 8}; what is not such a list adds nothing."""
+    """ "0-3,8" -> {0, 1, 2, 3, 8}; other text is ignored."""
     numbers: set[int] = set()
     for part in text.strip().split(","):
         low, _, high = part.partition("-")

@@ -1,4 +1,4 @@
-"""What this machine or container allows: memory, swap, shared memory, open files, processors.
+"""The limits of this machine or container: memory, swap, shared memory, open files, processors.
 
 In:  the cgroups that enclose this process, /proc, /dev/shm; psutil where there is no /proc.
 Out: ``Limits``.
@@ -11,36 +11,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.meter.kernel_files import read_text
+from penstock.meter.kernel_files import parse_count, read_text
 from penstock.meter.limits.cgroup import Cgroups, read_cgroups
 from penstock.meter.limits.cpu import Processors, read_processors
-from penstock.meter.limits.memory_bounds import Bound, memory_bounds, memory_groups
-from penstock.meter.limits.open_files import OpenFiles, read_open_files
-from penstock.meter.limits.shared_memory import SharedMemory, read_shared_memory
-from penstock.meter.limits.swap import swap_within
+from penstock.meter.limits.memory_bounds import Bound, memory_bounds, memory_groups, swap_within
 from penstock.meter.roots import Roots
 
+_OPEN_FILES_ROW = "Max open files"
 _REAL = Roots()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What this process may use, and what is left of it."""
+    """The resources that this process may use, and those that are left."""
 
     memory_limit_bytes: int
     """The smallest memory limit over the cgroup, all its ancestors and the host's memory."""
     memory_limit_source: str
-    """Who sets that limit: "host", or the cgroup's path and the file in it."""
+    """The source of that limit: "host", or the path of the cgroup's file."""
     host_memory_bytes: int
     """Memory of the whole machine (MemTotal)."""
     memory_available_bytes: int
-    """Headroom: how much more can be used before the first limit on the way up, or the host, is full."""
+    """Headroom: bytes that can still be used before the first enclosing cgroup, or the host, is full."""
     working_set_bytes: int
-    """In use, as kubelet counts it (usage less inactive file cache), where the limit is set."""
+    """Bytes in use in the group that sets the limit, as kubelet counts them: usage less inactive file cache."""
     swap_total_bytes: int
-    """Swap there is, where the limit is set."""
+    """Swap of the group that sets the limit."""
     swap_used_bytes: int
-    """Swap in use, where the limit is set."""
+    """Swap in use in that group."""
     shm_size_bytes: int | None
     """Size of /dev/shm; None where there is none."""
     shm_used_bytes: int | None
@@ -50,23 +48,23 @@ class Limits:
     open_files_hard: int | None
     """What the soft limit may be raised to; None: no limit, or not known."""
     open_files_used: int | None
-    """Files this process has open; None where it cannot be counted."""
+    """Files this process has open; None where they cannot be counted."""
     cpu_count: int
     """Processors of the host that are online."""
     cpu_affinity: int | None
-    """Processors this process may run on; None where the platform does not say."""
+    """Processors this process may run on; None where the platform does not report it."""
     cpu_quota: float | None
-    """Processors' worth of time allowed: the smallest quota / period on the way up; None: no quota."""
+    """Processor time allowed, in processors: the smallest quota / period of all enclosing cgroups; None: no quota."""
     cpu_usable: float
-    """Processors that can really be used: the smaller of affinity and quota. May be 0.5."""
+    """Processors that can be used: the smaller of affinity and quota. May be 0.5."""
     cgroup: Literal["v1", "v2", "hybrid", "none"]
-    """Which control groups the limits came from."""
+    """The layout of the control groups that the limits come from."""
     unknown: tuple[str, ...]
-    """What could not be found out here, each as "field: why"."""
+    """Figures that are not known here, each as "field: reason"."""
 
 
 def limits(*, roots: Roots = _REAL) -> Limits:
-    """What this process may use here, containers included."""
+    """The limits of this process, including those of containers."""
     if not roots.is_linux:
         from penstock.meter.other_platforms import limits_elsewhere
 
@@ -76,8 +74,8 @@ def limits(*, roots: Roots = _REAL) -> Limits:
     host = bounds[-1]
     tightest = min(bounds, key=lambda bound: bound.limit_bytes)
     processors = read_processors(cgroups, roots)
-    shm = read_shared_memory(roots, host.limit_bytes)
-    files = read_open_files(roots)
+    shm_size_bytes, shm_used_bytes = _shared_memory(roots, host.limit_bytes)
+    files_soft, files_hard, files_used = _open_files(roots)
     swap = swap_within(tightest, roots)
     return Limits(
         memory_limit_bytes=tightest.limit_bytes,
@@ -87,43 +85,74 @@ def limits(*, roots: Roots = _REAL) -> Limits:
         working_set_bytes=tightest.working_set_bytes or 0,
         swap_total_bytes=swap.total_bytes,
         swap_used_bytes=swap.used_bytes,
-        shm_size_bytes=shm.size_bytes,
-        shm_used_bytes=shm.used_bytes,
-        open_files_soft=files.soft,
-        open_files_hard=files.hard,
-        open_files_used=files.used,
+        shm_size_bytes=shm_size_bytes,
+        shm_used_bytes=shm_used_bytes,
+        open_files_soft=files_soft,
+        open_files_hard=files_hard,
+        open_files_used=files_used,
         cpu_count=processors.count,
         cpu_affinity=processors.affinity,
         cpu_quota=processors.quota,
         cpu_usable=processors.usable,
         cgroup=cgroups.layout,
-        unknown=tuple(_unknown(roots, cgroups, tightest, processors, shm, files)),
+        unknown=tuple(_unknown(roots, cgroups, tightest, processors, shm_size_bytes, files_used)),
     )
 
 
+def spare_files(*, roots: Roots = _REAL) -> int | None:
+    """The number of files that this process may still open; None where there is no limit, or none is known."""
+    soft, _, used = _open_files(roots)
+    return None if soft is None or used is None else max(0, soft - used)
+
+
+def parse_open_file_limits(text: str) -> tuple[int | None, int | None]:
+    """Soft and hard limit out of lines such as "Max open files     1024     1048576     files"."""
+    for line in text.splitlines():
+        words = line.removeprefix(_OPEN_FILES_ROW).split()
+        if line.startswith(_OPEN_FILES_ROW) and len(words) >= 2:
+            return parse_count(words[0]), parse_count(words[1])
+    return None, None
+
+
+def _open_files(roots: Roots) -> tuple[int | None, int | None, int | None]:
+    """Soft limit, hard limit and descriptors in use; None: no limit, or not known."""
+    try:
+        used = sum(1 for _ in (roots.proc / "self" / "fd").iterdir())
+    except OSError:
+        used = None
+    return *parse_open_file_limits(read_text(roots.proc / "self" / "limits") or ""), used
+
+
+def _shared_memory(roots: Roots, host_memory_bytes: int) -> tuple[int | None, int | None]:
+    """Size of /dev/shm and bytes in use; None: not known."""
+    try:
+        found = roots.statvfs(roots.dev_shm)
+    except OSError:
+        return None, None
+    if found.f_blocks == 0:
+        # A tmpfs mounted with size=0 has no limit of its own and does not count its blocks.
+        return host_memory_bytes, None
+    return found.f_blocks * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
 def _unknown(
-    roots: Roots,
-    cgroups: Cgroups,
-    tightest: Bound,
-    processors: Processors,
-    shm: SharedMemory,
-    files: OpenFiles,
+    roots: Roots, cgroups: Cgroups, tightest: Bound, processors: Processors, shm_size: int | None, files: int | None
 ) -> Iterator[str]:
     if read_text(roots.proc / "meminfo") is None:
-        yield f"host_memory_bytes: {roots.proc / 'meminfo'} cannot be read; counted by the kernel's pages"
-    seen = cgroups.hierarchy("memory")
-    if cgroups.memberships and seen is None:
+        yield f"host_memory_bytes: {roots.proc / 'meminfo'} cannot be read; system calls give the size"
+    visible = cgroups.hierarchy("memory")
+    if cgroups.memberships and visible is None:
         yield "memory_limit_bytes: this process is in a control group, but none is mounted here"
-    if seen is not None and not seen.own:
+    if visible is not None and not visible.own:
         yield (
-            "memory_limit_bytes: the control group of this process cannot be seen from here;"
-            f" {seen.levels[0]} is the nearest that can"
+            "memory_limit_bytes: the control group of this process is not visible here;"
+            f" {visible.levels[0]} is the nearest that is"
         )
     if tightest.working_set_bytes is None:
         yield f"working_set_bytes: no usage beside {tightest.source}; headroom is the whole limit"
     if processors.affinity is None:
-        yield f"cpu_affinity: {roots.proc / 'self' / 'status'} does not say"
-    if shm.size_bytes is None:
+        yield f"cpu_affinity: {roots.proc / 'self' / 'status'} does not contain it"
+    if shm_size is None:
         yield f"shm_size_bytes: {roots.dev_shm} cannot be read"
-    if files.used is None:
+    if files is None:
         yield f"open_files_used: {roots.proc / 'self' / 'fd'} cannot be read"

@@ -1,7 +1,7 @@
-"""Who bounds the memory of this process, and how much each of them has left.
+"""Every limit on the memory and swap of this process, and how much of each is left.
 
 In:  the memory controller's files in every enclosing cgroup; /proc/meminfo.
-Out: one ``Bound`` per limit, the host's included; ``headroom_bytes`` for those who poll.
+Out: one ``Bound`` per limit, the host's included; ``headroom_bytes`` for frequent calls; ``Swap``.
 Runs in: trainer, worker, command line.
 """
 
@@ -19,7 +19,7 @@ from penstock.meter.limits.cgroup import Cgroups, cgroups_of, read_membership
 from penstock.meter.roots import Roots
 
 _NO_LIMIT_BYTES = 1 << 62
-"""v1 says "no limit" as the largest multiple of the page size below 2**63: no one number to compare with."""
+"""v1 writes "no limit" as the largest multiple of the page size below 2**63, which differs between machines."""
 
 _REAL = Roots()
 
@@ -33,11 +33,11 @@ class MemoryGroup:
     path: Path
     """Its directory."""
     limit_files: tuple[str, ...]
-    """Files that may set a limit. v1's soft limit is a wish, and not among them."""
+    """Files that may set a limit. v1's soft limit is not enforced, so it is not one of them."""
     usage_file: str
-    """File with the bytes charged to the group and those below it."""
+    """File with the bytes charged to the group and to the groups below it."""
     stat_file: str
-    """File with the parts of that usage."""
+    """File with the parts of these bytes."""
 
     @classmethod
     def at(cls, version: Literal[1, 2], path: Path) -> MemoryGroup:
@@ -54,9 +54,9 @@ class MemoryGroup:
         return read_text(self.stat_file) or ""
 
     def bound(self, limit_bytes: int, source: str, stat: str) -> Bound:
-        """The limit with what is left of it; ``stat`` is what ``read_stat`` gave."""
+        """The limit and what is left of it; ``stat`` is the result of ``read_stat``."""
         usage = read_count(self.usage_file)
-        # v1's plain counters leave out the groups below.
+        # v1's counters without "total_" do not include the groups below.
         inactive = find_counter(stat, "total_inactive_file " if self.version == 1 else "inactive_file ")
         working_set = None if usage is None else max(0, usage - (inactive or 0))
         return Bound(
@@ -70,46 +70,46 @@ class MemoryGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """One limit on the way up."""
+    """One limit, of a cgroup or of the host."""
 
     source: str
     """"host", or the file that sets the limit."""
     group: MemoryGroup | None
     """The cgroup that sets it; None for the host."""
     limit_bytes: int
-    """What everything inside may use together."""
+    """Bytes that all processes inside may use together."""
     working_set_bytes: int | None
-    """What of it cannot be taken back, as kubelet counts it: usage less inactive file cache. Shared memory
-    and tmpfs are never inactive *file* pages, so they count as used. None: the kernel does not say."""
+    """Bytes in use that the kernel cannot reclaim, as kubelet counts them: usage less inactive file cache. Shared
+    memory and tmpfs are never inactive *file* pages, so they count as used. None: the kernel reports no usage."""
     headroom_bytes: int
-    """What is left."""
+    """Bytes that are left."""
 
 
 def headroom_bytes(*, roots: Roots = _REAL) -> int:
-    """Memory that can still be used: the least left over all enclosing cgroups and the host.
+    """Memory that can still be used: the smallest headroom over all enclosing cgroups and the host.
 
-    For those who poll: the mounts are looked up once for each cgroup the process is moved to. 60-95 µs, of
-    which each level costs 8 (v1) or 15 (v2) and 20 more where it has a limit.
+    It takes 60-95 µs, of which each level costs 8 µs (v1) or 15 µs (v2), and 20 µs more if it has a limit. The mount
+    table is read again only when the process has moved to another cgroup.
     """
     if not roots.is_linux:
-        from penstock.meter.other_platforms import host_memory
+        from penstock.meter.other_platforms import host_memory_bytes
 
-        return host_memory().available_bytes
+        return host_memory_bytes()[1]
     return min(bound.headroom_bytes for bound in bounds_now(roots=roots))
 
 
 def bounds_now(*, roots: Roots = _REAL) -> list[Bound]:
-    """Every limit that applies now, innermost first, the host's last. Linux alone; at the cost of the above."""
+    """Every limit that applies now, innermost first, the host's last. Linux only; as fast as ``headroom_bytes``."""
     return memory_bounds(_cached_groups(roots, read_membership(roots)), roots)
 
 
 def memory_bounds(groups: tuple[MemoryGroup, ...], roots: Roots) -> list[Bound]:
     """Every limit that applies, innermost first, the host's last."""
-    return [*_group_bounds(groups), host_bound(roots)]
+    return [*_group_bounds(groups), _host_bound(roots)]
 
 
 def memory_groups(cgroups: Cgroups) -> tuple[MemoryGroup, ...]:
-    """The cgroups that account the memory of this process, innermost first."""
+    """The cgroups that count the memory of this process, innermost first."""
     hierarchy = cgroups.hierarchy("memory")
     if hierarchy is None:
         return ()
@@ -134,15 +134,15 @@ def _group_bounds(groups: tuple[MemoryGroup, ...]) -> Iterator[Bound]:
             smallest = min(smallest, limit)
             yield group.bound(limit, file, own_stat if group is own else group.read_stat())
     if own.version == 1:
-        # v1 tells the smallest limit of all ancestors, also of those above what a container can see.
-        # They hold at least what the topmost visible group holds.
+        # v1 reports the smallest limit of all ancestors, including those that a container cannot see.
+        # They contain at least the topmost visible group, so its usage is a lower bound of theirs.
         limit = find_counter(own_stat, "hierarchical_memory_limit ")
         if limit is not None and limit < smallest:
             top = groups[-1]
             yield top.bound(limit, f"{own.stat_file} (hierarchical_memory_limit)", top.read_stat())
 
 
-def host_bound(roots: Roots) -> Bound:
+def _host_bound(roots: Roots) -> Bound:
     text = read_text(f"{roots.proc}/meminfo") or ""
     total = find_counter(text, "MemTotal:")
     if not total:
@@ -162,6 +162,45 @@ def host_bound(roots: Roots) -> Bound:
 
 
 def _host_memory_without_proc() -> tuple[int, int]:
-    """Total and free bytes by system call: a chroot may have no /proc."""
+    """Total and free bytes from system calls, because a chroot may have no /proc."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_PHYS_PAGES") * page_bytes, os.sysconf("SC_AVPHYS_PAGES") * page_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swap:
+    """Swap of the host, or of one cgroup on it."""
+
+    total_bytes: int
+    """Bytes that may be used."""
+    used_bytes: int
+    """Bytes in use."""
+
+
+def host_swap(roots: Roots) -> Swap | None:
+    """Swap of the host; None where the kernel does not report it."""
+    text = read_text(roots.proc / "meminfo") or ""
+    total, free = find_counter(text, "SwapTotal:"), find_counter(text, "SwapFree:")
+    if total is None or free is None:
+        return None
+    return Swap(total_bytes=total, used_bytes=max(0, total - free))
+
+
+def swap_within(bound: Bound, roots: Roots) -> Swap:
+    """The swap that processes inside ``bound`` may use, without the swap of other processes on the host."""
+    host = host_swap(roots) or Swap(total_bytes=0, used_bytes=0)
+    group = bound.group
+    if group is None:
+        return host
+    if group.version == 2:
+        allowed = read_count(group.path / "memory.swap.max")
+        used = read_count(group.path / "memory.swap.current")
+    else:
+        # v1 has one limit for memory and swap together.
+        together = read_count(group.path / "memory.memsw.limit_in_bytes")
+        allowed = None if together is None else max(0, together - bound.limit_bytes)
+        used = find_counter(group.read_stat(), "total_swap ")
+    return Swap(
+        total_bytes=host.total_bytes if allowed is None else min(allowed, host.total_bytes),
+        used_bytes=host.used_bytes if used is None else used,
+    )

@@ -1,11 +1,11 @@
-"""One process in /proc: who it is, and what memory it has.
+"""One process in /proc: its identity and its memory.
 
 In:  /proc/<pid>/{stat,statm,smaps_rollup}.
-Out: ``ProcessSnapshot``, or None for a process that is gone.
+Out: ``ProcessSnapshot``, or None for a process that has ended.
 Runs in: trainer, command line.
 
-Every file of a process is opened through one descriptor of its directory. The kernel ties that descriptor to
-the process, not to the number, so a number reused halfway gives an error instead of a stranger's memory.
+Every file of a process is opened through one descriptor of its directory. The descriptor belongs to the process, not to
+its id: if the id is reused meanwhile, the read fails instead of returning the memory of another process.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from penstock.meter.roots import Roots
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """The fields of /proc/<pid>/stat that tell processes apart."""
+    """The fields of /proc/<pid>/stat that identify a process."""
 
     name: str
     """Command name."""
     parent_pid: int
-    """Parent now; 1 or a subreaper once the first parent is gone."""
+    """Present parent; 1 or a subreaper once the first parent has ended."""
     started_ticks: int
-    """When it began, in clock ticks since boot: with the number, unique."""
+    """Start time in clock ticks since boot; unique together with the id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statm:
-    """The fields of /proc/<pid>/statm that cost nothing to keep up to date."""
+    """The fields of /proc/<pid>/statm, which the kernel keeps up to date."""
 
     anon_bytes: int
-    """Resident pages of its own, those shared with a parent since a fork included."""
+    """Resident pages of heaps and stacks, including those shared with the parent since a fork."""
     file_bytes: int
     """Resident pages of files and shared memory."""
 
@@ -45,18 +45,18 @@ class Statm:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollup:
-    """The fields of /proc/<pid>/smaps_rollup that take a walk over every page."""
+    """The fields of /proc/<pid>/smaps_rollup. To read them, the kernel visits every page."""
 
     rss_bytes: int
-    """Resident pages, counted one by one: statm may lag behind by some pages per processor."""
+    """Resident pages, counted exactly: statm may be late by some pages per processor."""
     pss_bytes: int
     """Each page divided by the number of processes that map it."""
     uss_bytes: int
-    """Pages only this process maps."""
+    """Pages that only this process maps."""
     pss_shared_bytes: int = 0
     """Of the PSS, shared memory: segments, memfds, files in a tmpfs."""
     pss_anon_bytes: int = 0
-    """Of the PSS, memory of no file: heaps and stacks."""
+    """Of the PSS, memory without a file: heaps and stacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,11 @@ class ProcessSnapshot:
     pid: int
     """Process id."""
     stat: Stat
-    """Who it is."""
+    """Its identity."""
     statm: Statm
-    """Its memory, cheaply."""
+    """Its memory, fast to read."""
     rollup: Rollup | None
-    """Its memory, exactly; None: not asked for, another user's process, or a kernel without it."""
+    """Its exact memory; None: not asked for, not allowed, or not provided by the kernel."""
 
 
 def read_process(pid: int, *, parent: int | None, exact: bool, roots: Roots) -> ProcessSnapshot | None:
@@ -110,7 +110,7 @@ def parse_stat(text: str) -> Stat | None:
 
 
 def parse_statm(text: str) -> Statm | None:
-    """None for what has no address space: a zombie, a kernel thread."""
+    """None for a zombie or a kernel thread, which have no address space."""
     fields = [parse_count(word) for word in text.split()[:3]]
     if len(fields) < 3 or not (size := fields[0]):
         return None

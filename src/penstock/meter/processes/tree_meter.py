@@ -1,7 +1,7 @@
-"""Memory of a process tree for callers that sample it every second: cheap each time, exact now and then.
+"""Memory of a process tree for callers that sample it every second: each sample is cheap, some are exact.
 
 In:  /proc/<pid>/statm at every poll, smaps_rollup rarely.
-Out: ``MemoryReport`` with PSS and USS carried on from the last exact sample.
+Out: ``MemoryReport`` with PSS and USS extrapolated from the last exact sample.
 Runs in: trainer, command line.
 """
 
@@ -18,7 +18,7 @@ from penstock.meter.roots import Roots
 
 _REAL = Roots()
 _Identity = tuple[int, int]
-"""Process id and start time: the kernel reuses the id alone sooner or later."""
+"""Process id and start time: the kernel reuses ids."""
 _EXACT_SHARE = 0.01
 """Exact samples take at most this share of the time: one of a tree that maps terabytes takes minutes."""
 _SOON_S = 2.0
@@ -62,7 +62,7 @@ class TreeMeter:
         self._last: dict[_Identity, ProcessSnapshot] = {}
 
     def poll(self) -> MemoryReport:
-        """The tree now. Empty once its root has ended, also when another process has its number by now."""
+        """The tree now. Empty once its root has ended, even if another process has its id now."""
         began_s = self._clock()
         if self._rss_bytes is None and self._exact_up_to_bytes != float("inf"):
             self._rss_bytes = memory(self._pid, exact=False, roots=self._roots).rss_bytes
@@ -80,9 +80,9 @@ class TreeMeter:
                 report = self._exact_report(snapshots, gone)
             else:
                 if self._sample_new(snapshots):
-                    # By then the new processes are at work, and their share of common pages can be read.
+                    # By then the new processes have begun to work, and their share of common pages can be read.
                     self._exact_due_s = min(self._exact_due_s, max(began_s + _SOON_S, self._exact_again_s))
-                report = self._carried_report(snapshots, gone)
+                report = self._extrapolated_report(snapshots, gone)
         self._rss_bytes = report.rss_bytes
         if exact:
             ended_s = self._clock()
@@ -91,7 +91,7 @@ class TreeMeter:
         return report
 
     def _sample_new(self, snapshots: tuple[ProcessSnapshot, ...]) -> bool:
-        """Sample new processes exactly; whether there are any.
+        """Sample new processes exactly; return whether there are any.
 
         Pages that they share with others still count as those of the others, until all processes are sampled exactly,
         except for shared memory beyond what the others had: batches in transit.
@@ -126,7 +126,7 @@ class TreeMeter:
         denied = tuple(snapshot.pid for snapshot in snapshots if snapshot.rollup is None)
         return report_of(map(process_memory, snapshots), exact=True, skipped=gone + denied)
 
-    def _carried_report(self, snapshots: tuple[ProcessSnapshot, ...], gone: tuple[int, ...]) -> MemoryReport:
+    def _extrapolated_report(self, snapshots: tuple[ProcessSnapshot, ...], gone: tuple[int, ...]) -> MemoryReport:
         processes: list[ProcessMemory] = []
         denied: list[int] = []
         for snapshot in snapshots:
@@ -135,7 +135,7 @@ class TreeMeter:
             if last is None or last.rollup is None:
                 denied.append(snapshot.pid)
             else:
-                now = _carried(now, last.statm, last.rollup, snapshot.statm)
+                now = _extrapolated(now, last.statm, last.rollup, snapshot.statm)
             processes.append(now)
         return report_of(processes, exact=False, skipped=gone + tuple(denied))
 
@@ -144,7 +144,7 @@ def _identity(snapshot: ProcessSnapshot) -> _Identity:
     return snapshot.pid, snapshot.stat.started_ticks
 
 
-def _carried(now: ProcessMemory, then: Statm, exact: Rollup, statm: Statm) -> ProcessMemory:
+def _extrapolated(now: ProcessMemory, then: Statm, exact: Rollup, statm: Statm) -> ProcessMemory:
     own_growth = statm.anon_bytes - then.anon_bytes
     shared_growth = (statm.file_bytes - then.file_bytes) * exact.pss_bytes / max(1, exact.rss_bytes)
     pss = min(max(0, exact.pss_bytes + own_growth + int(shared_growth)), now.rss_bytes)

@@ -64,12 +64,12 @@ def tree_parts() -> TreeParts | None:
 
 
 def require_tree_parts() -> TreeParts:
-    """This process and its descendants now. Raises PenstockError where the system does not report PSS."""
+    """As ``tree_parts``; ``PenstockError`` where the system does not report PSS."""
     parts = tree_parts()
     if parts is None:
         raise PenstockError(
-            "memory cannot be divided among processes on this system: that needs /proc/<pid>/smaps_rollup, which only "
-            "Linux has; penstock bench measures without it"
+            "memory cannot be divided among processes on this system: it needs /proc/<pid>/smaps_rollup, which only "
+            "Linux has; penstock bench works without it"
         )
     return parts
 
