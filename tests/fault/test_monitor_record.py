@@ -165,7 +165,7 @@ for _ in range(12):
 print("trained")
 """
     done = run(TRAINING.format(before="", after=after))
-    assert done.stdout == "trained\n" and done.stderr.count("recorded no further, training goes on") == 1
+    assert done.stdout == "trained\n" and done.stderr.count("recording of this run has stopped, training goes on") == 1
     assert "Traceback" not in done.stderr
     home.mkdir()
 
@@ -200,7 +200,7 @@ with open_run(Path(os.environ["PENSTOCK_HOME"]), "last") as found:
     assert done.returncode == 0, done.stderr
     state, points = json.loads(done.stdout)
     assert state == "finished" and 1 <= points < 200
-    assert done.stderr.count("recorded no further, training goes on") == 1
+    assert done.stderr.count("recording of this run has stopped, training goes on") == 1
     assert "[Step 220] Memory" in done.stderr
 
 
@@ -223,7 +223,7 @@ with penstock.Monitor(loader, every=None) as monitor:
     run(code)
     with open_run(home, "last") as found:
         (note,) = [each for each in found.journal() if each.kind == "restart"]
-        assert note.who == "loader" and "was killed by signal SIGKILL; another took its place" in note.what
+        assert note.who == "loader" and "was killed by signal SIGKILL; it was replaced" in note.what
         assert found.summary().worker_restarts == 1
 
 

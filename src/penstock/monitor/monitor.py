@@ -1,4 +1,4 @@
-"""penstock.Monitor: a training that is logged, recorded, and can be reached while it runs.
+"""penstock.Monitor: logs and records a training, and makes it reachable while it runs.
 
 In:  the loaders of a training, one ``step()`` per training step.
 Out: log lines, warnings, a recorded run, a control socket.
@@ -8,12 +8,17 @@ Runs in: trainer.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
+import selectors
+import socket
 import sqlite3
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,19 +27,109 @@ from penstock.environment import state_folder
 from penstock.errors import ConfigError, PenstockError
 from penstock.monitor.alerts.alarm import Alarm
 from penstock.monitor.alerts.rules import AlertRule
-from penstock.monitor.control.server import answerer
+from penstock.monitor.control.server import Control, answerer
 from penstock.monitor.gauges import Gauges, GaugeSample, figures_between
 from penstock.monitor.log_line import log_line, say
-from penstock.monitor.recorder import Recorder, Sink, WallClock, Watcher
+from penstock.monitor.recorder import PointObserver, Recorder, Sink, WallClock
 from penstock.monitor.runs.facts import run_facts, run_name
 from penstock.monitor.runs.format import RunOutcome
 from penstock.monitor.runs.home import socket_path
 from penstock.monitor.runs.writer import RunRecord
-from penstock.monitor.ticker import Ticker
 from penstock.monitor.watched_loader import WatchedLoader
 
+EVERY_S = 1.0
+_MOST_DUTY = 0.05
+"""Share of one processor that ticks may take; in a large process tree they are therefore less frequent."""
 _END_WITHIN_S = 5.0
 _NEVER = sys.maxsize
+
+
+class Ticker:
+    """The monitor's thread: a tick every second, the control socket in between."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._control: Control | None = None
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name="penstock-monitor", daemon=True)
+        self.cpu_s = self._cost_s = 0.0
+        """Processor time of all ticks, and of the last one."""
+
+    def listen(self, path: Path, answer: Callable[[Any], dict[str, Any]]) -> None:
+        """Answer on a socket there. Raises OSError."""
+        self._control = Control(path, self._selector, answer)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_this_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def end(self, within_s: float) -> bool:
+        """Stop; False if the thread does not end in time."""
+        self._is_ending = True
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
+        if self._thread.ident is not None and not self.is_this_thread:
+            self._thread.join(within_s)
+            if self._thread.is_alive():
+                return False
+        self._close()
+        return True
+
+    def forget(self) -> None:
+        """In a forked child, which has no such thread: close the child's copies of its sockets."""
+        self._is_ending = True
+        self._wake_read.close()
+        self._wake_write.close()
+        if self._control is not None:
+            self._control.forget()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _run(self) -> None:
+        due_s = time.monotonic() + EVERY_S
+        ticks = True
+        while not self._is_ending:
+            for key, events in self._selector.select(max(0.0, due_s - time.monotonic())):
+                if key.data is not None:
+                    key.data(events)
+            now_s = time.monotonic()
+            if self._is_ending or now_s < due_s:
+                continue
+            if self._control is not None:
+                self._control.close_silent()
+            if ticks:
+                ticks = self._tick()
+            cpu_s = self._cost_s
+            # At regular times as long as ticks are cheap; a missed tick is not repeated.
+            due_s = max(due_s + EVERY_S, now_s + cpu_s / _MOST_DUTY, now_s + EVERY_S / 2)
+
+    def _tick(self) -> bool:
+        began_s = time.thread_time()
+        try:
+            self._recorder.tick()
+        except Exception as problem:
+            # A failing monitor must not end the training.
+            say(logging.WARNING, f"penstock: the monitor has failed, training goes on without it: {problem!r}")
+            return False
+        finally:
+            self._cost_s = time.thread_time() - began_s
+            self.cpu_s += self._cost_s
+        return True
 
 
 class Monitor:
@@ -45,16 +140,16 @@ class Monitor:
             own DataLoader, with fewer figures.
         every: training steps between log lines; None for none.
         warn_at: share of the machine's or container's memory in use at which a warning with advice is logged, once each
-            time that is passed; None for never.
-        run: what to call this run; the script's name if left out.
+            time that is exceeded; None for never.
+        run: the name of this run; the script's name if left out.
         sinks: objects with ``write(step, figures)`` and ``close()``, called once a second from the monitor's thread:
-            for TensorBoard, Weights & Biases and their like. Names and units of figures: ``penstock.monitor.figures``.
-        alerts: ``penstock.monitor.AlertRule``s: thresholds on memory, swap, waiting, idle GPUs and dead workers,
-            and what to do at each: log, run a command, call a webhook, or lower depth and workers.
+            for TensorBoard, Weights & Biases and similar tools. Names and units are in ``penstock.monitor.figures``.
+        alerts: ``penstock.monitor.AlertRule``s: thresholds on memory, swap, waiting, idle GPUs and crashed
+            workers, each with its actions: log, run a command, call a webhook, or lower depth and workers.
 
     Call ``step()`` once per training step. The run is recorded below ``~/.local/state/penstock`` (``PENSTOCK_HOME``
-    overrides) and seen by ``penstock runs``; ``penstock set`` reaches it while it runs. As a context manager, an
-    exception becomes the run's outcome; without, the run is over when the program is.
+    overrides) and listed by ``penstock runs``; ``penstock set`` reaches it while it runs. As a context manager, an
+    exception becomes the run's outcome; otherwise the run ends with the program.
     """
 
     def __init__(
@@ -68,9 +163,9 @@ class Monitor:
         alerts: Iterable[AlertRule] = (),
     ) -> None:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ConfigError(f"every={every!r} is not a number of steps of at least 1; None logs no steps")
+            raise ConfigError(f"every={every!r} is not a whole number of at least 1; None logs no steps")
         if warn_at is not None and not 0 < warn_at <= 1:
-            raise ConfigError(f"warn_at={warn_at!r} is no share of memory, 0 to 1; None never warns")
+            raise ConfigError(f"warn_at={warn_at!r} is not a share of memory, above 0 and at most 1; None never warns")
         alarm = Alarm(alerts)
         self._pid = os.getpid()
         self._is_closed = False
@@ -88,7 +183,7 @@ class Monitor:
         self._line: GaugeSample = self._recorder.read()
         self._recorder.record = self._begin_record(run, warn_at, gauges)
         self.run_id = self._recorder.run_id
-        """What ``penstock set`` and ``penstock runs`` call this run; None where it cannot be recorded."""
+        """The id of this run for ``penstock set`` and ``penstock runs``; None where it cannot be recorded."""
         self._recorder.tick()
         self._say_line("Start", self._line, None)
         _MONITORS.add(self)
@@ -96,7 +191,7 @@ class Monitor:
         self._ticker.start()
 
     def step(self) -> None:
-        """One training step is done."""
+        """Call this after every training step."""
         recorder = self._recorder
         recorder.step += 1
         if recorder.step >= self._next_line:
@@ -109,12 +204,12 @@ class Monitor:
         self._recorder.note("training", "moment", str(moment))
         self._say_line(str(moment), self._recorder.read(), self._line)
 
-    def watch_with(self, watcher: Watcher) -> None:
-        """Have ``watcher`` look at every point, and act; see ``penstock.monitor.recorder.Watcher``."""
-        self._recorder.watch_with(watcher)
+    def watch_with(self, observer: PointObserver) -> None:
+        """Pass every point to ``observer``, which may act; see ``penstock.monitor.recorder.PointObserver``."""
+        self._recorder.watch_with(observer)
 
     def close(self) -> None:
-        """The run is over. May be called twice."""
+        """End the run. May be called twice."""
         self._close("finished", None)
 
     def __enter__(self) -> Self:
@@ -148,7 +243,7 @@ class Monitor:
             say(
                 logging.WARNING,
                 f"penstock: this run is not recorded, training goes on: {problem} ({home}); set PENSTOCK_HOME to a "
-                "folder of yours",
+                "folder that you can write to",
             )
             return None
         self._recorder.run_id = record.id
@@ -162,7 +257,7 @@ class Monitor:
             path = socket_path(home, run_id)
             self._ticker.listen(path, answerer(self._recorder, lambda: about))
         except (OSError, AttributeError, PenstockError) as problem:
-            # No such sockets on this platform or file system: everything else works.
+            # This platform or file system has no such sockets; everything else works.
             self._recorder.note("monitor", "start", f"no control socket: {problem}")
             return None
         return path
@@ -173,13 +268,12 @@ class Monitor:
         if self._is_over:
             self._next_line = _NEVER
             return
-        reading = self._recorder.read(in_haste=True)
-        self._say_line(f"Step {reading.step}", reading, self._line)
-        self._line = reading
+        sample = self._recorder.read(in_haste=True)
+        self._say_line(f"Step {sample.step}", sample, self._line)
+        self._line = sample
 
-    def _say_line(self, label: str, reading: GaugeSample, since: GaugeSample | None) -> None:
-        figures = figures_between(since, reading)
-        say(logging.INFO, log_line(label, figures))
+    def _say_line(self, label: str, sample: GaugeSample, since: GaugeSample | None) -> None:
+        say(logging.INFO, log_line(label, figures_between(since, sample)))
 
     def _close(self, state: Any, what: str | None) -> None:
         if self._is_over:
@@ -198,7 +292,7 @@ class Monitor:
         self._close(*_ending_of(error))
 
     def _forget(self) -> None:
-        """In a forked child: it is the parent's run. Nothing is written, no line is held open."""
+        """In a forked child: the run belongs to the parent. The child writes nothing and keeps no socket open."""
         self._is_closed = True
         self._next_line = _NEVER
         self._ticker.forget()

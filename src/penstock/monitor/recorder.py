@@ -1,56 +1,59 @@
-"""Keeping a run: reads its gauges, writes it down, warns, tells who listens. No thread of its own.
+"""The recorder of a run: reads its gauges, writes the record, warns, passes points on. It has no thread of its own.
 
 In:  ``tick`` once a second; notes and alerts from anywhere.
-Out: the record, warnings, sinks, watchers.
+Out: the record, warnings; points for sinks and observers.
 Runs in: trainer: ``tick`` in the monitor's thread, the rest in any.
 
-Recording is the least of a training's worries: a full disk, a folder that is gone or a database that stays locked
-stops it with one warning, and everything else goes on.
+A full disk, a folder that was removed or a database that stays locked stops the recording with one warning;
+everything else goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.advice.live import CALM_BELOW, AdvisedLoader, memory_full, warning_text
 from penstock.monitor.gauges import Gauges, GaugeSample, figures_between
 from penstock.monitor.log_line import say
-from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome
+from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome, TriedSettings
 from penstock.monitor.runs.writer import RunRecord
-from penstock.monitor.tried_settings import Achievements
 from penstock.monitor.watched_loader import WatchedLoader
 
 _PATIENCE_POINTS = 60
-"""Points kept for a database that is locked; after that recording stops."""
-_LOOK_FOR_FILE_EVERY = 10
+"""Points kept while the database is locked; after that recording stops."""
+_CHECK_FILE_EVERY = 10
 _WRITE_TOTALS_EVERY = 5
 _JUMP_S = 5.0
+_MOST_TRIED = 200
+"""Configurations that are kept apart; a governor may try many."""
 
 
 class Sink(Protocol):
     """Gets figures once a second, from the monitor's thread: TensorBoard, Weights & Biases, anything else.
 
-    What it raises costs it its place, with one warning, and nobody else anything.
+    If it raises, it is dropped with one warning.
     """
 
     def write(self, step: int, figures: dict[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
-class Watcher(Protocol):
+class PointObserver(Protocol):
     """Gets every point, in the monitor's thread, and may act on it.
 
-    ``recorder.loaders`` have valves; ``recorder.note`` and ``recorder.alert`` record what was done. It must return
-    within milliseconds: longer work needs a thread of its own.
+    ``recorder.loaders`` have valves; ``recorder.note`` and ``recorder.alert`` write to the record. It must return
+    within milliseconds; longer work needs a thread of its own.
     """
 
     def observe(self, point: Point, recorder: Recorder) -> None: ...
@@ -58,7 +61,7 @@ class Watcher(Protocol):
 
 
 class WallClock:
-    """Time that never goes back, so that points stay in order: the clock on the wall may be set."""
+    """Seconds since 1970 that never go back, so that points stay in order: the system clock may be set back."""
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall, self.monotonic = wall, monotonic
@@ -67,10 +70,73 @@ class WallClock:
     def __call__(self) -> float:
         now_s, wall_s = self.monotonic() + self._ahead_s, self._wall()
         if wall_s > now_s + _JUMP_S:
-            # The machine slept, or its clock was put right.
+            # The machine was suspended, or its clock was corrected.
             self._ahead_s += wall_s - now_s
             return wall_s
         return now_s
+
+
+class Achievements:
+    """The results of a run: in total, and with each configuration that was tried."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = {}
+        self.tried: dict[str, TriedSettings] = {}
+        self.changed: set[str] = set()
+        """Keys of ``tried`` that are not written yet."""
+        self._active_s = self._wait_s = 0.0
+
+    def add(
+        self, before: GaugeSample | None, now: GaugeSample, configurations: Sequence[Mapping[str, Any]], t_s: float
+    ) -> None:
+        tree_bytes, used_bytes = now.levels.get("tree_bytes", 0.0), now.levels.get("used_bytes", 0.0)
+        totals = self.totals
+        totals["t_s"], totals["step"] = t_s, float(now.step)
+        totals["samples"] = float(sum(each.samples or 0 for each in now.loaders))
+        totals["peak_tree_bytes"] = max(totals.get("peak_tree_bytes", 0.0), tree_bytes)
+        totals["peak_used_bytes"] = max(totals.get("peak_used_bytes", 0.0), used_bytes)
+        totals["worker_restarts"] = now.levels.get("worker_restarts", 0.0)
+        if before is None or now.t_s <= before.t_s:
+            return
+        span_s = now.t_s - before.t_s
+        more = [
+            float(max(0, (loader.samples or 0) - (then.samples or 0)))
+            for then, loader in zip(before.loaders, now.loaders, strict=True)
+        ]
+        is_active = False
+        for number, loader in enumerate(now.loaders):
+            # A loop that was left early never ends its iteration; samples of another loader show that it was left.
+            if not (more[number] or (loader.is_iterating and not any(more))):
+                continue
+            is_active = True
+            wait_s = max(0.0, (loader.wait_s or 0.0) - (before.loaders[number].wait_s or 0.0))
+            self._wait_s += wait_s
+            self._add_tried(number, configurations[number], t_s, span_s, more[number], wait_s, tree_bytes)
+        self._active_s += span_s if is_active else 0.0
+        totals["active_s"], totals["wait_s"] = self._active_s, self._wait_s
+
+    def _add_tried(
+        self, number: int, configuration: Mapping[str, Any], t_s: float, span_s: float, samples: float, wait_s: float,
+        tree_bytes: float,
+    ) -> None:  # fmt: skip
+        key = f"{number}:{json.dumps(configuration, sort_keys=True, default=str)}"
+        found = self.tried.get(key)
+        if found is None:
+            if len(self.tried) >= _MOST_TRIED:
+                return
+            found = TriedSettings(
+                loader=number, configuration=dict(configuration), began_s=t_s - span_s, ended_s=t_s, active_s=0.0,
+                samples=0.0, wait_s=0.0, peak_bytes=0.0,
+            )  # fmt: skip
+        self.tried[key] = replace(
+            found,
+            ended_s=t_s,
+            active_s=found.active_s + span_s,
+            samples=found.samples + samples,
+            wait_s=found.wait_s + wait_s,
+            peak_bytes=max(found.peak_bytes, tree_bytes),
+        )
+        self.changed.add(key)
 
 
 class Recorder:
@@ -94,7 +160,7 @@ class Recorder:
         self._clock = clock
         self._warn_at = warn_at
         self._sinks = list(sinks)
-        self._watchers: list[Watcher] = []
+        self._observers: list[PointObserver] = []
         self._gauges_lock = threading.Lock()
         self._reading: GaugeSample | None = None
         self._lock = threading.Lock()
@@ -104,17 +170,17 @@ class Recorder:
         self._points: list[Point] = []
         self._achieved = Achievements()
         for each in loaders:
-            each.read()  # so that what it has is not taken for a change
+            each.read()  # so that its present settings do not count as a change
         self._configurations = [each.configuration for each in loaders]
         self._stopped: RunRecord | None = None
-        """The record that could not be written any further."""
+        """The record, once it cannot be written any further."""
         self._ticks = 0
         self._is_warned = self._is_ticking = False
 
-    # -- for anybody ------------------------------------------------------------------------
+    # -- for any thread ---------------------------------------------------------------------
 
     def now_s(self) -> float:
-        """The run's own time: seconds since 1970, and never back."""
+        """The run's time; see ``WallClock``."""
         return self._clock()
 
     def note(self, who: str, kind: str, what: str, **details: Any) -> None:
@@ -127,12 +193,12 @@ class Recorder:
         with self._lock:
             self._alerts.append(alert)
 
-    def watch_with(self, watcher: Watcher) -> None:
-        """Have ``watcher`` look at every point from now on."""
-        self._watchers = [*self._watchers, watcher]
+    def watch_with(self, observer: PointObserver) -> None:
+        """Pass every point to ``observer`` from now on."""
+        self._observers = [*self._observers, observer]
 
     def read(self, *, in_haste: bool = False) -> GaugeSample:
-        """The gauges now, for the training thread; in haste, a moment old if the monitor's thread is reading them."""
+        """The gauges now, for the training thread. In haste: a moment old if the monitor's thread is reading them."""
         if self._gauges_lock.acquire(blocking=not in_haste or self._reading is None):
             try:
                 return self._gauges.read(self.step, in_haste=in_haste)
@@ -142,9 +208,9 @@ class Recorder:
         return self._reading._replace(step=self.step)
 
     def turn(self, loader: WatchedLoader, wanted: dict[str, Any], *, who: str) -> dict[str, Any]:
-        """Turn valves, and write down who did. In the monitor's thread."""
+        """Turn valves and note the source of the change. In the monitor's thread."""
         if not self._is_ticking:
-            # What was achieved so far counts for the old configuration.
+            # Results until now count for the old configuration.
             self.tick()
         now = loader.turn(wanted)
         self._note_changes(who)
@@ -153,7 +219,7 @@ class Recorder:
     # -- once a second ----------------------------------------------------------------------
 
     def tick(self) -> Point:
-        """Read, write down, warn, tell. In the monitor's thread, or before it is started and after it has ended."""
+        """Read, warn, pass on, write. In the monitor's thread, or while that is not running."""
         self._is_ticking = True
         try:
             return self._tick()
@@ -166,16 +232,16 @@ class Recorder:
         before, self._reading = self._reading, reading
         span_s = 0.0 if before is None else max(0.0, reading.t_s - before.t_s)
         point = self.point = Point(self._clock(), span_s, figures_between(before, reading))
-        self._achieved.note(before, reading, self._configurations, point.t_s)
+        self._achieved.add(before, reading, self._configurations, point.t_s)
         self._note_changes("training")
         self._note_endings(reading)
         self.warn_if_full(point.figures)
-        self._tell(point)
+        self._pass_on(point)
         self._write(point)
         return point
 
     def warn_if_full(self, figures: dict[str, float]) -> None:
-        """Once each time memory goes over the line, not again while it stays there."""
+        """Once each time memory exceeds ``warn_at``, not again while it stays there."""
         if self._warn_at is None or not figures.get("limit_bytes"):
             return
         share = figures["used_bytes"] / figures["limit_bytes"]
@@ -194,25 +260,25 @@ class Recorder:
             self.note("monitor", "warning", warning, share=share)
 
     def close(self, outcome: RunOutcome) -> None:
-        """The last point, the outcome, and goodbye to who listened."""
+        """Write the last point and the outcome; close sinks and observers."""
         with contextlib.suppress(Exception):
-            # Whatever is wrong by now, the outcome is still to be written.
+            # Whatever fails here, the outcome must still be written.
             self._ticks = 0
             self.tick()
-        for listener in (*self._sinks, *self._watchers):
+        for listener in (*self._sinks, *self._observers):
             self._try(listener.close, f"{type(listener).__name__}.close()")
         record, self.record, self._stopped = self.record or self._stopped, None, None
         if record is not None:
             record.finish(outcome)
 
     def abandon(self) -> None:
-        """In a forked child: the run is its parent's."""
+        """In a forked child: the run belongs to the parent."""
         record, self.record, self._stopped = self.record or self._stopped, None, None
         if record is not None:
             record.abandon()
 
     def keep_outcome(self, outcome: RunOutcome) -> None:
-        """The outcome, where the thread that has the record does not come to an end."""
+        """Keep the outcome where the thread that writes the record does not end."""
         record = self.record or self._stopped
         if record is not None:
             record.keep_outcome(outcome)
@@ -234,16 +300,16 @@ class Recorder:
     def _note_endings(self, reading: GaugeSample) -> None:
         for loader, seen in zip(self.loaders, reading.loaders, strict=True):
             for ending in loader.new_endings(int(seen.figures.get("worker_restarts", 0))):
-                what = f"{loader.name}: {ending}; another took its place"
+                what = f"{loader.name}: {ending}; it was replaced"
                 self.note("loader", "restart", what, loader=loader.name)
 
-    def _tell(self, point: Point) -> None:
+    def _pass_on(self, point: Point) -> None:
         for sink in list(self._sinks):
             if not self._try(lambda sink=sink: sink.write(self.step, dict(point.figures)), type(sink).__name__):
                 self._sinks.remove(sink)
-        for watcher in self._watchers:
-            if not self._try(lambda watcher=watcher: watcher.observe(point, self), type(watcher).__name__):
-                self._watchers = [each for each in self._watchers if each is not watcher]
+        for observer in self._observers:
+            if not self._try(lambda observer=observer: observer.observe(point, self), type(observer).__name__):
+                self._observers = [each for each in self._observers if each is not observer]
 
     @staticmethod
     def _try(call: Callable[[], None], name: str) -> bool:
@@ -266,7 +332,7 @@ class Recorder:
         is_due = self._ticks % _WRITE_TOTALS_EVERY == 0
         changed = set(self._achieved.changed) if is_due else set()
         try:
-            if self._ticks % _LOOK_FOR_FILE_EVERY == 0 and self.record.is_gone:
+            if self._ticks % _CHECK_FILE_EVERY == 0 and self.record.is_gone:
                 raise FileNotFoundError(f"{self.record.path} is gone")
             self._ticks += 1
             self.record.write(
@@ -295,13 +361,13 @@ class Recorder:
         self._stopped = record
         say(
             logging.WARNING,
-            f"penstock: this run is recorded no further, training goes on: {problem} ({Path(record.path)}); make room "
-            "there or set PENSTOCK_HOME before the next run",
+            f"penstock: recording of this run has stopped, training goes on: {problem} ({Path(record.path)}); free "
+            "space there or set PENSTOCK_HOME before the next run",
         )
 
 
 def _finite(point: Point) -> Point:
-    """NaN says "not known" in a record."""
+    """In a record NaN means that a value is unknown."""
     figures = {name: value for name, value in point.figures.items() if math.isfinite(value)}
     return point._replace(figures=figures)
 

@@ -125,7 +125,7 @@ def test_a_line_goes_to_the_shell_and_what_fails_is_told(heard: Heard) -> None:
 def test_a_command_that_hangs_is_ended_with_all_it_started(heard: Heard, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     heard.performer.perform(Command(command=f"sleep 60 & echo $! > {file}; wait", within_s=0.5), FACTS)
-    assert heard.outcome().endswith("ended after 0.5 s, its time limit")
+    assert heard.outcome().endswith("killed after 0.5 s, its time limit")
     child = int(file.read_text())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
@@ -142,7 +142,7 @@ def test_closing_ends_what_is_under_way_and_does_not_wait_for_it(heard: Heard) -
 def test_actions_that_never_end_do_not_pile_up(heard: Heard) -> None:
     for _ in range(6):
         heard.performer.perform(Command(command="sleep 60"), FACTS)
-    assert [said.partition(": ")[2] for said in heard.said] == ["not begun, 4 earlier actions have not ended"] * 2
+    assert [said.partition(": ")[2] for said in heard.said] == ["not started, 4 earlier actions are still running"] * 2
 
 
 @pytest.mark.parametrize("hook", [204], indirect=True)

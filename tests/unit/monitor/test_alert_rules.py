@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.monitor.alerts.debounce import AlertState, next_state
-from penstock.monitor.alerts.release_steps import Holding, ReleaseStep, next_step
-from penstock.monitor.alerts.rules import AlertRule, Command, GiveBack, Log, Webhook
-from penstock.monitor.alerts.values import WatchedValue, in_words
+from penstock.monitor.alerts.alarm import Holding, ReleaseStep, next_step
+from penstock.monitor.alerts.rules import (
+    AlertRule,
+    AlertState,
+    Command,
+    GiveBack,
+    Log,
+    WatchedValue,
+    Webhook,
+    in_words,
+    next_state,
+)
 
 GIB = 1 << 30
 R, C = "raised", "cleared"

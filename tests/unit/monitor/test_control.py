@@ -1,4 +1,4 @@
-"""The control socket: no client can hold up the one who answers."""
+"""The control socket: no client can hold up the thread that answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import selectors
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,11 @@ class Served:
             raise RuntimeError("engine trouble")
         return {"ok": True, "echo": message}
 
-    def handle(self) -> float:
-        """Everything that waits; gives the seconds it took."""
-        began_s = time.perf_counter()
+    def handle(self) -> None:
+        """Handle every event that waits."""
         while events := self.selector.select(0.02):
             for key, mask in events:
                 key.data(mask)
-        return time.perf_counter() - began_s
 
     def connect(self) -> socket.socket:
         line = socket.socket(socket.AF_UNIX)
@@ -79,7 +76,7 @@ def test_answers_refusals_and_failures_are_all_answers(served: Served) -> None:
         assert served.ask(line, b'{"still": "here"}\n')["ok"]
 
 
-def test_a_message_that_never_ends_is_refused_and_hung_up_on(served: Served) -> None:
+def test_a_message_that_never_ends_is_refused_and_its_connection_closed(served: Served) -> None:
     with served.connect() as line:
         line.setblocking(False)
         sent = 0
@@ -94,7 +91,7 @@ def test_a_message_that_never_ends_is_refused_and_hung_up_on(served: Served) -> 
         assert json.loads(line.recv(4096))["why"] == f"a message of more than {LONGEST_MESSAGE_BYTES:,} bytes"
 
 
-def test_a_client_that_asks_without_listening_is_dropped(served: Served) -> None:
+def test_a_client_that_does_not_read_its_answers_is_dropped(served: Served) -> None:
     with served.connect() as line, served.connect() as other:
         line.setblocking(False)
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
@@ -106,12 +103,12 @@ def test_a_client_that_asks_without_listening_is_dropped(served: Served) -> None
         assert served.ask(other, b"1\n") == {"ok": True, "echo": 1}
 
 
-def test_thousands_of_questions_at_once_are_refused(served: Served) -> None:
+def test_thousands_of_messages_at_once_are_refused(served: Served) -> None:
     with served.connect() as line:
         assert "messages at once" in served.ask(line, b"1\n" * 5000)["why"]
 
 
-def test_clients_that_say_nothing_go_after_a_while_and_do_not_keep_others_out(
+def test_silent_clients_are_closed_after_a_while_and_do_not_lock_out_others(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = []
@@ -121,7 +118,7 @@ def test_clients_that_say_nothing_go_after_a_while_and_do_not_keep_others_out(
     with served.connect() as line:
         assert served.ask(line, b"1\n")["ok"]
         monkeypatch.setattr(control, "_PATIENCE_S", -1.0)
-        served.control.look_after()
+        served.control.close_silent()
         assert all(each.recv(10) == b"" for each in silent)
     for each in silent:
         each.close()

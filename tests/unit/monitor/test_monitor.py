@@ -146,7 +146,7 @@ def _with_workers(state: dict[str, Any], count: int) -> dict[str, Any] | None:
         ({"memory": "900TB"}, "there is here; the loader would be killed"),
         ({"colour": "red"}, "colour cannot be set; write one of workers, depth, memory"),
         ({}, "nothing cannot be set"),
-        ({"loader": "test", "workers": 1}, "loader='test' is none of this run's loaders: 0: loader"),
+        ({"loader": "test", "workers": 1}, "loader='test' matches 0 of this run's loaders: 0: loader"),
         ({"workers": 2, "memory": "lots"}, "is not a size"),
     ],
 )
@@ -165,7 +165,7 @@ def test_of_several_loaders_one_is_chosen_by_name_or_number(home: Path) -> None:
     held_out = penstock.DataLoader(Frames(), 4, memory="64MB", name="eval")
     with penstock.Monitor([train, held_out], every=None), open_run(home, "last") as run:
         refused = ask(run, {"do": "set", "memory": "32MB"})
-        assert not refused["ok"] and "2 loaders; say which, by name or number: 0: train, 1: eval" in refused["why"]
+        assert not refused["ok"] and "2 loaders; choose one by name or number: 0: train, 1: eval" in refused["why"]
         assert ask(run, {"do": "set", "loader": "eval", "memory": "32MB"})["ok"]
         assert ask(run, {"do": "set", "loader": 0, "memory": "48MB"})["ok"]
     assert (train.memory, held_out.memory) == ("48MB", "32MB")

@@ -127,7 +127,7 @@ def test_a_full_disk_stops_recording_with_one_warning_and_the_outcome_is_still_k
     monkeypatch.setattr(record, "write", full)
     for _ in range(3):
         kept.tick()
-    assert len(caplog.messages) == 1 and "recorded no further, training goes on" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "recording of this run has stopped, training goes on" in caplog.messages[0]
     kept.recorder.close(RunOutcome(state="failed", t_s=7.0, what="x"))
     with open_run(tmp_path, "last") as run:
         assert run.outcome == RunOutcome(state="failed", t_s=7.0, what="x") and len(run.points()) == 1

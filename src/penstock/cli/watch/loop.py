@@ -14,9 +14,16 @@ from typing import Any
 from penstock.cli.watch.subjects import Subject
 from penstock.cli.watch.view import Report
 from penstock.errors import PenstockError
-from penstock.monitor.alerts.debounce import AlertState, Transition, next_state
-from penstock.monitor.alerts.rules import AlertRule, Command, Webhook
-from penstock.monitor.alerts.values import WatchedValue, in_words
+from penstock.monitor.alerts.rules import (
+    AlertRule,
+    AlertState,
+    Command,
+    Transition,
+    WatchedValue,
+    Webhook,
+    in_words,
+    next_state,
+)
 
 _LAST_ACTIONS_S = 40.0
 """How long the end waits for commands and webhooks, which have time limits of their own."""

@@ -1,7 +1,7 @@
-"""Commands and webhooks of alerts, each in a thread of its own with a time limit: nobody waits for them.
+"""Commands and webhooks of alerts, each in its own thread with a time limit, so that nothing waits for them.
 
 In:  an action, the facts of an alert.
-Out: what came of it, in words, to whoever wants to know.
+Out: the result in words, passed to a function.
 Runs in: trainer, command line. Does not import torch.
 """
 
@@ -22,11 +22,11 @@ from penstock.environment import ENVIRONMENT
 from penstock.monitor.alerts.rules import Command, Webhook
 
 _MOST_AT_ONCE = 4
-"""Actions under way; a server that does not answer must not pile up threads."""
+"""Actions in progress; a server that does not answer must not accumulate threads."""
 _GENTLY_S = 1.0
-"""Between asking a command to end and ending it."""
+"""Time between asking a command to end and killing it."""
 _LONGEST_ANSWER_BYTES = 1 << 10
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has the one
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only SIGTERM
 _VARIABLES = {
     "PENSTOCK_ALERT": "alert",
     "PENSTOCK_ALERT_TEXT": "text",
@@ -38,10 +38,10 @@ _VARIABLES = {
 
 
 class ActionRunner:
-    """Performs actions. ``tell`` gets what came of each, from its thread; ``output`` is where commands write."""
+    """Performs actions. ``report`` gets the result of each, from the action's thread; commands write to ``output``."""
 
-    def __init__(self, tell: Callable[[str], None], *, output: int = subprocess.DEVNULL) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None], *, output: int = subprocess.DEVNULL) -> None:
+        self._report = report
         self._output = output
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -49,23 +49,23 @@ class ActionRunner:
         self._is_closed = False
 
     def perform(self, action: Command | Webhook, facts: Mapping[str, Any]) -> None:
-        """Begin, and return at once."""
+        """Start it and return at once."""
         self._threads = [each for each in self._threads if each.is_alive()]
         if len(self._threads) >= _MOST_AT_ONCE:
-            self._tell(f"{action}: not begun, {_MOST_AT_ONCE} earlier actions have not ended")
+            self._report(f"{action}: not started, {_MOST_AT_ONCE} earlier actions are still running")
             return
         thread = threading.Thread(
             target=self._perform, args=(action, dict(facts)), name="penstock-alert-action", daemon=True
         )
         try:
             thread.start()
-        except RuntimeError as problem:  # no memory for a thread, which is when alerts are raised
-            self._tell(f"{action}: not begun, {problem}")
+        except RuntimeError as problem:  # no memory for a thread, as may be when an alert is raised
+            self._report(f"{action}: not started, {problem}")
             return
         self._threads.append(thread)
 
     def close(self, within_s: float = 2.0) -> None:
-        """Let what is under way end; commands that do not are ended. May be called twice."""
+        """Wait for actions in progress, then end the commands that still run. May be called twice."""
         deadline_s = time.monotonic() + within_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -85,20 +85,20 @@ class ActionRunner:
 
     def _perform(self, action: Command | Webhook, facts: dict[str, Any]) -> None:
         try:
-            said = self._run(action, facts) if isinstance(action, Command) else _post(action, facts)
+            result = self._run(action, facts) if isinstance(action, Command) else _post(action, facts)
         except Exception as problem:
-            # Whatever an action meets, it is told, and costs nobody anything.
-            said = f"failed: {type(problem).__name__}: {problem}"
+            # Any failure of an action is reported and affects nothing else.
+            result = f"failed: {type(problem).__name__}: {problem}"
         with contextlib.suppress(Exception):
-            self._tell(f"{action}: {said}")
+            self._report(f"{action}: {result}")
 
     def _run(self, action: Command, facts: dict[str, Any]) -> str:
         own = {name: str(facts[fact]) for name, fact in _VARIABLES.items() if facts.get(fact) is not None}
         with self._lock:
             if self._is_closed:
-                return "not begun, the training is over"
-            # A group of its own, so that it can be ended with all it started and Ctrl-C is not its business; none of
-            # the training's files, so that a pipe the training writes to is not held open by it.
+                return "not started, the training is over"
+            # Its own process group, so that it can be killed with its children and does not receive Ctrl-C; none of the
+            # training's files, so that it does not hold open a pipe the training writes to.
             process = subprocess.Popen(
                 action.command, shell=isinstance(action.command, str), env={**ENVIRONMENT, **own},
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, close_fds=True,
@@ -113,7 +113,7 @@ class ActionRunner:
                 process.wait(_GENTLY_S)
             _kill(process, _KILL)
             process.wait()
-            return f"ended after {action.within_s:g} s, its time limit"
+            return f"killed after {action.within_s:g} s, its time limit"
         finally:
             with self._lock:
                 self._commands.remove(process)
@@ -121,7 +121,7 @@ class ActionRunner:
 
 
 def _kill(process: subprocess.Popen[bytes], number: int) -> None:
-    """The command and what it started."""
+    """The command and its children."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)
@@ -130,13 +130,13 @@ def _kill(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _post(action: Webhook, facts: dict[str, Any]) -> str:
-    # http, ssl and email are a tenth of a second to import: only for who uses them.
+    # Importing http, ssl and email takes 0.1 s: only where a webhook is used.
     from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
     class NoRedirects(HTTPRedirectHandler):
         def redirect_request(self, *_: Any, **__: Any) -> None:
-            # It would become a GET without the facts, to an address nobody gave.
+            # It would become a GET without the facts, to an address that the user did not give.
             return None
 
     headers = {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}"}

@@ -1,25 +1,34 @@
-"""The alerts of a run: looks at every point, raises, acts, writes down.
+"""The alerts of a run: checks every point, raises alerts, performs their actions, records them.
 
 In:  rules; points, from the monitor's thread.
-Out: rows in the run's alerts, log lines, commands, webhooks, valves turned down.
+Out: alerts in the run's record, log lines, commands, webhooks, valves turned down.
 Runs in: trainer.
 
-Nothing here waits, and nothing that goes wrong here reaches the training.
+Nothing here waits, and no failure here reaches the training.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.monitor.alerts.actions import ActionRunner
-from penstock.monitor.alerts.debounce import AlertState, Transition, next_state
-from penstock.monitor.alerts.release_steps import Holding, next_step
-from penstock.monitor.alerts.rules import AlertRule, Command, GiveBack, Log, Webhook
-from penstock.monitor.alerts.values import WatchedValue, in_words
+from penstock.monitor.alerts.rules import (
+    AlertRule,
+    AlertState,
+    Command,
+    GiveBack,
+    Log,
+    Transition,
+    WatchedValue,
+    Webhook,
+    in_words,
+    next_state,
+)
 from penstock.monitor.figures import part
 from penstock.monitor.log_line import say
 from penstock.monitor.runs.format import Alert, Point
@@ -27,97 +36,148 @@ from penstock.monitor.runs.format import Alert, Point
 if TYPE_CHECKING:
     from penstock.monitor.recorder import Recorder
 
-_WHOSE = "this training"
 _HALF_A_POINT_S = 0.5
+_RELEASED_PART = 4
+"""A quarter at a time: single steps from a depth of 64 would take minutes, and half at once would cost more speed than
+necessary."""
 
 
-class _Rule:
-    """One rule and how it stands."""
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """The memory of one loader that has valves."""
+
+    number: int
+    """The loader's number in the run."""
+    depth: int
+    """Batches that may be ahead; 0: the loader has not been iterated yet and holds nothing."""
+    workers: int
+    in_flight_bytes: float
+    """Memory of its batches."""
+    workers_private_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseStep:
+    """One valve, turned down."""
+
+    number: int
+    """The loader's number."""
+    valve: str
+    """depth or workers."""
+    to: int
+
+
+def next_step(loaders: Sequence[Holding]) -> ReleaseStep | None:
+    """Depth first, of the loader whose batches use most memory; then workers. None: all are at 1.
+
+    A loader without workers has nothing ahead that it could release.
+    """
+    loaders = [each for each in loaders if each.depth and each.workers]
+    deep = [each for each in loaders if each.depth > 1]
+    if deep:
+        most = max(deep, key=lambda each: each.in_flight_bytes)
+        return ReleaseStep(number=most.number, valve="depth", to=_less(most.depth))
+    crowded = [each for each in loaders if each.workers > 1]
+    if crowded:
+        most = max(crowded, key=lambda each: each.workers_private_bytes)
+        return ReleaseStep(number=most.number, valve="workers", to=_less(most.workers))
+    return None
+
+
+def _less(count: int) -> int:
+    return count - max(1, count // _RELEASED_PART)
+
+
+class _RuleState:
+    """One rule and its state."""
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
         self.watched = WatchedValue(rule)
-        self.standing = AlertState()
-        self.gives_at_s: float | None = None
-        """When the next step back is due; None: none is."""
+        self.state = AlertState()
+        self.releases_at_s: float | None = None
+        """When the next release step is due; None: none is."""
         self.refused: set[int] = set()
-        """Loaders that would not be turned down since it was raised."""
+        """Loaders whose valves could not be turned down since the alert was raised."""
 
 
 class Alarm:
-    """A watcher of the recorder's; see ``recorder.Watcher``."""
+    """An observer of the recorder's points; see ``recorder.PointObserver``."""
 
     def __init__(self, rules: Iterable[AlertRule]) -> None:
-        self._rules = [_Rule(rule) for rule in _checked(rules)]
-        self._performer: ActionRunner | None = None
+        given = [rules] if isinstance(rules, AlertRule) else list(rules)
+        for rule in given:
+            if not isinstance(rule, AlertRule):
+                raise ConfigError(f"alerts={rule!r} is not a rule; write penstock.monitor.AlertRule(on=..., at=...)")
+        self._rules = [_RuleState(rule) for rule in given]
+        self._runner: ActionRunner | None = None
 
     def observe(self, point: Point, recorder: Recorder) -> None:
         for each in self._rules:
             value = each.watched.value(point.figures, point.t_s)
             threshold = each.watched.threshold(point.figures)
-            each.standing, news = next_state(each.standing, each.rule, value, threshold, point.t_s)
-            if news is not None and value is not None and threshold is not None:
-                self._tell(each, news, value, threshold, point, recorder)
-            if each.gives_at_s is not None and point.t_s >= each.gives_at_s - _HALF_A_POINT_S:
-                self._give_back(each, point, recorder)
+            each.state, change = next_state(each.state, each.rule, value, threshold, point.t_s)
+            if change is not None and value is not None and threshold is not None:
+                self._act(each, change, value, threshold, point, recorder)
+            if each.releases_at_s is not None and point.t_s >= each.releases_at_s - _HALF_A_POINT_S:
+                self._release(each, point, recorder)
 
     def close(self) -> None:
-        if self._performer is not None:
-            self._performer.close()
+        if self._runner is not None:
+            self._runner.close()
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _tell(
-        self, each: _Rule, news: Transition, value: float, threshold: float, point: Point, recorder: Recorder
+    def _act(
+        self, each: _RuleState, change: Transition, value: float, threshold: float, point: Point, recorder: Recorder
     ) -> None:  # fmt: skip
         rule = each.rule
-        text = in_words(rule, value, threshold, point.figures, whose=_WHOSE)
+        text = in_words(rule, value, threshold, point.figures, whose="this training")
         facts: dict[str, Any] = {
-            "alert": rule.on, "state": news, "text": text, "value": value, "threshold": threshold, "t_s": point.t_s,
+            "alert": rule.on, "state": change, "text": text, "value": value, "threshold": threshold, "t_s": point.t_s,
             "run": recorder.run_id, "pid": os.getpid(), "step": recorder.step,
         }  # fmt: skip
         actions = [str(action) for action in rule.then if not isinstance(action, Log)]
         details = {"value": value, "threshold": threshold, "step": recorder.step, "actions": actions}
-        recorder.alert(Alert(t_s=point.t_s, rule=rule.on, state=news, what=text, details=details))
-        each.gives_at_s = None
+        recorder.alert(Alert(t_s=point.t_s, rule=rule.on, state=change, what=text, details=details))
+        each.releases_at_s = None
         each.refused.clear()
+        is_raised = change == "raised"
         for action in rule.then:
             if isinstance(action, Log):
-                is_raised = news == "raised"
                 say(logging.WARNING if is_raised else logging.INFO, f"{'ALERT' if is_raised else 'Alert over'}: {text}")
             elif isinstance(action, GiveBack):
-                each.gives_at_s = point.t_s if news == "raised" else None
-            elif isinstance(action, Webhook) or news == "raised":
+                each.releases_at_s = point.t_s if is_raised else None
+            elif isinstance(action, Webhook) or is_raised:
                 self._perform(action, facts, recorder)
 
     def _perform(self, action: Command | Webhook, facts: dict[str, Any], recorder: Recorder) -> None:
-        if self._performer is None:
-            self._performer = ActionRunner(lambda said: recorder.note("alert", "action", said))
-        self._performer.perform(action, facts)
+        if self._runner is None:
+            self._runner = ActionRunner(lambda result: recorder.note("alert", "action", result))
+        self._runner.perform(action, facts)
 
-    def _give_back(self, each: _Rule, point: Point, recorder: Recorder) -> None:
-        held = [
-            loader
+    def _release(self, each: _RuleState, point: Point, recorder: Recorder) -> None:
+        holdings = [
+            _holding(loader.number, point)
             for loader in recorder.loaders
             if loader.is_penstock and loader.loader is not None and loader.number not in each.refused
         ]
-        holdings = [_holding(loader.number, point) for loader in held]
         step = next_step(holdings)
         if step is None:
             if any(holding.workers and not holding.depth for holding in holdings):
-                return  # not read yet: it will have something to give
-            each.gives_at_s = None
+                return  # not iterated yet: it will have something to release
+            each.releases_at_s = None
             recorder.note(
-                "alert", "decision", f"{each.rule.on}: nothing is left to give back, depth and workers are at 1"
+                "alert", "decision", f"{each.rule.on}: nothing is left to release, depth and workers are at 1"
             )
             return
-        waits = next(action for action in each.rule.then if isinstance(action, GiveBack))
-        each.gives_at_s = point.t_s + waits.every_s
+        action = next(action for action in each.rule.then if isinstance(action, GiveBack))
+        each.releases_at_s = point.t_s + action.every_s
         try:
-            # The recorder writes down what has changed, and on whose behalf.
+            # The recorder notes the change and its source.
             recorder.turn(recorder.loaders[step.number], {step.valve: step.to}, who="alert")
         except Exception as problem:
-            # A loader that ends just now, or refuses: the others still have something to give.
+            # A loader that is just ending, or refuses: the others can still release something.
             each.refused.add(step.number)
             recorder.note("alert", "decision", f"{step.valve}={step.to} could not be set: {problem}")
 
@@ -131,11 +191,3 @@ def _holding(number: int, point: Point) -> Holding:
         in_flight_bytes=figures.get("in_flight_bytes", 0.0),
         workers_private_bytes=figures.get("workers_private_bytes", 0.0),
     )
-
-
-def _checked(rules: Iterable[AlertRule]) -> list[AlertRule]:
-    found: list[AlertRule] = [rules] if isinstance(rules, AlertRule) else list(rules)
-    for rule in found:
-        if not isinstance(rule, AlertRule):
-            raise ConfigError(f"alerts={rule!r} is no rule; write penstock.monitor.AlertRule(on=..., at=...)")
-    return found

@@ -1,4 +1,4 @@
-"""Talking to a running process through its control socket.
+"""Messages to a running training through its control socket.
 
 In:  a run, a message.
 Out: its answer.
@@ -10,7 +10,7 @@ One JSON object a line, each way:
     {"do": "set", "loader": null, "workers": 8, "depth": 3, "memory": "6GB"} -> {"ok": true, "now": {...}}
     anything wrong                                                    -> {"ok": false, "why": "..."}
 
-``loader`` is a name or a number; null: the only one. ``who`` may say on whose behalf, for the journal: terminal, page.
+``loader`` is a name or a number; null: the only one. ``who`` names the source for the journal: terminal, page.
 """
 
 from __future__ import annotations
@@ -38,24 +38,21 @@ class ReachableRun(Protocol):
 
 
 def own_socket(run: ReachableRun) -> Path | None:
-    """The run's socket, where it has one: where ``home.socket_path`` puts it, and called as the run is.
-
-    What the record says of it is not followed anywhere else: a record that somebody made could name any file of the
-    user's to be removed, or any socket to be written to.
-    """
-    said = run.facts.get("socket")
-    if not isinstance(said, str) or not hasattr(socket, "AF_UNIX"):
+    """The run's socket; None: it has none any more. A path in the record counts only if it is named after the run and
+    lies in a private folder: a record copied from elsewhere must not lead to another socket."""
+    recorded = Path(run.facts.get("socket") or "")
+    # First the home as it is seen here, because it may be mounted elsewhere for the training.
+    found = run.path.absolute().parent.parent / "sockets" / run.id
+    if recorded == Path() or not hasattr(socket, "AF_UNIX"):
         return None
-    places = [run.path.absolute().parent.parent / "sockets", Path("/tmp") / f"penstock-runs-{os.getuid()}"]
-    # $XDG_RUNTIME_DIR was the training's: it may be another here.
-    if Path(said).is_absolute() and Path(said).parent.name == "penstock-runs":
-        places.append(Path(said).parent)
-    paths = [place / run.id for place in places if place == places[0] or _is_private(place)]
-    return next((path for path in paths if _is_socket(path)), None)
+    if _is_socket(found):
+        return found
+    is_own = recorded.is_absolute() and recorded.name == run.id and _is_private(recorded.parent)
+    return recorded if is_own and _is_socket(recorded) else None
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it is this user's alone: /tmp is everybody's, and another could have put a socket of his own there."""
+    """Whether only this user can write there: in /tmp another user could have put a socket."""
     try:
         found = folder.lstat()
     except (OSError, ValueError):
@@ -71,12 +68,12 @@ def _is_socket(path: Path) -> bool:
 
 
 def ask(run: ReachableRun, message: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send one message and wait for the answer. Raises PenstockError where nobody answers."""
+    """Send one message and wait for the answer. Raises PenstockError where there is none."""
     path = own_socket(run)
     if path is None:
         if run.facts.get("socket") is not None:
-            raise PenstockError(f"{run.id} cannot be reached: its socket is gone, or not its own; it has ended?")
-        raise PenstockError(f"{run.id} has no socket to be reached through; the run's journal may say why")
+            raise PenstockError(f"{run.id} cannot be reached: its socket is gone or another's; has it ended?")
+        raise PenstockError(f"{run.id} cannot be reached: it has no socket; its journal may contain the reason")
     deadline_s = time.monotonic() + timeout_s
     received = b""
     try:
@@ -96,7 +93,7 @@ def ask(run: ReachableRun, message: dict[str, Any], *, timeout_s: float = 5.0) -
     except TimeoutError:
         raise PenstockError(f"{run.id} did not answer within {timeout_s:g} s; is its process stopped?") from None
     except OSError as problem:
-        raise PenstockError(f"{run.id} cannot be reached through {path}: {problem.strerror}; it has ended?") from None
+        raise PenstockError(f"{run.id} cannot be reached through {path}: {problem.strerror}; has it ended?") from None
     except (ValueError, RecursionError):
-        raise PenstockError(f"{run.id} answered with what is no JSON") from None
-    return answer if isinstance(answer, dict) else {"ok": False, "why": "an answer that is no object"}
+        raise PenstockError(f"{run.id} sent an answer that is not JSON") from None
+    return answer if isinstance(answer, dict) else {"ok": False, "why": "an answer that is not an object"}

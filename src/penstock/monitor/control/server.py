@@ -1,8 +1,8 @@
-"""The control socket: how other terminals reach a running training. See ``asking`` for what is said.
+"""The control socket, through which other terminals reach a running training. ``client`` describes the messages.
 
 In:  JSON lines from processes of the same user.
 Out: answers; valves turned.
-Runs in: trainer, in the monitor's thread. No client can hold it up: nothing here waits.
+Runs in: trainer, in the monitor's thread. Nothing here waits, so no client can hold that thread up.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_CLIENTS = 32
 _MOST_AT_ONCE = 32
 _MOST_UNSENT_BYTES = 4 << 20
 _PATIENCE_S = 10.0
-"""How long a client may take to say something, or to listen."""
-_WHOS = ("terminal", "page", "governor", "alert")
+"""How long a client may take to send a message or to read an answer."""
+_SOURCES = ("terminal", "page", "governor", "alert")
 
 
 class _Client:
@@ -40,7 +40,7 @@ class _Client:
 
 
 class Control:
-    """Listens on a socket in a folder only this user can enter."""
+    """Listens on a socket in a folder that only this user can enter."""
 
     def __init__(self, path: Path, selector: selectors.BaseSelector, answer: Callable[[Any], dict[str, Any]]) -> None:
         """Raises OSError."""
@@ -60,8 +60,8 @@ class Control:
             raise
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
-    def look_after(self) -> None:
-        """Hang up on clients that neither speak nor listen."""
+    def close_silent(self) -> None:
+        """Close the connections of clients that neither send nor read."""
         now_s = time.monotonic()
         for client in list(self._clients):
             if now_s - client.since_s > _PATIENCE_S:
@@ -78,7 +78,7 @@ class Control:
                 self._path.unlink()
 
     def forget(self) -> None:
-        """In a forked child: close its copies; the parent goes on listening."""
+        """In a forked child: close its copies. The parent goes on listening."""
         for client in self._clients:
             client.line.close()
         self._listener.close()
@@ -110,7 +110,7 @@ class Control:
                 self._take(client, piece)
             self._send(client)
         except (OSError, KeyError, ValueError):
-            # Hung up on meanwhile, by either side.
+            # Closed in the meantime, by either side.
             self._drop(client)
 
     def _take(self, client: _Client, piece: bytes) -> None:
@@ -119,7 +119,7 @@ class Control:
         if len(client.received) > LONGEST_MESSAGE_BYTES:
             self._refuse(client, f"a message of more than {LONGEST_MESSAGE_BYTES:,} bytes")
         elif len(lines) > _MOST_AT_ONCE or len(client.unsent) > _MOST_UNSENT_BYTES:
-            # Answers take the time of the training's own interpreter.
+            # Answers need time of the training's interpreter.
             self._refuse(client, f"more than {_MOST_AT_ONCE} messages at once, or answers that are not read")
         else:
             for line in lines:
@@ -140,7 +140,7 @@ class Control:
         except ConfigError as refused:
             return {"ok": False, "why": str(refused)}
         except Exception as problem:
-            # Whatever a message causes, the thread that answers must go on.
+            # No message may end the thread that answers.
             return {"ok": False, "why": f"it failed: {problem!r}"}
 
     def _send(self, client: _Client) -> None:
@@ -163,7 +163,7 @@ class Control:
 
 
 def answerer(recorder: Recorder, describe: Callable[[], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """What is answered to each message; ``describe`` gives the run's own facts for a state."""
+    """The function that answers messages; ``describe`` gives the run's facts for a state."""
 
     def answer(message: Any) -> dict[str, Any]:
         what = message.get("do") if isinstance(message, dict) else None
@@ -171,7 +171,7 @@ def answerer(recorder: Recorder, describe: Callable[[], dict[str, Any]]) -> Call
             return {"ok": True, "state": _state(recorder, describe())}
         if what == "set":
             loader = _chosen(recorder.loaders, message.get("loader"))
-            who = next((known for known in _WHOS if known == message.get("who")), "terminal")
+            who = next((known for known in _SOURCES if known == message.get("who")), "terminal")
             wanted = {name: value for name, value in message.items() if name not in ("do", "loader", "who")}
             return {"ok": True, "now": recorder.turn(loader, wanted, who=who)}
         return {"ok": False, "why": f'do={what!r} is unknown; write "state" or "set"'}
@@ -184,10 +184,10 @@ def _chosen(loaders: Any, which: Any) -> WatchedLoader:
     if which is None:
         if len(loaders) == 1:
             return loaders[0]
-        raise ConfigError(f"this run has {len(loaders)} loaders; say which, by name or number: {names}")
+        raise ConfigError(f"this run has {len(loaders)} loaders; choose one by name or number: {names}")
     found = [each for each in loaders if which in (each.name, each.number) or str(which) == str(each.number)]
     if len(found) != 1:
-        raise ConfigError(f"loader={which!r} is {'none' if not found else len(found)} of this run's loaders: {names}")
+        raise ConfigError(f"loader={which!r} matches {len(found)} of this run's loaders: {names}")
     return found[0]
 
 
@@ -215,7 +215,7 @@ def _state(recorder: Recorder, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_allowed(line: socket.socket) -> bool:
-    """The same user, or root. The folder keeps others out already, where it is this user's own."""
+    """The same user, or root. The folder already keeps others out, unless its permissions were changed."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True

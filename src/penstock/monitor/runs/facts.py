@@ -1,7 +1,7 @@
-"""What a run is, as it is written down once: machine, program, command line.
+"""The facts of a run, recorded once at its start: machine, program, command line.
 
 In:  this process and its machine.
-Out: facts, as in ``record_format.FACTS``. Never the environment: it holds secrets.
+Out: facts, as in ``runs.format.FACTS``. Never the environment, which contains secrets.
 Runs in: trainer.
 """
 
@@ -38,7 +38,7 @@ _MOST_WORDS = 200
 
 
 def run_facts(name: str | None, started_s: float) -> dict[str, Any]:
-    """Everything but the loaders."""
+    """All facts except those of the loaders."""
     limits = meter.limits()
     return {
         "name": run_name(name),
@@ -57,14 +57,14 @@ def run_facts(name: str | None, started_s: float) -> dict[str, Any]:
 
 
 def run_name(name: str | None) -> str:
-    """What the user calls it, or the script."""
+    """The user's name for the run, or the script."""
     text = Path(sys.argv[0] or "python").name if name is None else str(name)
     # Lone surrogates, from a broken argument, cannot be stored.
     return text.encode("utf-8", "replace").decode()[:LONGEST_NAME] or "python"
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line that can be shown: what follows an option named like a secret, or looks like one, is hidden."""
+    """A command line without secrets: values of options named like one, and words that look like one, are hidden."""
     shown: list[str] = []
     hides_next = False
     for word in words[:_MOST_WORDS]:
@@ -95,7 +95,7 @@ def _folder() -> str | None:
     try:
         return str(Path.cwd()).encode("utf-8", "replace").decode()
     except OSError:
-        return None  # it was removed
+        return None  # the folder was removed
 
 
 def _version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether the process that records a run is alive. It holds a file lock, which the kernel releases when it ends.
+"""Whether the process that records a run is alive: it holds a file lock, which the kernel releases when it ends.
 
 In:  ``<id>.alive`` in the folder of the run's file.
 Out: ``WriterLock`` for the writer; ``is_alive`` and ``last_outcome`` for readers.
@@ -41,7 +41,7 @@ class WriterLock:
         try:
             os.write(self._fd, b"\n" * _ROOM_BYTES)
             if fcntl is not None:
-                # Not lockf: if any code of this process opened and closed this path, the lock would be lost.
+                # Not lockf, whose lock would be lost as soon as any code of this process opened and closed this path.
                 with contextlib.suppress(OSError):  # no locks on some network file systems: the process id decides
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
