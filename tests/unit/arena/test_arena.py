@@ -328,6 +328,8 @@ def test_a_forked_child_dropping_its_copy_ends_no_lease() -> None:
     del token
     assert not world.arena.has_returned
     assert world.woken == 0
+    lease.segment.close()
+    lease.segment.unlink()
 
 
 def test_uneven_segments_are_kept_up_to_what_was_ever_in_use_and_no_further() -> None:
