@@ -155,12 +155,12 @@ def fire(request: dict[str, Any], case: Case) -> dict[str, Any]:
             loader.set_memory(request["memory"] * (1 + number // 500 % 2) // 2)
             loader.resize(depth=[2, 6, 3][number // 500 % 3])
     torch.cuda.synchronize()
-    locks = [iterator._engine._page_locks for iterator in loader._live]
+    engines = [iterator.engine for iterator in loader._live()]
     loader.close()
     return {
         "batches": number + 1,
         "wrong_rows": checker.wrong_rows,
-        "locked_bytes_after_close": sum(lock.locked_bytes for lock in locks if lock is not None),
+        "locked_bytes_after_close": sum(engine.gauges().page_locked_bytes for engine in engines),
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 import penstock
 from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.workers_now import workers_now
 from support.datasets.faulty import Noisy, Ragged, Stream, WithPid, joined, listed, plain
 from support.faults import processes
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
@@ -25,6 +28,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
+
+
+def segments_here() -> set[int]:
+    """The inode numbers of all memfds that this process has open: two segments never share one."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "memfd:penstock" in str(entry.readlink()):
+                found.add(entry.stat().st_ino)
+    return found
 
 
 def make(dataset: Any, workers: int, **more: Any) -> penstock.DataLoader[Any]:
@@ -127,7 +140,7 @@ def test_next_never_waits_for_a_starting_worker(why: str, method: str) -> None:
     loader = make(dataset, 2, multiprocessing_context=method)
     iterator = iter(loader)
     came = [plain(next(iterator)) for _ in range(5)]
-    processes.until(lambda: all(seat.handle.started for seat in iterator._engine.dispatcher.roster.seats))
+    processes.until(lambda: all(worker.doing != "starting" for worker in workers_now(loader)))
     began = time.monotonic()
     if why == "resize":
         loader.resize(workers=3)
@@ -226,8 +239,7 @@ def test_a_worker_killed_with_the_due_batch_when_there_are_to_be_none_leaves_it_
     loader = make(dataset, 2, batch_size=1, shuffle=False, timeout=10)
     iterator = iter(loader)
     came = [plain(next(iterator))]
-    dispatcher = iterator._engine.dispatcher
-    processes.until(lambda: any(batch.ready for batch in dispatcher.admission.open.values()))
+    processes.until(lambda: iterator.engine.gauges().ready > 0)
     loader.resize(workers=0)
     for pid in processes.workers():
         processes.kill(pid)
@@ -262,10 +274,9 @@ def test_between_two_epochs_the_memory_stays_and_a_loader_that_rests_longer_give
     with penstock.DataLoader(Noisy(64, values=1 << 17), batch_size=8, num_workers=2, persistent_workers=True) as loader:
         loader._rules = LoaderRules(epoch_end_release_s=3.0)
         assert sum(1 for _ in loader) == 8
-        arena = next(iter(loader._live))._engine.arena
-        kept = {segment.number for segment in arena._free}
+        kept = segments_here()
         assert kept and loader.stats().in_flight_bytes > 0
         assert sum(1 for _ in loader) == 8
-        assert kept & {segment.number for segment in arena._free}, "the second epoch made all its segments anew"
+        assert kept & segments_here(), "the second epoch made all its segments anew"
         processes.until(lambda: loader.stats().in_flight_bytes == 0, 20)
         assert sum(1 for _ in loader) == 8

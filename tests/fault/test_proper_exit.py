@@ -89,7 +89,7 @@ iterator = iter(loader)
 said = False
 for number, batch in enumerate(iterator):
     # A spawned worker that is still importing is another matter.
-    if not said and number >= {least} and all(seat.handle.started for seat in iterator._engine.dispatcher.roster.seats):
+    if not said and number >= {least} and all(w.doing != "starting" for w in workers_now(loader)):
         said = True
         print("going", flush=True)
 """

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.loader.workers_now import workers_now
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 from support.faults.simulated_device import PaperDevice
 
@@ -182,7 +183,7 @@ def test_more_workers_between_two_epochs_are_there_in_the_next(device: PaperDevi
         assert numbers(device, loader) == every(40)
         loader.resize(workers=3)
         assert numbers(device, loader) == every(40)
-        assert len(next(iter(loader._live))._engine.dispatcher.roster.seats) == 3
+        assert len(workers_now(loader)) == 3
 
 
 def test_an_iterator_that_is_dropped_leaves_no_figure_behind(device: PaperDevice) -> None:

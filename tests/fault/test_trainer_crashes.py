@@ -29,9 +29,10 @@ MOMENT_S = 0.6
 
 TRAIN = """
 if {method!r} != "fork":
-    first = iter(penstock.DataLoader(Noisy(400), num_workers=3, multiprocessing_context={method!r}))
+    loader = penstock.DataLoader(Noisy(400), num_workers=3, multiprocessing_context={method!r})
+    first = iter(loader)
     next(first)
-    while not all(seat.handle.started for seat in first._engine.dispatcher.roster.seats):
+    while not all(worker.doing != "starting" for worker in workers_now(loader)):
         time.sleep(0.01)
     print("up", flush=True)
     for batch in first:

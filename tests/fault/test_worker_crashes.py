@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.loader.workers_now import workers_now
 from support.datasets.faulty import Deadly, DeadlyStream, Leaving, Noisy, Ragged, Sitting, Stream, joined, listed, plain
 from support.faults import connections, processes
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
@@ -170,9 +171,7 @@ def test_random_kills_over_samples_that_take_no_time_are_never_a_samples_fault(s
 
 
 def pids_of(loader: penstock.DataLoader[Any]) -> set[int]:
-    iterator = loader._iterator
-    seats = [] if iterator is None else iterator._engine.dispatcher.roster.seats  # type: ignore[attr-defined]
-    return {seat.handle.pid for seat in seats}
+    return {worker.pid for worker in workers_now(loader) if worker.pid is not None}
 
 
 def test_workers_killed_between_epochs_are_replaced() -> None:
@@ -504,7 +503,7 @@ def test_a_death_is_seen_although_another_loaders_worker_was_forked_while_this_o
     loader = make(dataset, 1, timeout=5)
     iterator = iter(loader)
     came = [plain(next(iterator))]
-    beside = pids_of(others[0]) | {s.handle.pid for s in others[1]._engine.dispatcher.roster.seats}
+    beside = pids_of(others[0])
     for pid in set(processes.workers()) - beside:
         processes.kill(pid)
     came += [plain(batch) for batch in iterator]

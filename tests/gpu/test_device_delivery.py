@@ -336,20 +336,21 @@ def test_nothing_is_page_locked_after_closing() -> None:
     loader = loader_of(6, device="cuda")
     iterator = iter(loader)
     next(iterator)
-    engine = iterator._engine
-    assert engine._page_locks.locked_bytes > 0
+    engine = iterator.engine
+    assert engine.gauges().page_locked_bytes > 0
     del iterator
     loader.close()
-    assert engine._page_locks.locked_bytes == 0
+    assert engine.gauges().page_locked_bytes == 0
 
 
-def test_a_refused_page_lock_is_one_warning_and_torchs_pinning() -> None:
-    from penstock.device import page_locks as slots
+def test_a_refused_page_lock_is_one_warning_and_torchs_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.device.page_locks import PageLocks
+    from penstock.loader import iterator as loader_iterator
 
+    refusing = PageLocks(lambda address, size: "out of memory", lambda address: None)
+    monkeypatch.setattr(loader_iterator, "PageLocks", lambda: refusing)
     loader = loader_of(6, pin_memory=True)
     iterator = iter(loader)
-    iterator._engine._page_locks._lock = lambda address, size: "out of memory"
-    assert isinstance(iterator._engine._page_locks, slots.PageLocks)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for number, batch in enumerate(iterator):

@@ -4,8 +4,8 @@ In:  what the iterator has delivered.
 Out: ``state_dict``'s dictionary: small, versioned, checked when it is loaded.
 Runs in: trainer.
 
-A state names a place, not what was read ahead: batches in flight are fetched again, with the same randomness. Map-style
-datasets can go on with any number of workers; where batches belong to workers in turn (iterable datasets,
+A state names a batch, not what was read ahead: batches in flight are fetched again, with the same randomness. Map-style
+datasets can continue with any number of workers; where batches belong to workers in turn (iterable datasets,
 seeding="worker") the number must be the same.
 """
 
@@ -28,7 +28,7 @@ KEPT_BATCHES_AGO = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Waypoint:
     """The iteration after some batch."""
 
     batches: int
@@ -55,16 +55,16 @@ class Position:
     """All generators as they were before the sampler was asked for its iterator."""
     draws_seed: bool
     """Whether the base seed was drawn after that: always, except in later epochs of persistent workers."""
-    places: deque[Place] = field(default_factory=lambda: deque(maxlen=KEPT_BATCHES_AGO + 1))
+    waypoints: deque[Waypoint] = field(default_factory=lambda: deque(maxlen=KEPT_BATCHES_AGO + 1))
     finished: bool = False
 
-    def place(self, batches_ago: int) -> Place:
-        if not 0 <= batches_ago < len(self.places):
+    def waypoint(self, batches_ago: int) -> Waypoint:
+        if not 0 <= batches_ago < len(self.waypoints):
             raise ConfigError(
-                f"batches_ago={batches_ago!r} is out of reach: states are kept for the last {len(self.places) - 1} "
+                f"batches_ago={batches_ago!r} is out of reach: states are kept for the last {len(self.waypoints) - 1} "
                 "batches of this epoch"
             )
-        return self.places[-1 - batches_ago]
+        return self.waypoints[-1 - batches_ago]
 
 
 class Generators:
@@ -98,17 +98,17 @@ class Shape:
 
 
 def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any) -> dict[str, Any]:
-    place = position.place(batches_ago)
+    waypoint = position.waypoint(batches_ago)
     return {
         "version": VERSION,
         "shape": vars(shape).copy(),
         "base_seed": position.base_seed,
         "epoch": position.epoch,
-        "batches": place.batches,
-        "turn": place.turn,
-        "sampler": place.sampler,
-        "drained": place.drained,
-        "resume": {worker: _plain(tuple(resume)) for worker, resume in place.resume.items()},
+        "batches": waypoint.batches,
+        "turn": waypoint.turn,
+        "sampler": waypoint.sampler,
+        "drained": waypoint.drained,
+        "resume": {worker: _plain(tuple(resume)) for worker, resume in waypoint.resume.items()},
         "generators": _plain(position.generators.state),
         "draws_seed": position.draws_seed,
         "finished": position.finished and batches_ago == 0,
@@ -127,9 +127,9 @@ def _plain(value: Any) -> Any:
 
 def nothing_begun(shape: Shape, generators: Generators, *, dataset: Any) -> dict[str, Any]:
     """The state of a loader that has not been iterated: the first epoch, as it would be now."""
-    first = Place(batches=0, turn=0, sampler=None, resume={})
+    first = Waypoint(batches=0, turn=0, sampler=None, resume={})
     position = Position(base_seed=None, epoch=0, generators=generators, draws_seed=True)
-    position.places.append(first)
+    position.waypoints.append(first)
     return to_dict(position, shape, batches_ago=0, dataset=dataset)
 
 

@@ -113,7 +113,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._depth: int | None = None
         self._depth_ceiling = depth_ceiling(num_workers, prefetch_factor)
         self._counters = Counters()
-        self._live: weakref.WeakSet[PipelineIterator] = weakref.WeakSet()
+        self._iterators: tuple[weakref.ref[PipelineIterator], ...] = ()
+        """Oldest first; replaced as a whole, so that other threads can read it at any time."""
         self._latest: weakref.ref[PipelineIterator | PlainIterator] | None = None
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
@@ -212,7 +213,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         else:
             self.check_worker_number_rationality()
             iterator = PipelineIterator(self, state)
-            self._live.add(iterator)
+            self._iterators = (*(ref for ref in self._iterators if ref() is not None), weakref.ref(iterator))
         self._latest = weakref.ref(iterator)
         self._position = iterator.position
         return iterator
@@ -257,11 +258,11 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Change the budget now. If it shrinks, batches ahead are given back and fetched again later."""
         self._memory = parse_size(memory)
         self.memory = memory
-        for iterator in list(self._live):
+        for iterator in self._live():
             iterator.set_memory(self.memory_bytes)
 
     def _apply(self) -> None:
-        for iterator in list(self._live):
+        for iterator in self._live():
             iterator.resize(self.num_workers, self._depth, self._depth_ceiling)
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
@@ -323,22 +324,24 @@ class DataLoader(TorchDataLoader[_T_co]):
             # It was closed.
             return None
 
+    def _live(self) -> list[PipelineIterator]:
+        """The iterators that still exist, oldest first."""
+        return [iterator for ref in self._iterators if (iterator := ref()) is not None]
+
     def stats(self) -> LoaderStats:
         """The loader's gauges now."""
+        gauges = [each for iterator in self._live() if not (each := iterator.engine.gauges()).is_closed]
+        newest = gauges[-1] if gauges else None
         counters = self._counters
-        engines = [i._engine for i in self._live if not i._engine.is_closed]
-        peak = max([counters.peak_bytes, *(e.arena.peak_bytes for e in engines)])
-        newest = engines[-1] if engines else None
-        held = [engine.held() for engine in engines]
         elapsed_s = counters.iteration_s
         return LoaderStats(
             workers=self.num_workers,
-            depth=newest.dispatcher.depth if newest else counters.depth,
-            in_flight_bytes=sum(each.in_flight_bytes for each in held),
-            peak_in_flight_bytes=peak,
-            lent_bytes=sum(each.lent_bytes for each in held),
-            copied_bytes=counters.handed_over_bytes + sum(e.arena.handed_over_bytes for e in engines),
-            workers_private_bytes=sum(each.private_bytes for each in held),
+            depth=newest.depth if newest else counters.depth,
+            in_flight_bytes=sum(each.in_flight_bytes for each in gauges),
+            peak_in_flight_bytes=max([counters.peak_bytes, *(each.peak_in_flight_bytes for each in gauges)]),
+            lent_bytes=sum(each.lent_bytes for each in gauges),
+            copied_bytes=counters.copied_bytes + sum(each.copied_bytes for each in gauges),
+            workers_private_bytes=sum(each.workers_private_bytes for each in gauges),
             memory_bytes=newest.memory_bytes if newest else self.memory_bytes,
             batches=counters.batches,
             samples=counters.samples,
@@ -346,7 +349,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             wait_s=counters.wait_s,
             stall_fraction=min(1.0, counters.iteration_wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
             worker_restarts=counters.restarts,
-            shared_batches=newest.dispatcher.pace.splits if newest else counters.shared_batches,
+            shared_batches=newest.splits_batches if newest else counters.shared_batches,
             cache=self._cache_stats(),
             device_ahead_bytes=counters.device_ahead_bytes,
             stages=StageTimes(
@@ -359,17 +362,17 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def close(self) -> None:
         """Stop all workers and give back all memory but that of batches still held. May be called twice."""
-        for iterator in list(self._live):
+        for iterator in self._live():
             iterator.close()
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles and copies are loaders of their own: nothing that runs goes with them."""
-        running = dict.fromkeys(("_iterator", "_live", "_latest", "_position", "_counters"))
-        return {**self.__dict__, **running}
+        running = dict.fromkeys(("_iterator", "_latest", "_position", "_counters"))
+        return {**self.__dict__, **running, "_iterators": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _live=weakref.WeakSet(), _counters=Counters())
+        self.__dict__.update(state, _counters=Counters())
 
     def __enter__(self) -> Self:
         return self

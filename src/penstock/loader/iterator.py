@@ -28,12 +28,13 @@ from penstock.device import cuda
 from penstock.device.copy_stream import move
 from penstock.device.page_locks import PageLocks
 from penstock.errors import WorkerError
-from penstock.loader.checkpoint import Generators, Place, Position
+from penstock.loader.checkpoint import Generators, Position, Waypoint
+from penstock.loader.device_prefetch import AheadOnDevice
 from penstock.loader.engine.batch import Batch
-from penstock.loader.engine.device_prefetch import AheadOnDevice
-from penstock.loader.engine.engine import Engine, TimedOut
-from penstock.loader.engine.oom_watch import OomWatch
-from penstock.loader.engine.order import Order
+from penstock.loader.engine.crashes import OomWatch
+from penstock.loader.engine.engine import Engine
+from penstock.loader.engine.pump import TimedOut
+from penstock.loader.engine.rules import Order
 from penstock.loader.epochs import counting_sampler, next_epoch_of
 from penstock.loader.stats import Counters
 from penstock.meter import headroom_bytes, spare_files
@@ -89,21 +90,21 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
-        self._engine = self._build_engine(loader, setup, resume)
-        self._finalizer = weakref.finalize(self, _end, self._engine, self._counters, self._cache_order)
+        self.engine = self._build_engine(loader, setup, resume)
+        self._finalizer = weakref.finalize(self, _end, self.engine, self._counters, self._cache_order)
         self._begin_epoch(before, state, resume)
         if state is not None:
             kept.restore_global()
-        self._engine.start()
+        self.engine.start()
 
     def _build_engine(self, loader: DataLoader[Any], setup: Setup, resume: dict[int, Resume]) -> Engine:
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         if loader._runs_threads:
-            pool = ThreadStarter(setup)
+            starter = ThreadStarter(setup)
         else:
-            pool = ProcessStarter(
+            starter = ProcessStarter(
                 setup,
                 context=loader.multiprocessing_context or torch.multiprocessing.get_context(),
                 base_seed=int(self._base_seed),
@@ -112,7 +113,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             )
         inline = InlineFetcher(setup)
         return Engine(
-            pool=pool,
+            starter=starter,
             workers=self._num_workers,
             order=Order(
                 rows=setup.writes_rows,
@@ -152,7 +153,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._draws_seed = False
         if self._ahead is not None:
             self._ahead.restart()
-        self._engine.restart(_as_int(self._shared_seed))
+        self.engine.begin_epoch(_as_int(self._shared_seed))
         self._begin_epoch(before, None, {})
 
     def _take_over(self, state: dict[str, Any]) -> None:
@@ -173,37 +174,37 @@ class PipelineIterator(_BaseDataLoaderIter):
         counting = counting_sampler(self._index_sampler)
         # Read before the sampler begins, which is when its first index is drawn.
         self._sampler_epoch = None if counting is None else counting.epoch
-        place = Place(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
+        waypoint = Waypoint(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
         if state is not None:
-            place = Place(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
+            waypoint = Waypoint(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
             # A sampler that counts finds its end again, and is at its next epoch then.
             self._sampler_done = state["drained"] and counting is None
-            self._go_to(place)
+            self._go_to(waypoint)
         if self._cache_order is not None:
             following = next_epoch_of(self._index_sampler, self._sampler_epoch)
-            self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, place.turn)
-        self._num_yielded = place.batches
-        self._at = place
+            self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, waypoint.turn)
+        self._num_yielded = waypoint.batches
+        self._at = waypoint
         self.position = Position(
             base_seed=int(self._base_seed), epoch=self._epoch, generators=before, draws_seed=self._draws_seed
         )
-        self.position.places.append(place)
+        self.position.waypoints.append(waypoint)
         self._counters.begin_iteration()
         # A state's generators are put back after this, so the sampler must have begun by then.
         self._draw_ahead(self._wanted_ahead() if state is None else max(1, self._wanted_ahead()))
 
-    def _go_to(self, place: Place) -> None:
-        """Bring the sampler to where ``place`` is: by its own state, or past what it has given already."""
-        self._drawn = place.turn
+    def _go_to(self, waypoint: Waypoint) -> None:
+        """Bring the sampler to where ``waypoint`` is: by its own state, or past what it has given already."""
+        self._drawn = waypoint.turn
         keeper, counting = self._state_keeper(), counting_sampler(self._index_sampler)
-        if place.sampler is not None and keeper is not None:
-            keeper.load_state_dict(place.sampler)
+        if waypoint.sampler is not None and keeper is not None:
+            keeper.load_state_dict(waypoint.sampler)
             self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
         elif self._dataset_kind != _DatasetKind.Iterable:
-            if place.sampler is not None and counting is not None:
-                counting.set_epoch(place.sampler["epoch"])
-                self._sampler_epoch = place.sampler["epoch"]
-            for _ in range(place.turn):
+            if waypoint.sampler is not None and counting is not None:
+                counting.set_epoch(waypoint.sampler["epoch"])
+                self._sampler_epoch = waypoint.sampler["epoch"]
+            for _ in range(waypoint.turn):
                 next(self._sampler_iter, None)
 
     def _state_keeper(self) -> Any:
@@ -228,7 +229,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         """How many batches of indices to have drawn and not delivered."""
         if self._num_workers:
             as_torch = self._most_ahead * self._num_workers
-            return max(_DRAWN_AHEAD, as_torch, self._engine.depth + 1) if self._reads_unseen else as_torch
+            return max(_DRAWN_AHEAD, as_torch, self.engine.depth + 1) if self._reads_unseen else as_torch
         # A sampler with a state must be seen to end while its state is still that of this epoch.
         return 0 if self._state_keeper() is None else 1
 
@@ -241,7 +242,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _draw_ahead(self, count: int) -> None:
         """Have ``count`` batches of indices drawn that are not delivered yet, if the sampler has so many."""
-        while not self._sampler_done and self._engine.undelivered < count:
+        while not self._sampler_done and self.engine.undelivered < count:
             self._draw()
 
     def _draw(self) -> None:
@@ -274,7 +275,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             failure=failure,
             sampler_state=self._sampler_state(),
         )
-        self._engine.offer(batch)
+        self.engine.offer(batch)
         self._drawn += 1
 
     # -- batches ----------------------------------------------------------------------------
@@ -295,7 +296,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             return self._next_on_device()
         found = self._wait_for_next()
         self._note(found)
-        data = self._engine.deliver(found)
+        data = self.engine.deliver(found)
         self._counters.note_batch(found.rows)
         if self._pin_memory:
             data = torch_pinning.pin_memory(data, self._pin_memory_device)
@@ -305,7 +306,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if self._ahead is None:
             # Not before the workers were forked: they have no use for a CUDA context.
             assert self._device is not None
-            self._ahead = AheadOnDevice(self._engine, self._device)
+            self._ahead = AheadOnDevice(self.engine, self._device)
         sent = self._ahead.next(self._wait_for_next)
         self._note(sent.batch)
         self._counters.device_ahead_bytes = self._ahead.device_bytes
@@ -317,7 +318,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         """The next batch that can be had. Ends the epoch if there is none."""
         self._draw_ahead(1)
         try:
-            found = self._engine.next_batch(self._timeout)
+            found = self.engine.next_batch(self._timeout)
         except TimedOut as late:
             raise WorkerError(f"DataLoader timed out after {self._timeout} seconds\n{late}".strip()) from None
         if found is None:
@@ -331,16 +332,16 @@ class PipelineIterator(_BaseDataLoaderIter):
         if self._bound and batch.worker_id is not None:
             before = resume.get(batch.worker_id, Resume(0, None))
             resume = {**resume, batch.worker_id: Resume(before.batches + 1, batch.memo)}
-        self._at = Place(
+        self._at = Waypoint(
             batches=self._at.batches + 1, turn=batch.number + 1, sampler=batch.sampler_state, resume=resume
         )
-        self.position.places.append(self._at)
+        self.position.waypoints.append(self._at)
         self._draw_ahead(self._wanted_ahead())
         if self._cache_order is not None:
             # Without workers it is still to be fetched.
             self._cache_order.advance(batch.number + batch.ready)
-        if self._sampler_done and not self._engine.undelivered and not self._ahead:
-            self.position.places[-1] = self._at = dataclasses.replace(self._at, drained=True)
+        if self._sampler_done and not self.engine.undelivered and not self._ahead:
+            self.position.waypoints[-1] = self._at = dataclasses.replace(self._at, drained=True)
 
     def _end_epoch(self) -> None:
         self._exhausted = self.position.finished = True
@@ -348,7 +349,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if self._cache_order is not None:
             self._cache_order.end()
         if self._persistent_workers:
-            self._engine.rest()
+            self.engine.end_epoch()
         else:
             self.close()
 
@@ -356,18 +357,18 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def resize(self, workers: int, depth: int | None, ceiling: int | None) -> None:
         """Take over the loader's settings now; workers that own batches change at the epoch's edge instead."""
-        self._engine.set_depth(depth, ceiling)
-        if self._bound or self._engine.is_closed or workers == self._num_workers:
+        self.engine.set_depth(depth, ceiling)
+        if self._bound or self.engine.is_closed or workers == self._num_workers:
             return
         self._num_workers = workers
-        self._engine.resize(workers)
+        self.engine.set_workers(workers)
 
     def is_outgrown(self, workers: int) -> bool:
         """Whether another number of workers is wanted than this iterator can ever have."""
         return self._bound and workers != self._num_workers
 
     def set_memory(self, memory_bytes: int) -> None:
-        self._engine.set_memory(memory_bytes)
+        self.engine.set_memory(memory_bytes)
 
     def close(self) -> None:
         """Stop the workers now."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.device.copy_stream import move
-from penstock.loader.checkpoint import Generators, Place, Position
+from penstock.loader.checkpoint import Generators, Position, Waypoint
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
@@ -31,7 +31,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         self._counters = loader._counters
         self._device = loader._device
         self.position = Position(base_seed=int(self._base_seed), epoch=0, generators=before, draws_seed=True)
-        self.position.places.append(Place(batches=0, turn=0, sampler=None, resume={}))
+        self.position.waypoints.append(Waypoint(batches=0, turn=0, sampler=None, resume={}))
         if state is not None:
             self._go_past(state["batches"], has_own_state=state["dataset"] is not None)
             kept.restore_global()
@@ -49,7 +49,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         self._note(batches)
 
     def _note(self, batches: int) -> None:
-        self.position.places.append(Place(batches=batches, turn=batches, sampler=None, resume={}))
+        self.position.waypoints.append(Waypoint(batches=batches, turn=batches, sampler=None, resume={}))
 
     def _next_data(self) -> Any:
         began = self._counters.clock()

@@ -1,6 +1,6 @@
-"""What a loader knows about itself, always on.
+"""A loader's own figures, always on.
 
-In:  counters the pipeline keeps as it goes.
+In:  counters that iterators and engines update.
 Out: ``LoaderStats``.
 Runs in: trainer.
 """
@@ -11,22 +11,25 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_ENDINGS = 16
+if TYPE_CHECKING:
+    from penstock.loader.engine.engine import EngineGauges
+
+_CRASHES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Where time went, summed over workers (fetch, collate) or in the training process (wait, hand over)."""
+    """Time per stage, summed over workers (fetch, collate) or in the training process (wait, deliver)."""
 
     fetch_s: float
-    """In the dataset, writing rows included."""
+    """In the dataset, including writing rows."""
     collate_s: float
     wait_s: float
     """The training loop waiting in next()."""
     deliver_s: float
-    """Making the ready batch the user's."""
+    """Making ready batches the user's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class LoaderStats:
     lent_bytes: int
     """Bytes of batches the user holds, as far as the arena lends them."""
     copied_bytes: int
-    """Bytes of batches that became the user's own because more were kept than the arena can lend, in all."""
+    """Bytes, in all, of batches that became the user's own because the user kept more than the arena can lend."""
     workers_private_bytes: int
     memory_bytes: int
     """The budget."""
@@ -51,7 +54,7 @@ class LoaderStats:
     samples_per_s: float
     wait_s: float
     stall_fraction: float
-    """Share of the latest iteration that the user spent waiting for data."""
+    """Share of the latest iteration that the training loop spent waiting for data."""
     worker_restarts: int
     shared_batches: bool
     """Whether rows of one batch come from several workers."""
@@ -63,7 +66,7 @@ class LoaderStats:
 
 @dataclass
 class Counters:
-    """The running totals behind the stats; owned by the loader, written by its pipelines."""
+    """The running totals behind the stats: owned by the loader, updated by its iterators and engines."""
 
     clock: Callable[[], float] = time.perf_counter
     batches: int = 0
@@ -74,7 +77,7 @@ class Counters:
     deliver_s: float = 0.0
     restarts: int = 0
     peak_bytes: int = 0
-    handed_over_bytes: int = 0
+    copied_bytes: int = 0
     device_ahead_bytes: int = 0
     depth: int = 0
     shared_batches: bool = False
@@ -83,10 +86,10 @@ class Counters:
     iteration_samples: int = 0
     iteration_wait_s: float = 0.0
     waits_since_s: float | None = None
-    """Since when the training loop has been waiting for a batch; None: it is not."""
+    """Since when the training loop has been waiting for a batch; None if it is not."""
     restarts_by_worker: dict[int, int] = field(default_factory=dict)
-    endings: deque[str] = field(default_factory=lambda: deque(maxlen=_ENDINGS))
-    """How the workers died that were replaced last."""
+    crashes: deque[str] = field(default_factory=lambda: deque(maxlen=_CRASHES))
+    """How the workers that were replaced last had crashed."""
 
     def begin_iteration(self) -> None:
         self.began_s, self.ended_s = self.clock(), None
@@ -102,8 +105,14 @@ class Counters:
 
     def note_restart(self, worker_id: int, ending: str) -> None:
         self.restarts_by_worker[worker_id] = self.restarts_by_worker.get(worker_id, 0) + 1
-        self.endings.append(f"worker {worker_id} {ending}")
+        self.crashes.append(f"worker {worker_id} {ending}")
         self.restarts += 1
+
+    def note_engine_closed(self, last: EngineGauges) -> None:
+        """Keep what the stats still need of an engine that closes."""
+        self.peak_bytes = max(self.peak_bytes, last.peak_in_flight_bytes)
+        self.copied_bytes += last.copied_bytes
+        self.depth, self.shared_batches = last.depth, last.splits_batches
 
     def note_wait(self, seconds: float) -> None:
         self.wait_s += seconds

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.loader.workers_now import is_iterating, recent_endings, waited_s, workers_now
+from penstock.loader.workers_now import is_iterating, recent_crashes, waited_s, workers_now
 from penstock.units import format_bytes, parse_size
 
 MOST_WORKERS = 256
@@ -105,7 +105,7 @@ class WatchedLoader:
         loader = self.loader
         if new <= 0 or loader is None:
             return []
-        known = recent_endings(loader, new)
+        known = recent_crashes(loader, new)
         return [f"{new - len(known)} workers died", *known] if len(known) < new else known
 
     # -- settings ---------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class WatchedLoader:
         }
         if depth is not None and now["depth"] < depth:
             now["remark"] = f"prefetch_factor={loader.prefetch_factor} allows no more than {ceiling} batches ahead"
-        if workers is not None and any(iterator.is_outgrown(workers) for iterator in list(loader._live)):
+        if workers is not None and any(iterator.is_outgrown(workers) for iterator in loader._live()):
             now["remark"] = "workers change when the next epoch begins: batches of this dataset belong to workers"
         return now
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-import penstock.loader.engine.device_prefetch as ahead
+import penstock.loader.device_prefetch as ahead
 import penstock.loader.engine.engine as engine
 import penstock.loader.iterator as pipeline_iterator
 from penstock.device.copy_stream import is_plain

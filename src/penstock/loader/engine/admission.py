@@ -1,15 +1,15 @@
-"""Admission: which batches may take memory, and who makes room when it is short.
+"""Admission: which batches may take memory, and which ones make room when memory is short.
 
 In:  batches drawn from the sampler, workers asking for room, memory coming back from the user.
 Out: batches opened in order; answers to workers.
 Runs in: trainer, under the engine's lock.
 
-Three rules keep the pipeline alive and inside its budget:
-- Batches are opened in order, and only if their bytes fit next to everything open, ready or lent. The batch that
-  is due next is always opened; if it is larger than all of the budget it passes alone.
-- A need that grows beyond what was promised waits, unless its batch is due: then later batches make room. They
-  are fetched again afterwards, with the same randomness.
-- What the user goes on holding while asking for more becomes the user's own, outside the budget.
+Three rules keep the engine going and inside its budget:
+- Batches are opened in order, and only if their bytes fit beside everything that is open, ready or lent. The batch
+  that is due next is always opened; if it is larger than the whole budget it passes alone.
+- A need that exceeds what was promised waits, unless its batch is due: then later batches make room. They are fetched
+  again afterwards, with the same randomness.
+- Batches that the user still holds while waiting for the next one become the user's own, outside the budget.
 """
 
 from __future__ import annotations
@@ -17,44 +17,42 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable
 
 from penstock.arena.arena import Arena
 from penstock.arena.segment import Segment
 from penstock.errors import BudgetError
-from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.estimates import Shapes
 from penstock.loader.engine.rules import LoaderRules
-from penstock.loader.engine.seat import Seat, Task
+from penstock.loader.engine.worker_set import WorkerEntry
 from penstock.units import format_bytes
 from penstock.workers.protocol import NO_SEGMENT, Need, Room
 
 
 class Admission:
-    def __init__(
-        self, arena: Arena, rules: LoaderRules, *, refetches: bool, fail: Callable[[BaseException], None]
-    ) -> None:
-        """``refetches``: whether a batch may be dropped and fetched again; ``fail`` ends the epoch with an error."""
+    def __init__(self, arena: Arena, rules: LoaderRules, *, refetches: bool) -> None:
+        """``refetches``: whether a batch may be dropped and fetched again."""
         self.arena = arena
         self.shapes = Shapes(rules)
         self.upcoming: deque[Batch] = deque()
-        """Drawn and not opened, in order."""
+        """Batches drawn and not opened, in order."""
         self.open: dict[int, Batch] = {}
-        """Being filled, or ready and not taken, in order."""
+        """Batches being filled, or ready and not taken, in order."""
+        self.failure: BaseException | None = None
+        """An error that ends the epoch: the next next() raises it."""
         self.trainer_waits = False
         self.user_holds = 1
-        """Batches the user still held when last asking for one; a for loop holds one."""
+        """Batches the user held at the latest next(); a for loop holds one."""
         self._refetches = refetches
-        self._fail = fail
-        self._waiting: list[tuple[Seat, Task]] = []
-        """Workers that wait for room, and with which task; answered ones have no need any more."""
+        self._waiting: list[tuple[WorkerEntry, Task]] = []
+        """Workers that wait for room, and the task of each; a task that was answered has no need any more."""
         self._owing: set[Batch] = set()
-        """Open batches that were promised memory they have not taken yet."""
+        """Open batches that have not taken all the memory promised to them."""
         self._warned_alone = False
 
     @property
     def due(self) -> Batch | None:
-        """The batch to be delivered next, if it is open: one that was evicted may not be, while later ones are."""
+        """The batch to be delivered next, if it is open; if it was evicted, later ones may be open and it not."""
         first = next(iter(self.open.values()), None)
         if first is not None and self.upcoming and self.upcoming[0].number < first.number:
             return None
@@ -62,24 +60,29 @@ class Admission:
 
     @property
     def is_next_due(self) -> bool:
-        """Whether the first of those not opened yet is the one to be delivered next."""
+        """Whether the first batch not opened yet is the one to be delivered next."""
         return bool(self.upcoming) and self.due is None
 
     def most_open(self, rows: int) -> int:
-        """How many batches of ``rows`` rows the budget has room for, besides what the user holds."""
+        """How many batches of ``rows`` rows fit the budget beside those the user holds."""
         expected = self.shapes.expected_bytes(rows)
         return max(1, self.arena.limit_bytes // expected - self.user_holds) if expected else sys.maxsize
+
+    def fail(self, error: BaseException) -> None:
+        """End the epoch with ``error``, unless another one ends it already."""
+        if self.failure is None:
+            self.failure = error
 
     # -- opening ------------------------------------------------------------------------
 
     def open_next(
         self, *, slots: int, start_blind: int, copies: int, rows_ahead: bool, private_bytes: int
     ) -> Batch | None:
-        """Open the next batch if it may be.
+        """Open the next batch if it is admitted.
 
-        ``slots`` bounds batches open or lent, ``start_blind`` those opened before any size is known, ``copies``
-        is how often the batch exists at once while it is made, ``rows_ahead`` whether rows are laid out now,
-        ``private_bytes`` what its worker will take besides.
+        ``slots`` limits batches open or lent, ``start_blind`` those opened before any size is known. ``copies``: how
+        many times the batch's bytes exist at once while it is made. ``rows_ahead``: whether its rows get a segment
+        now. ``private_bytes``: by how much its worker will grow.
         """
         if not self.upcoming:
             return None
@@ -92,7 +95,7 @@ class Admission:
         need = copies * (expected or 0)
         if batch.failure is None:
             wanted = need + private_bytes
-            if not self.arena.fits(wanted, promised_bytes=self._owed()) and not (is_due and self._make_way(wanted)):
+            if not self.arena.fits(wanted, promised_bytes=self._owed()) and not (is_due and self._make_room(wanted)):
                 return None
             batch.open(need)
             if not (self._lay_out(batch, need, is_due) if rows_ahead else self._promise(batch, need)):
@@ -102,12 +105,12 @@ class Admission:
         self.open[batch.number] = batch
         batch.ready = batch.failure is not None
         if not is_last:
-            # It had been evicted, and later ones were not: they wait behind it again.
+            # It was evicted and later ones were not: restore the order.
             self.open = dict(sorted(self.open.items()))
         return batch
 
     def _lay_out(self, batch: Batch, need: int, is_due: bool) -> bool:
-        """Set the rows' segment aside now, if samples are known well enough."""
+        """Take the segment for the rows now, if the layout of samples is known."""
         if self.shapes.template is None or not batch.rows:
             return self._promise(batch, need)
         batch.template = self.shapes.template
@@ -120,75 +123,76 @@ class Admission:
             self._owing.add(batch)
         return True
 
-    def _make_way(self, need: int) -> bool:
-        """Room for the batch that is due and not open yet."""
+    def _make_room(self, need_bytes: int, batch: Batch | None = None) -> bool:
+        """Make room for the due ``batch``, or for one that is due and not open yet (None)."""
         # While the user computes, the loop variable still holds the last batch; it comes back by itself.
-        while self.trainer_waits and not self.arena.fits(need) and self.arena.hand_over_oldest():
+        while self.trainer_waits and not self.arena.fits(need_bytes) and self.arena.hand_over_oldest():
             pass
-        return self._take_from_others(None, need)
+        return self._take_from_others(batch, need_bytes)
 
     # -- asking for room ------------------------------------------------------------------
 
-    def ask(self, seat: Seat, need: Need) -> None:
+    def ask(self, worker: WorkerEntry, need: Need) -> None:
         """A worker holds samples and waits for room."""
-        task = seat.tasks[need.task]
+        task = worker.tasks[need.task]
         task.need = need
-        if not self._answer(seat, task, need):
-            self._waiting.append((seat, task))
+        if not self._answer(worker, task, need):
+            self._waiting.append((worker, task))
 
     def answer_waiting(self) -> None:
         if not self._waiting:
             return
-        for seat, task in self._waiting:
-            # Answering one may have meant telling another to drop its samples.
+        for worker, task in self._waiting:
+            # Answering an earlier one may have made this one drop its samples.
             if task.need is not None:
-                self._answer(seat, task, task.need)
-        self._clear_the_way()
-        self._waiting = [(seat, task) for seat, task in self._waiting if task.need is not None]
+                self._answer(worker, task, task.need)
+        self._unblock_due()
+        self._waiting = [(worker, task) for worker, task in self._waiting if task.need is not None]
 
-    def _clear_the_way(self) -> None:
-        """Workers that wait for room for a later batch, with the due one queued behind, let go: it would wait for them
-        and they for it."""
+    def _unblock_due(self) -> None:
+        """Make workers drop their samples if they wait for room for a later batch and have a task of the due one queued
+        behind it: each would wait for the other."""
         due = self.due
         if due is None or not self._refetches:
             return
-        for seat, task in self._waiting:
-            if task.batch is not due and task.need is not None and any(t.batch is due for t in seat.tasks.values()):
-                seat.drop(task)
+        for worker, task in self._waiting:
+            if task.batch is not due and task.need is not None and any(t.batch is due for t in worker.tasks.values()):
+                worker.drop(task)
 
-    def room_ahead(self, task: Task, seat: Seat) -> int:
-        """Room for what a task will encode, if its size can be guessed and fits: saves the worker asking."""
-        guess = self.shapes.expected_bytes(task.batch.rows)
-        if not guess or not self.arena.fits(guess, promised_bytes=self._owed(besides=task.batch)):
+    def room_ahead(self, task: Task, worker: WorkerEntry) -> int:
+        """Room for what a task will encode, if its size can be estimated and fits: its worker then need not ask."""
+        expected = self.shapes.expected_bytes(task.batch.rows)
+        if not expected or not self.arena.fits(expected, promised_bytes=self._owed(besides=task.batch)):
             return NO_SEGMENT
-        segment = self._take(task.batch, guess, False)
+        segment = self._take(task.batch, expected, False)
         if segment is None:
             return NO_SEGMENT
-        self._make_own(task, seat, segment)
+        self._make_own(task, worker, segment)
         return segment.number
 
     def may_collate(self, batch: Batch, private_bytes: int) -> bool:
-        """Whether there is room for what the batch becomes, and for ``private_bytes`` its collator takes besides."""
+        """Whether there is room for the collated batch and for the ``private_bytes`` by which its worker grows."""
         return self._fits_now(batch, private_bytes + (self.shapes.expected_bytes(batch.rows) or 0))
 
-    def let_go_later(self, due: Batch | None) -> None:
-        """Have one worker that waits for a batch other than ``due`` let go: the latest."""
-        later = [(s, t) for s, t in self._waiting if t.need is not None and t.batch is not due]
+    def drop_latest(self, due: Batch | None) -> None:
+        """Of the workers that wait for room for batches other than ``due``, make the one with the latest batch drop its
+        samples."""
+        later = [(w, t) for w, t in self._waiting if t.need is not None and t.batch is not due]
         if later:
-            seat, task = max(later, key=lambda pair: pair[1].batch.number)
-            seat.drop(task)
+            worker, task = max(later, key=lambda pair: pair[1].batch.number)
+            worker.drop(task)
 
-    def forget_seat(self, seat: Seat) -> None:
-        """Its worker is dead and waits for nothing any more."""
-        self._waiting = [(s, t) for s, t in self._waiting if s is not seat]
+    def forget_worker(self, worker: WorkerEntry) -> None:
+        """The worker has crashed and waits for nothing any more."""
+        self._waiting = [(w, t) for w, t in self._waiting if w is not worker]
 
-    def _answer(self, seat: Seat, task: Task, need: Need) -> bool:
-        """Give a worker room, or tell it to drop its samples; False if it has to wait."""
+    def _answer(self, worker: WorkerEntry, task: Task, need: Need) -> bool:
+        """Give a worker room, or make it drop its samples; False if it has to wait."""
         batch = task.batch
         if batch.evicted:
-            seat.drop(task)
+            worker.drop(task)
             return True
-        self.return_room(task)
+        self.release_room(task)
         other = need.template is not None and batch.template not in (None, need.template)
         if other and need.need_bytes and batch.rows_segment is not None and not batch.old_layouts:
             self._lay_out_anew(batch)
@@ -200,20 +204,20 @@ class Admission:
             if segment is None:
                 return False
             if need.template is None:
-                self._make_own(task, seat, segment)
+                self._make_own(task, worker, segment)
         if need.template is not None:
             batch.template = batch.template or need.template
             batch.rows_segment = segment
             self.shapes.note_size(need.need_bytes)
             self.shapes.note_sample(need.template.row_bytes)
         if segment is not None:
-            seat.show(segment)
+            worker.show(segment)
         task.need = None
-        seat.handle.post(Room(need.task, NO_SEGMENT if segment is None else segment.number, batch.template))
+        worker.peer.post(Room(need.task, NO_SEGMENT if segment is None else segment.number, batch.template))
         return True
 
     def _lay_out_anew(self, batch: Batch) -> None:
-        """Its samples do not look as expected: the next need decides. What others have written stays for now."""
+        """Its samples differ from the layout: the next need decides. Rows that other workers wrote stay for now."""
         self.shapes.note_mismatch()
         assert batch.template is not None
         if batch.alone and batch.rows_segment is not None:
@@ -222,21 +226,18 @@ class Admission:
         batch.set_layout_aside()
 
     def keep_layout(self, batch: Batch) -> None:
-        """All its rows are at rest: take back the segments for rows that none were written to."""
+        """All its rows are at rest: release the row segments that hold none."""
         for segment in batch.unused_row_segments():
             self.arena.release(batch.drop_row_segment(segment))
 
     def _fits_now(self, batch: Batch, need_bytes: int) -> bool:
         if self.arena.fits(need_bytes, promised_bytes=self._owed(besides=batch)):
             return True
-        if batch is not self.due:
-            return False
-        while self.trainer_waits and not self.arena.fits(need_bytes) and self.arena.hand_over_oldest():
-            pass
-        return self._take_from_others(batch, need_bytes)
+        return batch is self.due and self._make_room(need_bytes, batch)
 
     def _take_from_others(self, batch: Batch | None, need_bytes: int) -> bool:
-        """Room for the due batch: others' promises do not count, then their memory. False if it has to wait."""
+        """Make room for the due batch: promises to others do not count, and then later batches are evicted. False if it
+        has to wait."""
         stuck: list[Batch] = []
         while not self.arena.fits(need_bytes):
             others = [b for b in self.open.values() if b is not batch and b not in stuck and b.held_bytes]
@@ -254,14 +255,14 @@ class Admission:
         return True
 
     def _is_stuck(self, batch: Batch) -> bool:
-        """Whether all its tasks are behind others whose workers wait for room: they would wait for each other."""
-        blocked = [seat for seat, first in self._waiting if first.need is not None]
-        return sum(task.batch is batch for seat in blocked for task in seat.tasks.values()) >= batch.running
+        """Whether each of its tasks is queued at a worker that waits for room: they would wait for each other."""
+        blocked = [worker for worker, first in self._waiting if first.need is not None]
+        return sum(task.batch is batch for worker in blocked for task in worker.tasks.values()) >= batch.running
 
-    # -- giving memory back ---------------------------------------------------------------
+    # -- releasing memory -----------------------------------------------------------------
 
     def keep_within(self) -> None:
-        """The budget has shrunk: the latest batches go back until the rest fits, the due one excepted."""
+        """Evict the latest batches until the rest fits the budget, which may have shrunk; never the due one."""
         while self._refetches and self.arena.in_use_bytes > self.arena.limit_bytes:
             later = [b for b in self.open.values() if b is not self.due and b.held_bytes and not b.evicted]
             if not later:
@@ -269,25 +270,25 @@ class Admission:
             self.evict(later[-1])
 
     def evict(self, batch: Batch) -> None:
-        """Give the batch's memory to one that is due sooner; it is fetched again later."""
+        """Release the batch's memory for one that is due sooner; it is fetched again later."""
         batch.evicted = True
         batch.todo.clear()
         batch.wants_collate = False
-        for seat, task in self._waiting:
+        for worker, task in self._waiting:
             if task.batch is batch and task.need is not None:
-                seat.drop(task)
+                worker.drop(task)
         if not batch.running:
             self.start_over(batch)
 
     def start_over(self, batch: Batch) -> None:
-        """An evicted batch whose tasks have all come to rest goes back to where it came from."""
+        """Put an evicted batch, whose tasks have all come to rest, back among the upcoming ones."""
         self.release(batch)
         del self.open[batch.number]
         batch.evicted = batch.ready = False
         self.upcoming.insert(sum(1 for b in self.upcoming if b.number < batch.number), batch)
 
     def release(self, batch: Batch) -> None:
-        """Take back every segment of a batch."""
+        """Release every segment of a batch."""
         for segment in batch.segments:
             self.arena.release(segment)
         batch.rows_segment = None
@@ -295,11 +296,11 @@ class Admission:
         self.settled(batch)
 
     def settled(self, batch: Batch) -> None:
-        """The batch has all the memory it will ever have."""
+        """The batch will take no more memory."""
         self._owing.discard(batch)
 
-    def return_room(self, task: Task) -> None:
-        """A task did not use the room it was given."""
+    def release_room(self, task: Task) -> None:
+        """Release room that a task was given and did not use."""
         if task.room is not None:
             self.arena.release(task.batch.extra.pop(task.room.number))
             task.room = None
@@ -309,19 +310,19 @@ class Admission:
     def _take(self, batch: Batch, need_bytes: int, is_due: bool) -> Segment | None:
         segment = self.arena.take(need_bytes)
         if segment is None and is_due:
-            self._fail(
+            self.fail(
                 BudgetError(
-                    f"batch {batch.number} needs {format_bytes(need_bytes)} and this machine or container has "
+                    f"batch {batch.number} needs {format_bytes(need_bytes)}, and this machine or container has "
                     f"{format_bytes(self.arena.headroom_bytes())} left; lower batch_size or num_workers, or raise the "
                     "container's memory limit"
                 )
             )
         return segment
 
-    def _make_own(self, task: Task, seat: Seat, segment: Segment) -> None:
+    def _make_own(self, task: Task, worker: WorkerEntry, segment: Segment) -> None:
         task.room = segment
         task.batch.extra[segment.number] = segment
-        seat.show(segment)
+        worker.show(segment)
 
     def _owed(self, besides: Batch | None = None) -> int:
         return sum(b.owed_bytes for b in self._owing if b is not besides)
@@ -331,8 +332,8 @@ class Admission:
             return
         self._warned_alone = True
         warnings.warn(
-            f"a batch needs {format_bytes(need)} and the workers leave {format_bytes(self.arena.limit_bytes)} of the "
-            "memory budget for batches: they pass one at a time; raise memory=, or lower batch_size or num_workers",
+            f"a batch needs {format_bytes(need)}, and the workers leave {format_bytes(self.arena.limit_bytes)} of the "
+            "memory budget for batches: batches pass one at a time; raise memory=, or lower batch_size or num_workers",
             RuntimeWarning,
             stacklevel=2,
         )

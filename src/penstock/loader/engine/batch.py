@@ -1,8 +1,8 @@
-"""One batch on its way from sampler to user.
+"""One batch on its way from sampler to user, and the tasks it is cut into.
 
-In:  indices drawn from the sampler; outcomes of the tasks it was cut into.
-Out: its state, and what is left to do.
-Runs in: trainer, under the dispatcher's lock.
+In:  indices drawn from the sampler; outcomes of tasks.
+Out: the batch's state, and the work that is left.
+Runs in: trainer, under the engine's lock.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from penstock.arena.arena import Lease
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
-from penstock.workers.protocol import NO_SEGMENT, Outcome, Part
+from penstock.workers.protocol import NO_SEGMENT, Need, Outcome, Part
 
 
 @dataclass(eq=False)
 class Batch:
-    """A batch that was drawn; open once memory was set aside for it and its tasks are being handed out."""
+    """A batch that was drawn. It is open from when memory is set aside for it until it is taken."""
 
     number: int
     indices: Any
@@ -28,7 +28,7 @@ class Batch:
     forecast_position: int = 0
     """Its position in the loader's forecast, for a cache."""
     worker_id: int | None = None
-    """The worker it is bound to, None when anyone may take part."""
+    """The worker it belongs to; None when every worker may take part."""
     failure: BaseException | None = None
     """What the sampler raised instead of giving this batch."""
     sampler_state: Any = None
@@ -37,32 +37,34 @@ class Batch:
     """The worker's state after it made this batch, where batches belong to workers in turn."""
 
     todo: deque[range] = field(default_factory=deque)
-    """Row ranges nobody has yet."""
+    """Row ranges that are not assigned."""
     running: int = 0
+    """Tasks that are assigned and not done."""
     alone: bool = True
+    """Whether a single task has all its rows."""
     pieces: dict[int, tuple[range, Outcome]] = field(default_factory=dict)
-    """First row -> what the task that fetched from there left."""
+    """First row -> the rows and the outcome of the task that fetched from there."""
     result: Outcome | None = None
     error: tuple[int, Any] | None = None
     """Lowest failing row and its exception."""
     template: Template | None = None
     rows_segment: Segment | None = None
     old_layouts: dict[int, Template] = field(default_factory=dict)
-    """Segments rows were first laid out in, before the samples turned out to look different."""
+    """Segment number -> layout of rows that were written before samples of another layout came."""
     extra: dict[int, Segment] = field(default_factory=dict)
-    """Other segments it holds, by number: encoded parts and results."""
+    """Its other segments, by number: encoded parts and results."""
     promised_bytes: int = 0
     careful: bool = False
-    """Whether a worker has died over it: its samples are then fetched one by one."""
+    """Whether a worker crashed while fetching it: its samples are then fetched one by one."""
     wants_collate: bool = False
     ready: bool = False
     leases: list[Lease] = field(default_factory=list)
-    """What was lent of the arena to have it copied to a device."""
+    """Leases of its segments while they are copied to a device."""
     evicted: bool = False
-    """Its memory is wanted by a batch that is due sooner; it starts over once its tasks have come to rest."""
+    """Whether a batch that is due sooner needs its memory: it starts over once its tasks have come to rest."""
 
     def open(self, promised_bytes: int) -> None:
-        """Start (over) with nothing done."""
+        """Start, or start over, with nothing done."""
         self.todo = deque([range(self.rows)])
         self.pieces.clear()
         self.old_layouts.clear()
@@ -78,13 +80,13 @@ class Batch:
 
     @property
     def collate_bytes(self) -> int:
-        """What whoever collates it takes: tensors are read where they lie and copied once, pickles are unpacked too."""
+        """Private memory for collating it: tensors are read in place and copied once, pickles are also unpacked."""
         copies = 2 if any(o.pickled is None and o.offsets for _, o in self.pieces.values()) else 1
         return copies * sum(outcome.used_bytes for _, outcome in self.pieces.values())
 
     @property
     def owed_bytes(self) -> int:
-        """Promised at admission and not taken yet."""
+        """Bytes promised when it was opened and not taken yet."""
         return max(0, self.promised_bytes - self.held_bytes)
 
     @property
@@ -104,7 +106,7 @@ class Batch:
         return rows
 
     def indices_of(self, rows: range) -> Any:
-        """The sampler's indices of some rows; the sampler's own object when it is all of them."""
+        """The indices of some rows; the sampler's own object for all of them."""
         return self.indices if len(rows) == self.rows else self.indices[rows.start : rows.stop]
 
     def note_error(self, row: int, error: Any) -> None:
@@ -112,7 +114,7 @@ class Batch:
             self.error = (row, error)
 
     def set_layout_aside(self) -> None:
-        """Make way for another layout."""
+        """Keep the rows written so far under the old layout, and start without one."""
         assert self.template is not None
         number = NO_SEGMENT
         if self.rows_segment is not None:
@@ -122,7 +124,7 @@ class Batch:
         self.template = self.rows_segment = None
 
     def unused_row_segments(self) -> list[Segment]:
-        """Segments for rows that no row was written to."""
+        """Row segments without a single row."""
         used = {outcome.segment for _, outcome in self.pieces.values() if outcome.kind == "rows" and outcome.rows}
         used |= {outcome.rows_segment for _, outcome in self.pieces.values() if outcome.rows}
         candidates = [self.extra[n] for n in self.old_layouts if n in self.extra]
@@ -130,7 +132,7 @@ class Batch:
         return [segment for segment in candidates if segment.number not in used]
 
     def drop_row_segment(self, segment: Segment) -> Segment:
-        """Forget a segment for rows; if only one other is left, that is the batch's."""
+        """Take out a row segment; if one with an older layout is left, that becomes the batch's."""
         if segment is self.rows_segment:
             self.rows_segment = None
             for number, template in self.old_layouts.items():
@@ -141,14 +143,14 @@ class Batch:
         return segment
 
     def stop_passing(self) -> None:
-        """Its copy is on the device, or will not be: what is still lent of it is lent to the user."""
+        """Its copy is on the device, or has failed: segments still lent are the user's from now on."""
         for lease in self.leases:
             lease.stop_passing()
         self.leases.clear()
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to hand out."""
+        """Whether there is a task to assign."""
         return bool(self.todo) or self.wants_collate
 
     @property
@@ -157,7 +159,7 @@ class Batch:
 
     @property
     def is_rows(self) -> bool:
-        """Whether every piece was written by the same template, in one segment."""
+        """Whether every piece was written with the same template into one segment."""
         kinds = {(outcome.kind, outcome.segment) for _, outcome in self.pieces.values()}
         return len(kinds) == 1 and next(iter(kinds))[0] == "rows"
 
@@ -170,7 +172,7 @@ class Batch:
         return [[t for piece in column for t in piece] for column in zip(*ordered, strict=True)]
 
     def parts(self) -> tuple[Part, ...]:
-        """What a collating worker needs to rebuild every sample."""
+        """Everything a collating worker needs to rebuild the samples."""
         return tuple(
             Part(
                 segment=outcome.rows_segment,
@@ -184,3 +186,31 @@ class Batch:
             )
             for _, (rows, outcome) in sorted(self.pieces.items())
         )
+
+
+@dataclass(eq=False)
+class Task:
+    """Work assigned to one worker."""
+
+    number: int
+    batch: Batch
+    rows: range | None
+    """Rows to fetch; None to collate the batch."""
+    assigned_s: float
+    """When it was assigned, on the monotonic clock."""
+    need: Need | None = None
+    """The question that its worker waits to have answered."""
+    room: Segment | None = None
+    """A segment for what this task encodes, given to it in advance."""
+    private_bytes: int = 0
+    """Private memory its worker is expected to need for it, beyond one sample."""
+
+    @property
+    def indices(self) -> Any:
+        """The sampler's indices of its rows."""
+        return self.batch.indices if self.rows is None else self.batch.indices_of(self.rows)
+
+    def describe(self, row: int) -> str:
+        """The index at ``row``, or all of the task's indices if the row is unknown (negative)."""
+        is_known = row >= 0 and isinstance(self.batch.indices, list)
+        return f"index {self.batch.indices[row]}" if is_known else f"indices {self.indices}"

@@ -1,7 +1,7 @@
-"""Workers that died: over which sample, how often in a row, and when that is the sample's fault.
+"""Crashes of workers: how one ended, how often the same sample was involved, and when that becomes an error.
 
-In:  deaths, with what the worker had in hand; tasks that were done after all.
-Out: the batch's error, or the epoch's, once the same has happened too often.
+In:  crashes, with the task and the row of each; tasks that were done; the kernel's out-of-memory counter.
+Out: the batch's error, or the epoch's, after too many crashes in a row.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -11,70 +11,71 @@ import signal
 from collections.abc import Callable
 
 from penstock.errors import WorkerError
-from penstock.loader.engine.seat import Seat, Task
+from penstock.loader.engine.batch import Task
+from penstock.loader.engine.worker_set import WorkerEntry
+from penstock.meter import limits, pressure
+from penstock.units import format_bytes
 
 _IN_A_ROW = 4
 
 
-class DeathToll:
-    def __init__(self, *, in_hand: Callable[[Seat], tuple[int, int]], diagnosis: Callable[[], str | None]) -> None:
-        """``in_hand`` gives the number of the task a worker was at (none of its own: it was at none) and the row of it
-        (negative: none yet); ``diagnosis`` says what the machine knows about why."""
-        self._in_hand = in_hand
+class CrashCounter:
+    def __init__(self, *, diagnosis: Callable[[], str | None]) -> None:
+        """``diagnosis`` gives the machine's explanation of a crash, if it has one."""
         self._diagnosis = diagnosis
-        self._deaths: dict[tuple[int, int], int] = {}
-        """(batch, row) -> workers that died in a row with it in hand."""
-        self._idle_deaths = {True: 0, False: 0}
-        """Workers that died with nothing in hand since a task was last done, once they were up; and before that, since
-        one came up."""
+        self._crashes: dict[tuple[int, int], int] = {}
+        """(batch, row) -> workers that crashed at it in a row."""
+        self._idle_crashes = {True: 0, False: 0}
+        """Crashes without a task: of started workers since a task was last done (True), and of starting workers since
+        one last started (False)."""
 
     def note_start(self) -> None:
-        """A worker came up."""
-        self._idle_deaths[False] = 0
+        self._idle_crashes[False] = 0
 
     def note_done(self, task: Task) -> None:
-        """Whatever was held against the task, it was done after all."""
-        self._idle_deaths = {True: 0, False: 0}
-        if self._deaths:
+        """The task was done: earlier crashes at its rows no longer count."""
+        self._idle_crashes = {True: 0, False: 0}
+        if self._crashes:
             rows = range(task.batch.rows) if task.rows is None else task.rows
-            for place in [p for p in self._deaths if p[0] == task.batch.number and (p[1] < 0 or p[1] in rows)]:
-                del self._deaths[place]
+            for key in [k for k in self._crashes if k[0] == task.batch.number and (k[1] < 0 or k[1] in rows)]:
+                del self._crashes[key]
 
-    def count(self, seat: Seat, how: str, *, workers: int) -> WorkerError | None:
-        """One of ``workers`` died. A sample that was in hand at four deaths in a row gets an error; gives one for the
-        epoch if all have died as often without getting to a sample."""
-        number, row = self._in_hand(seat)
-        task = seat.tasks.get(number)
+    def count(self, worker: WorkerEntry, in_hand: tuple[int, int], how: str, *, workers: int) -> WorkerError | None:
+        """Count the crash of one of ``workers`` workers, which had the task and row ``in_hand``.
+
+        A sample at which four workers in a row crashed gets an error. Returns an error for the epoch if every worker
+        crashed four times in a row without reaching a sample.
+        """
+        number, row = in_hand
+        task = worker.tasks.get(number)
         if task is not None:
-            self._hold_against(task, row, how)
+            self._count_against(task, row, how)
             return None
-        if seat.handle.started and not seat.tasks:
+        was_started = worker.peer.started
+        if was_started and not worker.tasks:
             return None
-        was_up = seat.handle.started
-        self._idle_deaths[was_up] += 1
-        deaths = self._idle_deaths[was_up]
-        if deaths < _IN_A_ROW * max(1, workers):
+        self._idle_crashes[was_started] += 1
+        crashes = self._idle_crashes[was_started]
+        if crashes < _IN_A_ROW * max(1, workers):
             return None
-        self._idle_deaths[was_up] = 0
-        when = "before they began anything" if was_up else "while starting"
-        return WorkerError(f"{deaths} workers in a row died {when}; the last one {how}{self._why()}")
+        self._idle_crashes[was_started] = 0
+        when = "before they fetched a sample" if was_started else "while starting"
+        return WorkerError(f"{crashes} workers in a row crashed {when}; the last one {how}{self._why()}")
 
-    def _hold_against(self, task: Task, row: int, how: str) -> None:
+    def _count_against(self, task: Task, row: int, how: str) -> None:
         batch = task.batch
         batch.careful = True
-        place = batch.number, row
-        deaths = self._deaths[place] = self._deaths.get(place, 0) + 1
-        if deaths < _IN_A_ROW:
+        key = batch.number, row
+        crashes = self._crashes[key] = self._crashes.get(key, 0) + 1
+        if crashes < _IN_A_ROW:
             return
-        del self._deaths[place]
-        known = row >= 0 and isinstance(batch.indices, list)
-        what = f"index {batch.indices[row]}" if known else f"indices {task.indices}"
-        # The batch's own error, raised in its turn: the others can still be had.
+        del self._crashes[key]
+        # The batch's own error, raised in its turn: the other batches are still delivered.
         batch.note_error(
             max(0, row),
-            Fatality(
-                f"{deaths} workers in a row died while fetching {what} (batch {batch.number}); the last one {how}"
-                + self._why()
+            CrashedSample(
+                f"{crashes} workers in a row crashed while fetching {task.describe(row)} (batch {batch.number}); the "
+                f"last one {how}{self._why()}"
             ),
         )
 
@@ -83,8 +84,8 @@ class DeathToll:
         return f"; {why}" if why else ""
 
 
-class Fatality:
-    """An error of a batch that no worker was left to report."""
+class CrashedSample:
+    """The error of a batch whose workers crashed and so could not report one."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -93,9 +94,29 @@ class Fatality:
         raise WorkerError(self._message)
 
 
-def how_it_died(pid: int | None, exit_code: int | None) -> str:
+class OomWatch:
+    """Remembers the kernel's out-of-memory counter from when it is created."""
+
+    def __init__(self) -> None:
+        self._before = pressure().oom_kills
+
+    def sentence(self) -> str | None:
+        """What to say if the kernel has killed for memory since; None if it has not, or the counter is unreadable."""
+        now = pressure().oom_kills
+        if now is None or self._before is None or now <= self._before:
+            return None
+        found = limits()
+        return (
+            f"the kernel's out-of-memory counter rose by {now - self._before} since the iteration began: the memory "
+            f"limit here is {format_bytes(found.memory_limit_bytes)} ({found.memory_limit_source}), of which "
+            f"{format_bytes(found.memory_available_bytes)} is left; lower num_workers, batch_size or memory=, load "
+            "less per sample, or raise the limit"
+        )
+
+
+def how_it_ended(pid: int | None, exit_code: int | None) -> str:
     if exit_code is None or pid is None:
-        return "could not be asked why"
+        return "left no exit status"
     if exit_code >= 0:
         return f"(pid {pid}) exited with status {exit_code}"
     try:

@@ -1,7 +1,7 @@
-"""From a ready batch to what the user gets: tensors over its slot, page-locked where a device will read them.
+"""From a ready batch to what the user gets: tensors over its segment, page-locked where a device will read them.
 
 In:  batches whose rows or result lie in the arena.
-Out: nested data that keeps its slot lent for as long as anybody holds it.
+Out: nested data that keeps the segment lent for as long as anything refers to it.
 Runs in: trainer, under the engine's lock.
 """
 

@@ -1,8 +1,8 @@
-"""Estimates of one pipeline: how long a row takes to fetch, what batches look like and how many bytes they have.
+"""Estimates of one engine: how long a row takes to fetch, which layout batches have, and how many bytes.
 
 In:  times of finished tasks; finished batches.
 Out: rows per task, tasks per worker, batches ahead; the expected layout and size of the next batch.
-Runs in: trainer, under the pipeline's lock.
+Runs in: trainer, under the engine's lock.
 
 Only speed and memory depend on these numbers. The content of a batch never does.
 """
@@ -19,20 +19,20 @@ from penstock.loader.engine.rules import LoaderRules
 _WEIGHT = 0.2
 """Weight of the latest task in the average time per row."""
 _AGREE_AFTER_CHANGE = 3
-"""Once samples have changed shape, this many batches must agree before rows are laid out in advance again."""
+"""After samples have changed shape, this many batches in a row must agree before rows are laid out in advance again."""
 
 
 class Pace:
-    """How long a row takes, and what the rules make of it."""
+    """How long a row takes, and what follows from it by the rules."""
 
     def __init__(self, rules: LoaderRules, *, splits: bool) -> None:
         self._rules = rules
         self.splits = splits
         """Whether rows of one batch may come from several workers."""
         self.row_s: float | None = None
-        """Seconds one worker takes per row; None while no task is done."""
+        """Seconds that one worker takes per row; None until a task is done."""
         self.most_open = sys.maxsize
-        """Batches that memory allows to be filled at a time."""
+        """How many batches memory allows to be filled at a time."""
 
     def note(self, rows: int, spent_s: float) -> None:
         if rows <= 0:
@@ -41,7 +41,7 @@ class Pace:
         self.row_s = row_s if self.row_s is None else self.row_s + _WEIGHT * (row_s - self.row_s)
 
     def rows_per_task(self, batch_rows: int, workers: int) -> int:
-        """How many rows one task has; all of them where a batch is not split."""
+        """How many rows one task has; all of the batch's if it is not split."""
         if not self.splits:
             return batch_rows
         return self._rules.rows_per_task(self.row_s, batch_rows, workers=workers, most_open=self.most_open)
@@ -61,7 +61,7 @@ class Shapes:
 
     def __init__(self, rules: LoaderRules) -> None:
         self.template: Template | None = None
-        """The layout expected of every sample; None while it is unknown or changing."""
+        """The layout expected of every sample; None while it is unknown or changes."""
         self._sizes: deque[int] = deque(maxlen=rules.recent_batches)
         self._sample_sizes: deque[int] = deque([0], maxlen=rules.recent_batches)
         self._last: Template | None = None
@@ -69,7 +69,7 @@ class Shapes:
         self._has_changed = False
 
     def note_match(self, template: Template, rows: int) -> None:
-        """A batch was laid out by ``template`` and every sample fitted."""
+        """A batch was laid out by ``template``, and every sample fitted."""
         self.note_size(layout_of(template, rows).total_bytes)
         self._agreeing = self._agreeing + 1 if template == self._last else 1
         self._last = template
@@ -90,7 +90,7 @@ class Shapes:
 
     @property
     def sample_bytes(self) -> int:
-        """What a worker holds while it makes one sample; where sizes vary, a quarter more than the largest so far."""
+        """What a worker holds while it makes one sample: the largest of late, and a quarter more where sizes vary."""
         largest = max(self._sample_sizes)
         return largest if self.template is not None else largest * 5 // 4
 

@@ -1,10 +1,11 @@
-"""The loader's own rules, in one value: how work is cut, how far ahead it runs, how memory is reused.
+"""The loader's rules: how work is cut, how far ahead it runs, how memory is reused.
 
 In:  nothing.
-Out: ``LoaderRules``: numbers, and pure functions of them.
-Runs in: trainer. The planner's simulator gets the same value passed in, so that both follow the same rules.
+Out: ``LoaderRules``: numbers and pure functions of them, the same for all loaders; ``Order``: what one loader's
+     arguments decide.
+Runs in: trainer. The planner's simulator gets ``LoaderRules`` passed in, so that both follow the same rules.
 
-Only speed and memory depend on these rules. The content of a batch never does.
+Only speed and memory depend on ``LoaderRules``. The content of a batch never does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LoaderRules:
     """A batch that takes less than this is fetched by one worker; longer ones are cut into tasks of about this
     length."""
     queue_s: float = 0.006
-    """Short tasks are queued on their worker up to this much work ahead, so that it never waits for the trainer."""
+    """Short tasks are queued on a worker up to this much work, so that it never waits for the trainer."""
     patient_s: float = 0.020
     """Tasks of at least this length are never queued behind another task: a slow sample would delay them."""
     most_queued: int = 24
@@ -44,20 +45,20 @@ class LoaderRules:
     recent_batches: int = 8
     """A batch of unknown size gets as much room as the largest of this many earlier batches."""
     most_own_bytes: int = 4 << 20
-    """The most that is set aside for the pipeline's own objects in the trainer, counted against the budget."""
+    """The most that is set aside for the engine's own objects in the trainer, counted against the budget."""
     reuse_up_to: float = REUSE_UP_TO
     """A free segment is reused if it is at most this many times as large as the need."""
     reuse_any_below_bytes: int = REUSE_ANY_BELOW_BYTES
     """A free segment up to this size is reused whatever the need."""
     recent_needs: int = RECENT_NEEDS
-    """A free segment too large for each of this many latest needs is the first to be closed."""
+    """A free segment that is too large for each of this many latest needs is closed first."""
     idle_release_s: float = 10.0
     """A loader that delivers no batch for this long releases its memory."""
     epoch_end_release_s: float = 1.0
-    """The same after the last batch of an epoch: long enough to begin the next epoch."""
+    """The same after the last batch of an epoch; long enough for the next epoch to begin."""
 
     def stretch_rows(self, batch_rows: int) -> int:
-        """How many consecutive rows share one seed: a task is always whole stretches."""
+        """How many consecutive rows share one seed; a task always has whole stretches."""
         return stretch_rows(batch_rows)
 
     def rows_per_task(
@@ -70,14 +71,14 @@ class LoaderRules:
         """
         stretch = stretch_rows(batch_rows)
         if self.split_always or row_s is None:
-            # The first batch is fetched by workers as they come up, one by one.
+            # Each worker takes part in the first batch as soon as it has started.
             return stretch
         if row_s * batch_rows < self.task_s:
             rows = batch_rows
         else:
             rows = min(batch_rows, stretch * math.ceil(self.task_s / (row_s * stretch)))
         if rows * workers > batch_rows * most_open:
-            # Few batches fit the budget: all workers must find work in those.
+            # Few batches fit the budget: these must have work for all workers.
             rows = max(stretch, batch_rows * most_open // workers // stretch * stretch)
         return rows
 
@@ -97,17 +98,34 @@ class LoaderRules:
         return max(2, math.ceil(tasks / tasks_per_batch) + 1)
 
     def slots(self, depth: int, *, user_holds: int = 1) -> int:
-        """How many batches the arena may hold at a time: those ahead, and those the user holds."""
+        """How many batches the arena may hold at a time: those ahead and those the user holds."""
         return min(depth + user_holds, self.most_slots)
 
     def own_bytes(self, memory_bytes: int) -> int:
-        """What is set aside for the pipeline's own objects, out of a budget of ``memory_bytes``."""
+        """Bytes set aside for the engine's own objects, out of a budget of ``memory_bytes``."""
         return min(self.most_own_bytes, memory_bytes // 25)
 
     def capacity_bytes(self, need_bytes: int) -> int:
-        """How large the segment for a need is."""
+        """The size of the segment for a need."""
         return capacity_for(need_bytes)
 
     def may_reuse(self, free_bytes: int, need_bytes: int) -> bool:
         """Whether a free segment of ``free_bytes`` is used for a need of ``need_bytes``."""
         return need_bytes <= free_bytes <= max(self.reuse_up_to * need_bytes, self.reuse_any_below_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """How one loader assigns work; fixed for an epoch."""
+
+    rows: bool
+    """Rows are written in place, under torch's default collate."""
+    splittable: bool
+    """Several workers may fetch rows of one batch."""
+    bound: bool
+    """Batches belong to workers in turn, as in torch: iterable datasets and seeding="worker"."""
+    keeps_generators: bool
+    """Workers' generators continue from batch to batch and from epoch to epoch: seeding="worker"."""
+    in_order: bool
+    batch_rows: int
+    """Nominal batch length, for estimates."""

@@ -1,7 +1,7 @@
 """Batches on the device before the user asks for them.
 
 In:  ready batches of the engine.
-Out: the next batch, on the device; what is wrong with one is raised in its turn.
+Out: the next batch, on the device; an error of one is raised in its turn.
 Runs in: trainer, in the training thread.
 """
 
@@ -25,26 +25,26 @@ from penstock.loader.engine.engine import Engine
 
 @dataclass
 class Sent:
-    """A batch that was taken out of the engine."""
+    """A batch that was taken from the engine and sent to the device."""
 
     batch: Batch
     device_bytes: int = 0
     copy: BatchCopy | None = None
     host: Any = None
-    """The batch as it came, if it could not be sent ahead: it is tried again in its turn."""
+    """The batch as the engine gave it, if it could not be sent ahead; it is sent again in its turn."""
     error: Exception | None = None
     """What its sampler, dataset or collate function raised."""
 
 
 class AheadOnDevice:
-    """Takes batches out of an engine and sends them to the device, a few ahead of the user."""
+    """Takes batches from an engine and sends them to the device, a few ahead of the user."""
 
     def __init__(self, engine: Engine, device: torch.device) -> None:
         self._engine = engine
         self._copy_queue = CopyQueue(CudaCopyStream(device))
         self._sent: deque[Sent] = deque()
-        # Not a method of this object: device memory must go with the iterator, not with the next garbage collection.
-        engine.poll = functools.partial(_poll, self._copy_queue)
+        # Not a method of this object: that would keep device memory until the next garbage collection.
+        engine.watch_device(functools.partial(_poll, self._copy_queue))
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -54,7 +54,7 @@ class AheadOnDevice:
         return sum(sent.device_bytes for sent in self._sent)
 
     def next(self, wait: Callable[[], Batch]) -> Sent:
-        """The next batch, to be handed out; ``wait`` gives one when none is ahead."""
+        """The next batch, to be handed out; ``wait`` waits for one when none is ahead."""
         if not self._sent:
             self._sent.append(self._send_ahead(wait()))
         first = self._sent.popleft()
@@ -64,18 +64,18 @@ class AheadOnDevice:
         return first
 
     def hand_out(self, sent: Sent) -> Any:
-        """The batch on the device. Raises what went wrong with it; the next is not affected."""
+        """The batch on the device. Raises its error, if it has one; the next batch is not affected."""
         if sent.error is not None:
             error, sent.error = sent.error, None
             try:
                 raise error
             finally:
-                # Its traceback has this frame, and so itself: a circle only the garbage collector would open.
+                # Its traceback refers to this frame and so to the error: a cycle that only the garbage collector frees.
                 del error
         return self._copy_queue.hand_out(sent.copy or self._send_now(sent))
 
     def restart(self) -> None:
-        """Forget what was sent ahead: another epoch begins."""
+        """Drop what was sent ahead: another epoch begins."""
         for sent in self._sent:
             if sent.copy is None:
                 sent.batch.stop_passing()
@@ -93,7 +93,7 @@ class AheadOnDevice:
         try:
             return Sent(found, plain_bytes(host), self._send(found, host))
         except Exception as full:
-            # Usually a device that is full now; frames of the traceback hold what they were given.
+            # Usually the device is full now. The traceback's frames would keep the data alive.
             traceback.clear_frames(full.__traceback__)
             return Sent(found, host=host)
 
@@ -102,7 +102,7 @@ class AheadOnDevice:
         try:
             return self._send(sent.batch, host)
         except Exception:
-            # Some of it may be on its way all the same.
+            # Some of it may be on its way nevertheless.
             sent.batch.stop_passing()
             raise
 
@@ -111,6 +111,6 @@ class AheadOnDevice:
 
 
 def _poll(copy_queue: CopyQueue) -> bool:
-    """Any thread, also while another captures a graph."""
+    """Release what the device has copied. Any thread, also while another one captures a CUDA graph."""
     with ignoring_captures():
         return bool(copy_queue.release_copied())

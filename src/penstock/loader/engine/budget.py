@@ -1,0 +1,67 @@
+"""How ``memory=`` is divided between the workers and the arena.
+
+In:  the budget, the workers' measured private memory, the expected size of samples and batches.
+Out: the arena's limit.
+Runs in: trainer, under the engine's lock.
+"""
+
+from __future__ import annotations
+
+from penstock.arena.arena import Arena
+from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.estimates import Pace, Shapes
+from penstock.loader.engine.rules import LoaderRules, Order
+from penstock.loader.engine.worker_set import WorkerSet
+
+
+class MemoryBudget:
+    def __init__(
+        self,
+        memory_bytes: int,
+        *,
+        arena: Arena,
+        workers: WorkerSet,
+        shapes: Shapes,
+        pace: Pace,
+        order: Order,
+        rules: LoaderRules,
+    ) -> None:
+        self.memory_bytes = memory_bytes
+        self._arena = arena
+        self._workers = workers
+        self._shapes = shapes
+        self._pace = pace
+        self._order = order
+        self._rules = rules
+
+    def set(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self._workers.has_changed = True
+
+    def update(self) -> None:
+        """Limit the arena anew if the workers' private memory may have changed."""
+        if self._workers.has_changed:
+            self.limit_arena()
+
+    def limit_arena(self) -> None:
+        """Give the arena what the workers leave."""
+        self._workers.has_changed = False
+        taken_bytes = self._workers.expected_bytes(self.fetch_bytes())
+        if taken_bytes is not None:
+            taken_bytes += self._rules.own_bytes(self.memory_bytes)
+        self._arena.set_limit(max(0, self.memory_bytes - (taken_bytes or 0)))
+
+    def fetch_bytes(self) -> int:
+        """What a worker holds while it fetches its share of a batch."""
+        rows = self._order.batch_rows
+        if self._order.rows:
+            return self._shapes.sample_bytes
+        if not self._pace.splits or not rows:
+            return 0
+        return (self._shapes.expected_bytes(rows) or 0) * self._pace.rows_per_task(rows, self._workers.count) // rows
+
+    def task_bytes(self, batch: Batch) -> int:
+        """Private memory of a worker that builds ``batch`` alone with a custom collate function: samples and result."""
+        if self._order.rows or self._pace.splits:
+            return 0
+        return 2 * (self._shapes.expected_bytes(batch.rows) or 0)

@@ -1,0 +1,316 @@
+"""The pump: waits for messages, deals with them, and wakes threads that wait.
+
+In:  sockets of the workers; batches that the training thread asks for.
+Out: batches that are ready; everything else moved on as far as it can be.
+Runs in: trainer: the training thread while it waits for a batch, the engine's own thread while the user computes.
+
+The engine's lock guards all state; no thread sleeps while it holds the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.arena.arena import Arena
+from penstock.loader.engine.admission import Admission
+from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.budget import MemoryBudget
+from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.engine.settlement import Settlement
+from penstock.loader.engine.timeout_report import timeout_report
+from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
+from penstock.loader.stats import Counters
+from penstock.workers.channel import ChannelClosed
+from penstock.workers.protocol import Done
+
+_DOZE_S = 0.002
+"""How long the engine's thread leaves the work to the training thread after a batch: it is usually back sooner."""
+_MOST_DOZES = 5
+"""How often the engine's thread checks on a waiting training thread before it waits to be woken: waking it costs the
+training thread more than a small batch does."""
+_LONGEST_WAIT_S = 1.0
+_DEVICE_POLL_S = 0.001
+"""How often to ask whether the device has read memory: it sends no event."""
+_GATHER_S = 0.0004
+"""When reports of short tasks come faster than this, they are left to gather: each round costs as much as a small
+batch."""
+
+
+class TimedOut(Exception):
+    """No batch within the time the user allowed; the message says which workers it waited for."""
+
+
+class Waker:
+    """The selector that threads wait on, and the way to wake them."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.sleepers = 0
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self.selector.register(self._read, selectors.EVENT_READ, None)
+
+    def wake(self, *, always: bool = False) -> None:
+        """Any thread: wake one that sleeps. ``always``: also one that is about to sleep."""
+        if self.sleepers or always:
+            with contextlib.suppress(OSError):
+                self._write.send(b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._read.recv(4096)
+
+    def close(self) -> None:
+        self.selector.close()
+        self._read.close()
+        self._write.close()
+
+
+class Pump:
+    def __init__(
+        self,
+        *,
+        lock: threading.Lock,
+        waker: Waker,
+        workers: WorkerSet,
+        arena: Arena,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        settlement: Settlement,
+        budget: MemoryBudget,
+        counters: Counters,
+        rules: LoaderRules,
+    ) -> None:
+        self._lock = lock
+        self._waker = waker
+        self._workers = workers
+        self._arena = arena
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._settlement = settlement
+        self._budget = budget
+        self._counters = counters
+        self._rules = rules
+        self.poll_device: Callable[[], bool] = lambda: False
+        """Releases memory that the device has read; says whether it is still reading some."""
+        self._askers = 0
+        """Threads inside next_batch: usually none or one."""
+        self._parked = False
+        self._resume = threading.Event()
+        self._stopping = False
+        self._last_wait_s = 0.0
+        """When a thread last stopped waiting for events."""
+        self._last_asked_s = self._left_s = time.monotonic()
+        self._patience_s = rules.idle_release_s
+        """How long the user may not ask for a batch before the memory is released."""
+        self._away_s = 0.0
+        """How long the user last took between two batches."""
+        self._then: Callable[[], None] | None = None
+        """What the engine's thread does when it ends."""
+        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
+
+    # -- the engine's thread ----------------------------------------------------------------
+
+    def start_thread(self) -> None:
+        if self._workers.count and self._thread.ident is None:
+            self._thread.start()
+
+    def stop_thread(self, then: Callable[[], None]) -> None:
+        """End the engine's thread, then call ``then``; any thread."""
+        self._stopping = True
+        self._resume.set()
+        self._waker.wake(always=True)
+        if threading.current_thread() is self._thread:
+            # A garbage collection in the engine's own thread dropped the iterator: ``then`` comes when the thread ends.
+            self._then = then
+            return
+        if self._thread.ident is not None:
+            self._thread.join()
+        then()
+
+    def _run(self) -> None:
+        """Pump while the training thread does not."""
+        dozes = 0
+        while not self._stopping:
+            # A loop over tiny batches is back within microseconds; two threads that pump would only collide.
+            is_hasty = self._away_s < _DOZE_S
+            if is_hasty and dozes < _MOST_DOZES and (self._askers or time.monotonic() - self._left_s < _DOZE_S):
+                dozes = dozes + 1 if self._askers else 0
+                time.sleep(_DOZE_S)
+                continue
+            dozes = 0
+            if self._askers:
+                self._park()
+                continue
+            self.turn()
+            if self._workers.has_departing:
+                with self._lock:
+                    self._workers.reap_departed()
+            if self._is_forgotten():
+                with self._lock:
+                    # The user may have asked while this thread waited for the lock.
+                    if self._is_forgotten():
+                        self._dispatcher.release_idle()
+        if self._then is not None:
+            self._then()
+
+    def _is_forgotten(self) -> bool:
+        """Whether the user has not asked for so long that the memory is better used elsewhere."""
+        is_late = time.monotonic() - self._last_asked_s > self._patience_s
+        return is_late and not self._askers and not self._dispatcher.paused
+
+    def _park(self) -> None:
+        """Wait until the training thread has its batch."""
+        self._parked = True
+        if self._askers:
+            self._resume.wait()
+        self._parked = False
+        self._resume.clear()
+
+    # -- one turn ---------------------------------------------------------------------------
+
+    def turn(self, wait_s: float = _LONGEST_WAIT_S) -> None:
+        """Wait for events, then deal with them."""
+        waker = self._waker
+        waker.sleepers += 1
+        try:
+            if self._stopping:
+                return
+            if self._arena.has_returned:
+                with self._lock:
+                    self.pump()
+            # This thread counts as a sleeper by now, so a copy that starts after the poll wakes it.
+            if wait_s and self.poll_device():
+                wait_s = min(wait_s, _DEVICE_POLL_S)
+            if wait_s and self._dispatcher.queues_many and time.monotonic() - self._last_wait_s < _GATHER_S:
+                time.sleep(_GATHER_S)
+            events = waker.selector.select(wait_s)
+            self._last_wait_s = time.monotonic()
+        finally:
+            waker.sleepers -= 1
+        with self._lock:
+            if not self._stopping:
+                self.pump(events)
+        # Another thread's select() did not see these events; wake it in case it was waiting for one of them.
+        if any(key.data is not None for key, _ in events):
+            waker.wake()
+
+    def pump(self, events: Any = ()) -> None:
+        """Deal with events, then move everything on. Under the lock."""
+        for key, _ in events:
+            worker: WorkerEntry | None = key.data
+            if worker is None:
+                self._waker.clear()
+            elif worker in self._workers.members:
+                self._listen(worker)
+        self._budget.update()
+        self._admission.keep_within()
+        self.progress()
+
+    def progress(self) -> None:
+        """Assign tasks, release workers that leave, replace those that crashed, send messages. Under the lock."""
+        self._dispatcher.progress()
+        self._workers.release_leavers()
+        for crashed in self._workers.replace_crashed():
+            self._counters.note_restart(crashed.worker_id, crashed.ending)
+        self._workers.flush()
+
+    def _listen(self, worker: WorkerEntry) -> None:
+        try:
+            messages = worker.peer.read_available()
+        except ChannelClosed:
+            self._workers.hang_up(worker)
+            self._settlement.on_crash(worker)
+            return
+        for message in messages:
+            if isinstance(message, Done):
+                self._counters.fetch_s += message.fetch_s
+                self._counters.collate_s += message.collate_s
+            self._settlement.on_message(worker, message)
+
+    # -- the training thread ----------------------------------------------------------------
+
+    def next_batch(self, timeout_s: float) -> Batch | None:
+        """The next batch; None once every batch that was offered is taken or the workers are exhausted."""
+        self._askers += 1
+        try:
+            with self._lock:
+                self._last_asked_s = time.monotonic()
+                self._away_s = self._last_asked_s - self._left_s
+                self._arena.collect_returned()
+                self._arena.pass_fence()
+                self._dispatcher.paused = False
+                self._admission.user_holds = max(1, self._arena.lent_count)
+                batch = self._take()
+            if batch is None:
+                batch = self._wait(timeout_s)
+            return batch
+        finally:
+            self._left_s = time.monotonic()
+            self._askers -= 1
+            if self._parked and not self._askers:
+                self._resume.set()
+
+    def try_next(self) -> Batch | None:
+        """The next batch if it is ready now."""
+        with self._lock:
+            self._last_asked_s = self._left_s = time.monotonic()
+            self._away_s = 0.0
+            self._dispatcher.paused = False
+            batch = self._settlement.take_ready()
+        if batch is None:
+            self.turn(0.0)
+            with self._lock:
+                batch = self._settlement.take_ready()
+        return batch
+
+    def begin_epoch(self) -> None:
+        """The user asks for another epoch: the memory is no longer about to be released. Under the lock."""
+        self._last_asked_s = time.monotonic()
+        self._patience_s = self._rules.idle_release_s
+
+    def end_epoch(self) -> None:
+        self._patience_s = self._rules.epoch_end_release_s
+
+    def _wait(self, timeout_s: float) -> Batch | None:
+        """Pump until a batch is ready or there will be none."""
+        began = self._counters.waits_since_s = time.perf_counter()
+        deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
+        try:
+            with self._lock:
+                self._admission.trainer_waits = True
+                self.pump()
+            while True:
+                with self._lock:
+                    batch = self._take() or self._dispatcher.take_for_trainer()
+                    if batch is not None or self._settlement.is_over:
+                        return batch
+                    self._arena.pass_fence()
+                    most_s = _DEVICE_POLL_S if self._arena.is_returning else _LONGEST_WAIT_S
+                wait_s = most_s if deadline is None else min(most_s, deadline - time.monotonic())
+                if wait_s <= 0:
+                    with self._lock:
+                        raise TimedOut(timeout_report(self._workers, self._admission.due))
+                self.turn(wait_s)
+        finally:
+            self._admission.trainer_waits = False
+            self._counters.waits_since_s = None
+            self._counters.note_wait(time.perf_counter() - began)
+
+    def _take(self) -> Batch | None:
+        batch = self._settlement.take_ready()
+        if batch is not None:
+            # The loop variable holds the previous batch until next() returns: no reason to hand that over.
+            self._admission.trainer_waits = False
+        elif self._admission.failure is not None:
+            failure, self._admission.failure = self._admission.failure, None
+            raise failure
+        return batch
