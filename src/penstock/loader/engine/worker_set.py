@@ -118,9 +118,9 @@ class WorkerSet:
         start_failed: Callable[[int, Exception], None],
         keeps_position: bool,
     ) -> None:
-        """``selector`` gets every worker's socket, with the ``WorkerEntry`` as data. ``lock`` is the engine's. ``wake`` is
-        called without the lock when a worker has started in a thread. ``keeps_position``: whether a replacement
-        continues where the crashed worker was."""
+        """``selector`` gets every worker's socket, with its entry as data. ``lock`` is the engine's. ``wake`` is called
+        without the lock when a worker has started in a thread. ``keeps_position``: whether a replacement continues
+        where the crashed worker was."""
         self.count = count
         """How many workers there should be. Some may still be starting, others leaving."""
         self.members: list[WorkerEntry] = []

@@ -1,0 +1,57 @@
+"""What ``stats()`` says while several iterations of one loader run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import penstock
+from penstock.units import parse_size
+
+MIB = 1 << 20
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
+
+
+def test_stats_are_those_of_the_iteration_that_began_last() -> None:
+    """Whatever order a set of iterators would have: with several pairs a wrong choice shows at least once."""
+    dataset = TensorDataset(torch.zeros(8, 1))
+    iterations: list[Any] = []
+    for _ in range(6):
+        loader: penstock.DataLoader[Any] = penstock.DataLoader(
+            dataset, backend="thread", num_workers=1, memory=64 * MIB
+        )
+        older = iter(loader)
+        for step in range(1, 4):
+            loader._memory = parse_size((64 + step) * MIB)
+            newer = iter(loader)
+            iterations += [older, newer]
+            assert loader.stats().memory_bytes == (64 + step) * MIB
+        loader.close()
+
+
+def test_stats_can_be_read_while_another_iteration_begins() -> None:
+    """The iterators are read as one value: one that begins during the reading changes no collection under it."""
+    loader: penstock.DataLoader[Any] = penstock.DataLoader(
+        TensorDataset(torch.zeros(8, 1)), backend="thread", num_workers=1, memory=64 * MIB
+    )
+    first = iter(loader)
+    before = loader._iterators
+    second = iter(loader)
+    assert [ref() for ref in before] == [first]
+    assert [ref() for ref in loader._iterators] == [first, second]
+    loader.close()
+
+
+def test_figures_of_an_iteration_outlive_it() -> None:
+    loader: penstock.DataLoader[Any] = penstock.DataLoader(
+        TensorDataset(torch.zeros(64, 1000)), batch_size=8, num_workers=1, memory=64 * MIB
+    )
+    assert sum(1 for _ in loader) == 8
+    stats = loader.stats()
+    assert stats.peak_in_flight_bytes > 0 and stats.in_flight_bytes == 0 and stats.shared_batches
+    loader.close()
