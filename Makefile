@@ -2,22 +2,45 @@
 PYTHON ?= python3
 # CPU build by default: a bare "torch" brings gigabytes of CUDA packages. Override for a GPU machine: make TORCH=torch
 TORCH ?= torch==2.13.0
+# What `make test-versions` tests: the oldest torch that pyproject.toml allows, and the newest that installs.
+TORCH_OLDEST ?= torch==2.6.0
+TORCH_NEWEST ?= torch
+PYTHON_OLDEST ?= $(PYTHON)
+PYTHON_NEWEST ?= $(PYTHON)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Tests keep 2 cores busy, no more: several of them time real processes.
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
+TESTS ?= tests
 
-.PHONY: run test soak check format clean
+.PHONY: run test test-versions coverage soak check format chromium clean
 
 run: $(VENV)/.installed
 	$(BIN)/penstock demo
 
-test: $(VENV)/.dev
-	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not gpu and not soak"
+test: $(VENV)/.dev chromium
+	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not gpu and not soak" $(TESTS)
 	@echo "NOT RUN HERE (gpu: needs an NVIDIA GPU, soak: make soak), besides what is SKIPPED above:"
-	@$(PYTEST) --collect-only -q -m "gpu or soak" | grep :: || echo "  nothing"
+	@$(PYTEST) --collect-only -q -m "gpu or soak" $(TESTS) | grep :: || echo "  nothing"
+
+# The web page is tested in a real browser. Without one its tests are skipped; the run goes on.
+chromium:
+	@command -v chromium google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "CHROMIUM COULD NOT BE INSTALLED (needs root and apt): the tests of the web page are skipped"
+
+# Each torch has an environment of its own; the loader's behaviour is compared with that torch's own.
+test-versions:
+	$(MAKE) VENV=.venv-oldest TORCH="$(TORCH_OLDEST)" PYTHON="$(PYTHON_OLDEST)" TESTS="tests/contract tests/unit tests/fault" test
+	$(MAKE) VENV=.venv-newest TORCH="$(TORCH_NEWEST)" PYTHON="$(PYTHON_NEWEST)" TESTS="tests/contract tests/unit tests/fault" test
+
+# Apart from `make test`, because tracing slows every worker by more than a tenth.
+coverage: $(VENV)/.dev
+	COVERAGE_FILE=.coverage $(BIN)/coverage run -m pytest -q -m "not gpu and not soak" tests/contract tests/unit
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o - | $(BIN)/python tests/support/coverage_by_room.py
 
 soak: $(VENV)/.dev
 	$(PYTEST) -m soak
@@ -33,7 +56,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist .coverage* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
