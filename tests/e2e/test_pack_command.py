@@ -117,7 +117,7 @@ def test_mistakes_are_told_in_one_line(
         (("pack_me.py:Dataset", "zipped"), 1, "zipped is not empty: it holds 1.tar.gz, which penstock pack did not"),
         (("x:" + "y" * 300, "out"), 1, "File name too long"),
         (("nowhere/*.tar", "out"), 1, "names no .tar file"),
-        ((".", "out"), 1, "lie in each other"),
+        ((".", "out"), 1, "overlap"),
         (("pack_me.py:Dataset", "out", "--shard-size", "0"), 2, "is zero"),
         (("pack_me.py:Dataset", "pack_me.py"), 2, "is a file"),
     ):
@@ -132,7 +132,7 @@ def test_a_warning_and_what_was_left_out_are_lines_of_their_own(folder: Path) ->
     done = subprocess.run(command("pack_me.py:Augmented", "out"), capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0 and done.stdout.startswith("40 samples, ")
     (told,) = done.stderr.splitlines()
-    assert told.startswith("warning: Augmented draws random numbers, and its samples are now frozen: every epoch gets")
+    assert told.startswith("warning: Augmented draws random numbers, and pack stores what it drew: every epoch gets")
     for name in ("in/1.txt", "in/.git/x.txt", "in/README"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")

@@ -1,6 +1,6 @@
-"""Where samples are and in what order: datasets that take little memory, and orders that read them well.
+"""Datasets that take little memory, and samplers that read them in a fast order.
 
-Public names load on first use: none of them needs what another one is read through.
+Public names load on first use, so that a program imports only the libraries that its datasets need.
 """
 
 from __future__ import annotations

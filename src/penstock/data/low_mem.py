@@ -1,7 +1,7 @@
-"""Pairs of prompt and response out of Parquet files, for fine-tuning on a machine with little memory.
+"""Pairs of prompt and response from Parquet files, for fine-tuning on a machine with little memory.
 
 In:  Parquet files with a column of prompts and one of responses.
-Out: pairs of texts, cut and ended; batches of token numbers, where there is a tokenizer.
+Out: pairs of texts, cut and ended; with a tokenizer, batches of token ids.
 Runs in: trainer and worker.
 """
 
@@ -18,8 +18,8 @@ from penstock.errors import ConfigError, DataError
 class LowMemDataset(ParquetDataset):
     """``(prompt, response)``, each cut to ``max_seq_len`` characters and followed by ``end``.
 
-    ``ultra_low_mem`` keeps nothing between reads; ``keep_in_memory`` reads everything once, for all workers together.
-    With ``tokenizer_dir``, ``collate_fn`` makes batches of token numbers.
+    ``ultra_low_mem`` keeps no rows between reads; ``keep_in_memory`` reads everything once, for all workers together.
+    With ``tokenizer_dir``, ``collate_fn`` makes batches of token ids.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class LowMemDataset(ParquetDataset):
         self._tokenizer = _Tokenizer()
 
     def collate_fn(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """Token numbers of prompts (``input_ids``, ``attention_mask``) and of responses (``labels``), as long as the
-        longest of each; what is added to ``labels`` is -100, which losses pass over."""
+        """Token ids of prompts (``input_ids``, ``attention_mask``) and of responses (``labels``), each padded to its
+        longest text; ``labels`` are padded with -100, which losses ignore."""
         prompts, responses = (list(texts) for texts in zip(*pairs, strict=True))
         inputs = self._tokens(prompts)
         targets = self._tokens(responses)
@@ -58,10 +58,10 @@ class LowMemDataset(ParquetDataset):
         return self._files, self.max_seq_len, self._end, self.transform
 
     def _sample_of(self, row: dict[str, Any]) -> Any:
-        # Not as transform=, which would be bound to this object in every copy of it.
+        # Not done with transform=, because a bound method would refer to this object in every copy of it.
         for name in self._columns:
             if not isinstance(row[name], str):
-                raise DataError(f"{name} is no text in a row: {row!r:.200}")
+                raise DataError(f"{name} is not a text in this row: {row!r:.200}")
         prompt, response = (f"{row[name][: self.max_seq_len]}{self._end}" for name in self._columns)
         return super()._sample_of((prompt, response))
 
@@ -74,7 +74,7 @@ class LowMemDataset(ParquetDataset):
 
 
 class _Tokenizer:
-    """Loaded where it is used first, by each process for itself."""
+    """Each process loads the tokenizer on first use."""
 
     def __init__(self) -> None:
         self._loaded: Any = None

@@ -1,20 +1,19 @@
-"""What a sample looks like from outside, so that its values can lie in ordinary columns and archive members.
+"""Takes samples apart into values, which can be ordinary columns or archive members, and rebuilds them.
 
 In:  a sample: a dict, tuple or list of values, or one value.
-Out: its outline and its values; for tar shards, members that anybody can read, and a form that makes the sample of
-     them again.
+Out: its outline and its values; for tar shards, members that other programs can read, and a form, from which the sample
+     can be rebuilt.
 Runs in: trainer and worker, command line.
 
-The form is a JSON text. It stands once in a shard; a sample that looks otherwise brings its own.
+The form is a JSON text. A shard has one form; a sample with a different one has its own as an additional member.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import json
-import math
 import re
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,46 +22,47 @@ import torch
 
 from penstock.arena.codec import is_plain
 from penstock.cache.store.portable import Portable, read_portable
+from penstock.data.tar.decoders import decode_array
 from penstock.errors import CacheError, DataError
 
 FORM_VERSION = 1
 FORM_HEADER = "PENSTOCK.form"
-"""Where a tar shard has its form: a global header of this name."""
+"""The global header of a tar shard that holds its form."""
 OWN_FORM = "penstock-form.json"
-"""The member of a sample that looks otherwise than its shard's form."""
+"""The member of a sample that holds its form, if that differs from the form of the shard."""
 
 _MOST_NAMES = 256
 _LARGEST_FORM_BYTES = 1 << 19
-"""Readers refuse a header beyond 1 MiB. The names of a sample whose form is larger are kept among its values."""
+"""Readers refuse a header above 1 MiB. A sample with a larger form is stored as a single value, with its names."""
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-"""dtypes numpy lacks, and those their bits are kept as."""
+"""dtypes that numpy lacks -> the dtypes that hold their bits."""
 _BITS_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 _NUMBERS = "biufc"
 _NATIVE = "<|="
 _DEEPEST_JSON = 20
 _TEXTS = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}(\.[a-z0-9][a-z0-9_-]{0,63}){0,3}")
-"""Names that can be part of a file's name as they are, whatever a reader makes of capitals."""
+"""Names that can be part of a file name unchanged, even for readers that ignore capitals."""
 
 
 class CannotCarry(Exception):
-    """A value that has no form without code in it; says which type."""
+    """A value cannot be stored without code in it; the message names its type."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """How the values of a sample were put together."""
+    """How a sample consists of its values."""
 
     kind: str
-    """dict, tuple, list, or value for a sample that is one value."""
+    """dict, tuple, list, or value for a sample that is a single value."""
     names: tuple[str, ...]
-    """Of its values, in order."""
+    """Names of the values, in order."""
 
 
 WHOLE = Outline("value", ("value",))
 
 
 def take_apart(sample: Any) -> tuple[Outline, list[Any]]:
-    """A sample's outline and values; one that has no names that could be columns stays whole."""
+    """The outline and the values of a sample. A sample whose names cannot be columns stays whole."""
     kind = type(sample)
     if kind is dict and 0 < len(sample) <= _MOST_NAMES and all(map(_is_name, sample)):
         return Outline("dict", tuple(sample)), list(sample.values())
@@ -80,7 +80,7 @@ def put_together(outline: Outline, values: list[Any]) -> Any:
 
 
 def read_outline(kind: Any, names: Any) -> Outline:
-    """An outline as a file gives it. Raises ValueError if there is none such."""
+    """An outline from a file. Raises ValueError if it is not valid."""
     names = tuple(names)
     if not all(map(_is_name, names)) or len(set(names)) < len(names) or not names:
         raise ValueError(f"names {names}")
@@ -90,7 +90,7 @@ def read_outline(kind: Any, names: Any) -> Outline:
 
 
 def portable_bytes(value: Any) -> np.ndarray:
-    """A value in penstock's own encoding, filled up to whole cache lines."""
+    """A value in penstock's own encoding, padded to whole cache lines."""
     try:
         portable = Portable(value)
         target = np.zeros(-(-portable.total_bytes // 64) * 64, np.uint8)
@@ -101,14 +101,14 @@ def portable_bytes(value: Any) -> np.ndarray:
 
 
 def read_portable_bytes(source: np.ndarray) -> Any:
-    """The value ``portable_bytes`` was given. Raises ValueError for bytes that are none, or not all."""
+    """The value that was given to ``portable_bytes``. Raises ValueError for incomplete or other bytes."""
     if len(source) < 8 or int.from_bytes(source[:8].tobytes(), "little") > len(source) - 8:
-        raise ValueError(f"a value that {len(source)} bytes do not hold")
+        raise ValueError(f"a value that is longer than its {len(source)} bytes")
     return read_portable(source)
 
 
 def array_of(value: Any) -> tuple[str, str, np.ndarray] | None:
-    """Of an array, a tensor or a numpy number: which of them, its dtype, and its bits as an array numpy knows."""
+    """For an array, a tensor or a numpy number: which of them it is, its dtype, and its bits as a numpy array."""
     kind = type(value)
     if kind is torch.Tensor:
         if not is_plain(value):
@@ -129,7 +129,7 @@ def array_of(value: Any) -> tuple[str, str, np.ndarray] | None:
 
 
 def bits_dtype(dtype: str) -> np.dtype:
-    """What the bits of ``dtype`` are kept as. Raises ValueError or TypeError for what is no dtype of numbers."""
+    """The numpy dtype for the bits of ``dtype``. Raises ValueError or TypeError if it is not a dtype of numbers."""
     if dtype in _BITS_BY_NAME:
         return np.dtype(f"u{_BITS_BY_NAME[dtype].itemsize}")
     found = np.dtype(dtype)
@@ -139,7 +139,7 @@ def bits_dtype(dtype: str) -> np.dtype:
 
 
 def array_again(kind: str, dtype: str, bits: np.ndarray) -> Any:
-    """What ``array_of`` was given, over ``bits``."""
+    """The value that was given to ``array_of``, as a view of ``bits``."""
     if kind == "tensor":
         tensor = torch.from_numpy(bits)
         return tensor.view(_BITS_BY_NAME[dtype]) if dtype in _BITS_BY_NAME else tensor
@@ -150,7 +150,7 @@ def array_again(kind: str, dtype: str, bits: np.ndarray) -> Any:
 
 
 def to_members(sample: Any) -> tuple[str, list[tuple[str, bytes]]]:
-    """A sample's form and its members: the name of each after the key, and its bytes. Raises CannotCarry."""
+    """The form of a sample and its members: the name of each, without the key, and its bytes. Raises CannotCarry."""
     form, members = _members_of(*take_apart(sample))
     return (form, members) if len(form) <= _LARGEST_FORM_BYTES else _members_of(WHOLE, [sample])
 
@@ -184,16 +184,16 @@ def _members_of(outline: Outline, values: list[Any]) -> tuple[str, list[tuple[st
 
 
 def restore(form: str, members: dict[str, Any]) -> Any:
-    """The sample a packed shard holds as ``members``: bytes by name, and its ``__key__``."""
+    """Rebuild the sample from its members in a packed shard: bytes by name, and its ``__key__``."""
     own = members.get(OWN_FORM)
     try:
         outline, fields = _parse_form(form if own is None else bytes(own).decode())
         bundle = json.loads(bytes(members["json"])) if any(how == "bundled" for _, _, how in fields) else {}
         values = [bundle[name] if how == "bundled" else _from_raw(members[member], how) for name, member, how in fields]
     except KeyError as missing:
-        raise DataError(f"sample {members.get('__key__')} has no {missing}, which its form names") from missing
+        raise DataError(f"sample {members.get('__key__')} lacks {missing}, which its form names") from missing
     except (ValueError, TypeError, LookupError, RecursionError, RuntimeError, MemoryError) as problem:
-        raise DataError(f"sample {members.get('__key__')} is not what its form says: {problem}") from problem
+        raise DataError(f"sample {members.get('__key__')} does not match its form: {problem}") from problem
     return put_together(outline, values)
 
 
@@ -207,7 +207,7 @@ def _parse_form(text: str) -> tuple[Outline, list[tuple[str, str, str]]]:
 
 
 def _how(value: Any) -> tuple[str, str]:
-    """How a value is written, and the extension of its member."""
+    """How to write a value, and the extension of its member."""
     kind = type(value)
     if kind is bytes:
         return "bytes", "bin"
@@ -236,11 +236,9 @@ def _to_raw(value: Any, how: str) -> bytes:
         return portable_bytes(value).tobytes()
     found = array_of(value)
     assert found is not None
-    bits = found[2]
-    about = f"{{'descr': {bits.dtype.str!r}, 'fortran_order': False, 'shape': {bits.shape!r}, }}"
-    padding = " " * (-(11 + len(about)) % 64)
-    header = f"{about}{padding}\n".encode()
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bits.tobytes()
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asarray(found[2], order="C"), version=(1, 0), allow_pickle=False)
+    return stream.getvalue()
 
 
 def _from_raw(raw: Any, how: str) -> Any:
@@ -257,30 +255,14 @@ def _from_raw(raw: Any, how: str) -> Any:
         return read_portable_bytes(np.frombuffer(bytearray(raw), np.uint8))
     kind, _, dtype = how.partition(":")
     if kind not in ("tensor", "array", "scalar") or (dtype and dtype not in _BITS_BY_NAME):
-        raise ValueError(f"a member kept as {how!r}")
-    if raw[:8] != b"\x93NUMPY\x01\x00" or len(raw) < 10:
-        raise ValueError("an array that does not begin as one")
-    start = 10 + struct.unpack_from("<H", raw, 8)[0]
-    bits_kind, shape = _parse_array_header(raw[10:start])
-    if len(raw) - start != math.prod(shape) * bits_kind.itemsize:
-        raise ValueError(f"an array of {shape} and {bits_kind} in {len(raw) - start} bytes")
-    bits = np.frombuffer(bytearray(raw[start:]), bits_kind) if len(raw) > start else np.empty(0, bits_kind)
-    return array_again(kind, dtype, bits.reshape(shape))
-
-
-_HEADER = re.compile(rb"\{'descr': '([<|][biufc]\d{1,2})', 'fortran_order': False, 'shape': \(([\d, ]*)\), \} *\n")
-
-
-@functools.lru_cache(1024)
-def _parse_array_header(header: bytes) -> tuple[np.dtype, tuple[int, ...]]:
-    match = _HEADER.fullmatch(header)
-    if match is None:
-        raise ValueError(f"an array that is {header[:100]!r}")
-    return bits_dtype(match[1].decode()), tuple(int(size) for size in match[2].split(b",") if size.strip())
+        raise ValueError(f"a member stored as {how!r}")
+    bits = decode_array(raw)
+    bits_dtype(bits.dtype.str)
+    return array_again(kind, dtype, bits)
 
 
 def _is_json(value: Any, depth: int) -> bool:
-    """Whether JSON gives the same value back, types and all."""
+    """Whether JSON preserves the value and its types."""
     kind = type(value)
     if value is None or kind is bool or kind is float:
         return True

@@ -1,4 +1,4 @@
-"""Orders that stay near: a few row groups, shards or sequences at a time, shuffled anew every epoch.
+"""Orders with few jumps: a few row groups, shards or sequences at a time, shuffled again in each epoch.
 
 In:  where blocks begin and how large they are; seed, epoch, rank.
 Out: indices, each once per epoch over all ranks.
@@ -26,7 +26,7 @@ _SAID = {
     "length": "the dataset's length was", "blocks": "the checksum of where blocks begin was",
     "window": "window was", "block_bytes": "the checksum of the blocks' sizes was",
 }  # fmt: skip
-"""What decides an order -> how an error begins to speak of it."""
+"""Name of a value that the order depends on -> the words for it in an error."""
 _NEEDED = {
     "blocks": "BlockShuffleSampler needs a dataset that is stored in blocks (ParquetDataset, TarDataset, ArrowDataset) "
     "or a list of the lengths of blocks; for windows of frames there is SequenceSampler",
@@ -36,12 +36,12 @@ _NEEDED = {
 
 
 class CountingSampler(Sampler[int]):
-    """What the samplers have in common: blocks in an order of the epoch, cut evenly among ranks.
+    """Base of the samplers: each epoch has its own order of the blocks, divided evenly among the ranks.
 
-    ``seed`` and epoch decide the order. Every iteration is the epoch after the one before; ``set_epoch`` says which the
-    next one is. ``rank`` and ``num_replicas`` are torch.distributed's, or torchrun's, if not given. Over all ranks an
-    epoch gives each index exactly once, so some ranks may have one more than others; with ``drop_last`` all have the
-    same number, and the few that are left over are not given in this epoch.
+    ``seed`` and epoch determine the order. Each iteration is the next epoch, or the one that ``set_epoch`` names.
+    ``rank`` and ``num_replicas`` default to those of torch.distributed, or of torchrun. Over all ranks, each index
+    occurs exactly once per epoch, so some ranks may have one more than others; with ``drop_last`` all ranks have the
+    same number, and the few remaining indices are left out of this epoch.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class CountingSampler(Sampler[int]):
         drop_last: bool,
     ) -> None:
         if seed < 0:
-            raise ConfigError(f"seed={seed}: seeds are not negative")
+            raise ConfigError(f"seed={seed}: a seed cannot be negative")
         self._starts = starts
         self.shuffle = shuffle
         self.seed = seed
         self.rank, self.num_replicas = _place(rank, num_replicas)
         self.drop_last = drop_last
         self._next = 0, 0
-        """Epoch of the next iteration, and from which of its indices on."""
+        """Epoch of the next iteration, and the position where it begins."""
         self._now: list[int] | None = None
-        """Epoch of the latest iteration, and how many of its indices have been given."""
+        """Epoch of the latest iteration, and how many of its indices it has yielded."""
 
     @property
     def epoch(self) -> int:
@@ -76,7 +76,7 @@ class CountingSampler(Sampler[int]):
         return end - first
 
     def __iter__(self) -> Iterator[int]:
-        # Its own: what an iteration that was left still counts is not another's.
+        # Each iteration has its own list, so that an abandoned one cannot change the count of a later one.
         now = self._now = list(self._next)
         return self._given(now)
 
@@ -95,7 +95,7 @@ class CountingSampler(Sampler[int]):
         lengths = np.diff(self._starts)[blocks]
         begins = np.concatenate(([0], np.cumsum(lengths)))
         first, end = self._share()
-        # The blocks that this rank has a part of; at most its first and last are cut.
+        # The blocks of this rank. Only its first and its last one may be shared with other ranks.
         mine = range(np.searchsorted(begins, first, "right") - 1, np.searchsorted(begins, end, "left"))
         pieces = [
             (int(blocks[place]), max(0, first - int(begins[place])), min(int(lengths[place]), end - int(begins[place])))
@@ -108,21 +108,21 @@ class CountingSampler(Sampler[int]):
         self._next = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and names only. The same for all ranks that have given as much: one of them may save it for all."""
+        """The state, as numbers and names. Ranks at the same position have equal states, so one may save for all."""
         epoch, position = self._next if self._now is None else self._now
         return {"epoch": epoch, "position": position, "order": self.decided_by()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration go on where ``state_dict`` was taken.
+        """Make the next iteration continue where ``state_dict`` was called.
 
-        Raises ConfigError where another seed, window, number of ranks or dataset would give another order.
+        Raises ConfigError if the order is different now, because of the seed, window, number of ranks or dataset.
         """
-        # States of earlier versions do not say what decided their order.
+        # States of earlier versions lack these values.
         self.check_decided_by(state.get("order", {}))
         self._next, self._now = (state["epoch"], state["position"]), None
 
     def decided_by(self) -> dict[str, int | bool]:
-        """All that the order depends on beside epoch and rank."""
+        """Everything that the order depends on, except epoch and rank."""
         return {
             "seed": int(self.seed),
             "shuffle": bool(self.shuffle),
@@ -133,7 +133,7 @@ class CountingSampler(Sampler[int]):
         }
 
     def check_decided_by(self, saved: dict[str, Any]) -> None:
-        """Raise ConfigError where the order is not the one that ``decided_by`` was asked about."""
+        """Raise ConfigError if the values in ``saved``, from ``decided_by``, differ from those of this sampler."""
         differences = [
             f"{_SAID[name]} {saved[name]} then and {value} now"
             for name, value in self.decided_by().items()
@@ -141,14 +141,14 @@ class CountingSampler(Sampler[int]):
         ]
         if differences:
             raise ConfigError(
-                f"this state is of another order, in which the same position is another index: "
-                f"{', '.join(differences)}; make the sampler as it was, or begin an epoch with set_epoch() instead"
+                f"this state belongs to another order, in which the same position is another index: "
+                f"{', '.join(differences)}; create the sampler as it was, or start an epoch with set_epoch() instead"
             )
 
     # -- inside -------------------------------------------------------------------------------
 
     def _within(self, pieces: list[tuple[int, int, int]], chance: np.random.Generator) -> Iterator[int]:
-        """The indices of these pieces: block, and from which to which of its places."""
+        """The indices of these pieces. A piece is a block, and the first and end place in it."""
         raise NotImplementedError
 
     def _indices(self, piece: tuple[int, int, int]) -> np.ndarray:
@@ -164,12 +164,11 @@ class CountingSampler(Sampler[int]):
 
 
 class BlockShuffleSampler(CountingSampler):
-    """Blocks (row groups, shards) in random order, and all indices of a few blocks shuffled together.
+    """Blocks (row groups, shards) in random order; the indices of a few blocks are shuffled together.
 
-    ``blocks``: a dataset that has them (``ParquetDataset``, ``TarDataset``, ``ArrowDataset``), or the lengths of
-    blocks. ``window``: how many bytes of blocks are shuffled together; give the dataset's ``keep``, or less, and every
-    block is read once an epoch. Lengths without ``block_bytes`` are counted instead: ``window`` is then a number of
-    indices.
+    ``blocks``: a dataset with blocks (``ParquetDataset``, ``TarDataset``, ``ArrowDataset``), or the lengths of blocks.
+    ``window``: how many bytes of blocks are shuffled together. If it is at most the dataset's ``keep``, each block is
+    read once per epoch. For lengths without ``block_bytes``, ``window`` is a number of indices.
     """
 
     def __init__(
@@ -203,9 +202,9 @@ class BlockShuffleSampler(CountingSampler):
         if keep_bytes is None or self._window <= keep_bytes or int(self._sizes.sum()) <= keep_bytes:
             return
         warnings.warn(
-            f"window={format_bytes(self._window)} of row groups are shuffled together, and the dataset keeps "
-            f"{format_bytes(keep_bytes)} of them (keep=): most will be read again for every batch. Give a window of at "
-            "most keep, or raise keep=, which every worker takes for itself",
+            f"window={format_bytes(self._window)} of row groups are shuffled together, but the dataset keeps only "
+            f"{format_bytes(keep_bytes)} of them (keep=), so most are read again for each batch. Give a window of at "
+            "most keep, or raise keep=, which each worker takes for itself",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -231,10 +230,10 @@ class BlockShuffleSampler(CountingSampler):
 
 
 class SequenceSampler(CountingSampler):
-    """Sequences in random order, one after another, each in its own order.
+    """Sequences one after another, in random order; the samples of each sequence stay in order.
 
-    ``sequences``: a dataset that has them (``WindowDataset``), or their lengths. Neighbours share frames, so a cache
-    that holds one sequence has most of its hits.
+    ``sequences``: a dataset with sequences (``WindowDataset``), or their lengths. Neighbouring windows share frames, so
+    a cache that holds one sequence already has most of the possible hits.
     """
 
     def __init__(
@@ -257,12 +256,12 @@ class SequenceSampler(CountingSampler):
 
 
 def _starts_of(given: Any, what: str) -> np.ndarray:
-    """Where blocks begin, and where the last one ends: of a dataset that says so, or of lengths."""
+    """Where blocks begin, and where the last one ends, from a dataset or from lengths."""
     known = getattr(given, what, None)
     if known is not None:
         return np.asarray(known, np.int64)
     try:
-        # Nothing else is looked into: of a dataset, that would load every sample.
+        # Other types are refused: iterating over a dataset would load every sample.
         if not isinstance(given, (list, tuple, range, np.ndarray, torch.Tensor)):
             raise TypeError
         lengths = np.asarray(given if len(given) else np.empty(0, np.int64))
@@ -271,7 +270,7 @@ def _starts_of(given: Any, what: str) -> np.ndarray:
     except (TypeError, ValueError):
         raise ConfigError(f"a {type(given).__name__} has no {what}: {_NEEDED[what]}") from None
     if lengths.ndim != 1 or (lengths < 0).any():
-        raise ConfigError(f"{what} are given as a list of lengths, none below zero")
+        raise ConfigError(f"{what} must be a list of lengths, none of them negative")
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
@@ -288,5 +287,5 @@ def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
         found = global_rank(), world_size()
     rank, ranks = found[0] if rank is None else rank, found[1] if num_replicas is None else num_replicas
     if not 0 <= rank < ranks:
-        raise ConfigError(f"rank {rank} of {ranks} is no rank: they count from 0 to {ranks - 1}")
+        raise ConfigError(f"rank={rank} is not valid: ranks of {ranks} replicas go from 0 to {ranks - 1}")
     return rank, ranks

@@ -1,7 +1,7 @@
-"""Where the bytes of a dataset are: files of this machine, or of any store that fsspec reaches.
+"""The bytes of a dataset: files of this machine, or of any store that fsspec supports.
 
-In:  a path, a glob, a folder, a URL, or a list of those.
-Out: the files they name, and each one's bytes by place.
+In:  a path, a glob, a folder, a URL, or a list of these.
+Out: the files they name, and the bytes of each file by offset.
 Runs in: trainer and worker. A source belongs to the process that opened it.
 """
 
@@ -23,32 +23,32 @@ _log = logging.getLogger("penstock.data")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _GIVE_UP_AFTER_S = 120.0
-"""A store that is restarted, or a network that comes back, is waited for so long."""
+"""Reads are retried for this long, so that a store may restart or a network come back."""
 _FINAL = (
     FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError,
     TypeError, ValueError, AttributeError, KeyError, ImportError,
 )  # fmt: skip
-"""What trying again does not mend."""
+"""Errors that a retry cannot fix."""
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
-"""The same, of libraries that are not imported here."""
+"""The same, for classes of libraries that are not imported here."""
 
 _T = TypeVar("_T")
 
 
 class ReadStopped(Exception):
-    """The one who wanted it does not want it any more."""
+    """The caller does not want the read any more."""
 
 
 class Source(Protocol):
-    """One file's bytes, by place; any thread of the process that opened it."""
+    """The bytes of one file, by offset. Any thread of the process that opened it may read."""
 
     location: str
     size_bytes: int
     version: str
-    """Another text when the file is another one."""
+    """Changes when the file changes."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Shorter only at the end of the file."""
+        """Returns fewer bytes only at the end of the file."""
         ...
 
     def close(self) -> None: ...
@@ -63,13 +63,13 @@ def open_source(location: str) -> Source:
 
 
 def locate(path: str | os.PathLike[str] | Sequence[Any], *, suffixes: tuple[str, ...]) -> list[str]:
-    """The files ``path`` names, in order; of a folder, those that end so, at any depth."""
+    """The files that ``path`` names, in order; of a folder, those with one of the suffixes, at any depth."""
     if isinstance(path, (str, os.PathLike)):
         found = list(_files_of(os.fspath(path), suffixes))
     elif isinstance(path, Sequence) and path:
         found = [location for one in path for location in locate(one, suffixes=suffixes)]
     else:
-        raise ConfigError(f"{path!r} names no file: give a path, a glob, a folder, a URL or a list of those")
+        raise ConfigError(f"{path!r} names no file: give a path, a glob, a folder, a URL or a list of these")
     if not found:
         raise DataError(f"{path} names no {' or '.join(suffixes)} file")
     return found
@@ -89,14 +89,14 @@ def _files_of(path: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     elif place.exists():
         yield str(place)
     elif glob.has_magic(path):
-        # pathlib's own takes no absolute pattern.
+        # Path.glob() refuses absolute patterns.
         yield from sorted(name for name in glob.glob(str(place), recursive=True) if Path(name).is_file())  # noqa: PTH207
     else:
         raise DataError(f"there is no {path}")
 
 
 def _is_data(path: PurePath, suffixes: tuple[str, ...]) -> bool:
-    # Files and folders that are hidden or begin with _ are how writers mark what is unfinished or not data.
+    # Writers hide a file or begin its name with _ if it is unfinished or not data.
     return path.name.lower().endswith(suffixes) and not any(part.startswith((".", "_")) for part in path.parts)
 
 
@@ -120,7 +120,7 @@ def _filesystem_of(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise ConfigError(f'{url} is read through fsspec: pip install "penstock[remote]"') from None
+        raise ConfigError(f'to read {url}, install fsspec: pip install "penstock[remote]"') from None
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as missing:
@@ -130,7 +130,7 @@ def _filesystem_of(url: str) -> tuple[Any, str]:
 
 
 def _again_and_again(what: str, attempt: Callable[[], _T]) -> _T:
-    """What ``attempt`` gives in the end: networks and stores come back."""
+    """Retry ``attempt`` until it succeeds, for two minutes: networks and stores come back."""
     began_s = time.monotonic()
     wait_s = _FIRST_WAIT_S
     while True:
@@ -145,7 +145,7 @@ def _again_and_again(what: str, attempt: Callable[[], _T]) -> _T:
             if tried_s + wait_s > _GIVE_UP_AFTER_S:
                 raise DataError(f"{what} failed for {tried_s:.0f} s, last with {problem!r}") from problem
             _log.warning("%s failed with %r; trying again in %.1f s", what, problem, wait_s)
-        # Workers that all failed at once do not all come back at once.
+        # Random, so that workers that failed at the same time do not all retry at the same time.
         time.sleep(wait_s * random.SystemRandom().uniform(0.75, 1.25))
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
@@ -180,7 +180,7 @@ class _LocalFile:
         try:
             data = _read_at(self._fd, length, offset)
             while len(data) < length:
-                # One call gives at most 2 GiB; of a file that was cut since, less for good.
+                # One call returns at most 2 GiB. If the file was cut short meanwhile, the rest never comes.
                 more = _read_at(self._fd, length - len(data), offset + len(data))
                 if not more:
                     break
@@ -194,7 +194,7 @@ class _LocalFile:
         if fd >= 0:
             close(fd)
 
-    # At the interpreter's end modules may be gone already, what a function has as its defaults is not.
+    # When the interpreter exits, modules may be gone, but default arguments of functions are not.
     __del__ = close
 
 
@@ -205,7 +205,7 @@ class _RemoteFile:
         about = self._again("looking it up", self._look_up)
         size_bytes = about.get("size")
         if about.get("type") == "directory" or size_bytes is None:
-            raise DataError(f"{location} is no file of known size")
+            raise DataError(f"{location} is not a file of known size")
         self.size_bytes = int(size_bytes)
         marks = (about.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified"))
         self.version = f"{self.size_bytes}-{next(filter(None, marks), '')}"
@@ -222,7 +222,7 @@ class _RemoteFile:
     def _read(self, offset: int, length: int) -> bytes:
         data = self._filesystem.cat_file(self._path, start=offset, end=offset + length)
         if len(data) != length:
-            raise OSError(f"{len(data)} bytes came instead of {length}")
+            raise OSError(f"the store returned {len(data)} bytes instead of {length}")
         return data
 
     def _look_up(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Windows of consecutive frames: video, LiDAR sweeps, anything where neighbouring samples share most of their data.
+"""Windows of consecutive frames: video, LiDAR sweeps, and all data whose neighbouring samples share most frames.
 
-In:  frames (files, or anything that can be indexed), where sequences begin.
-Out: a sample per window, and the name of each frame it is made of, so that a cache can keep frames instead of windows.
+In:  frames (files, or anything that can be indexed), lengths of sequences.
+Out: a sample per window, and a key for each of its frames, so that a cache can keep frames instead of windows.
 Runs in: trainer and worker.
 """
 
@@ -24,18 +24,18 @@ from penstock.errors import ConfigError, DataError
 
 
 class WindowDataset(Dataset[Any]):
-    """``length`` frames in a row, from every ``stride``-th on, never across the end of a sequence.
+    """``length`` consecutive frames, beginning every ``stride`` frames, never across the end of a sequence.
 
     ``frames``: paths of files, or anything that can be indexed and has a length.
-    ``load``: what makes a frame of a path, or of an item; by default files are decoded by their extension, and items
-    taken as they are.
-    ``sequences``: the length of each sequence, in frames. By default files of one folder are a sequence, and
-    everything else is a single one.
-    ``transform``: is given the list of frames; by default tensors and arrays are stacked.
+    ``load``: turns a path or an item into a frame; by default files are decoded by their extension, and items are
+    used unchanged.
+    ``sequences``: the length of each sequence, in frames. By default the files of one folder are a sequence, and
+    frames that are not files form a single sequence.
+    ``transform``: turns the list of frames into a sample; by default tensors and arrays are stacked.
 
-    With a cache (``DataLoader(dataset, cache="50GB")``, or the attribute ``cache``) every frame is loaded once for all
-    the windows it is in. Cached frames do not see ``transform``: what is random belongs there. A file that is written
-    anew is another frame, for processes that start after that.
+    With a cache (``DataLoader(dataset, cache="50GB")``, or the attribute ``cache``) each frame is loaded once for all
+    windows that contain it. The cache holds frames before ``transform``, which is the place for random changes. A file
+    that is rewritten is a new frame to processes that start after that.
     """
 
     splittable = True
@@ -53,9 +53,9 @@ class WindowDataset(Dataset[Any]):
         try:
             length, stride = operator.index(length), operator.index(stride)
         except TypeError:
-            raise ConfigError(f"length={length!r} and stride={stride!r} are numbers of frames: whole ones") from None
+            raise ConfigError(f"length={length!r} and stride={stride!r} must be whole numbers of frames") from None
         if length < 1 or stride < 1:
-            raise ConfigError(f"length={length} and stride={stride}: windows have at least one frame, and move by one")
+            raise ConfigError(f"length={length} and stride={stride} must be at least 1")
         if isinstance(frames, (str, bytes, os.PathLike)):
             raise ConfigError(f"frames={frames!r} is one path; give the list of files, such as sorted(glob(...))")
         if not hasattr(frames, "__getitem__") or not hasattr(frames, "__len__"):
@@ -70,11 +70,11 @@ class WindowDataset(Dataset[Any]):
         lengths = self._sequence_lengths(sequences)
         self._first_frames = np.concatenate(([0], np.cumsum(lengths)))
         self.sequences = np.concatenate(([0], np.cumsum(np.maximum(0, (lengths - length) // stride + 1))))
-        """Number of each sequence's first window, and of all windows."""
+        """Number of the first window of each sequence; at the end, the number of all windows."""
 
     @property
     def cache(self) -> Any:
-        """Where frames are kept; None: nowhere."""
+        """The cache for frames, or None."""
         return self._in_use.cache
 
     @cache.setter
@@ -96,11 +96,11 @@ class WindowDataset(Dataset[Any]):
         return _stacked(frames) if self.transform is None else self.transform(frames)
 
     def keys(self, index: int) -> list[Any]:
-        """What the frames of a window are called in the cache."""
+        """The cache keys of the frames of a window."""
         return [self._key(number) for number in self._frames_of(index)]
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on: told to caches that outlive a run."""
+        """What samples depend on. Caches that outlive a run compare it."""
         return self.frames, self.length, self.stride, self._load, self._first_frames, self.transform
 
     # -- inside -------------------------------------------------------------------------------
@@ -134,30 +134,30 @@ class WindowDataset(Dataset[Any]):
             return np.array([sum(1 for _ in same) for _, same in groupby(folders)] or [count], np.int64)
         lengths = np.asarray(given, np.int64)
         if lengths.ndim != 1 or (lengths < 0).any() or lengths.sum() != count:
-            raise ConfigError(f"sequences are the lengths of all sequences: together {count} frames, not {given!r:.80}")
+            raise ConfigError(f"sequences={given!r:.80} must be lengths that add up to the {count} frames")
         return lengths
 
 
 class _InUse:
-    """What a dataset learns as it is used. Not among its own attributes, which tell it from others: a subclass would be
-    another dataset after its first sample."""
+    """State that a dataset collects while it is used. It is kept apart from the attributes of the dataset, because
+    these are its fingerprint: otherwise a subclass would count as another dataset after its first sample."""
 
     def __init__(self) -> None:
         self.cache: Any = None
         self.mark: str | None = None
-        """Tells these frames from those of other datasets in the same cache."""
+        """Distinguishes these frames from those of other datasets in the same cache."""
         self._stamps: np.ndarray | None = None
 
     def stamp(self, number: int, path: str, count: int) -> tuple[int, ...]:
-        """Size and time of a file, looked up once; nothing of what is no file here."""
+        """Size and modification time of a file, looked up once; empty if there is no such file on this machine."""
         if self._stamps is None:
-            # Two numbers a frame, whose pages are taken as they are written. 0: not looked up.
+            # Two numbers for each frame; the kernel allocates their pages on first write. 0: not looked up.
             self._stamps = np.zeros((count, 2), np.int64)
         known = self._stamps[number]
         if not known[0]:
             try:
                 about = Path(path).stat()
-                # The size last: a thread that sees it sees the time too.
+                # The size is written last, so that a thread that sees it sees the time too.
                 known[1], known[0] = about.st_mtime_ns, about.st_size + 1
             except OSError:
                 known[0] = -1
@@ -168,13 +168,13 @@ class _InUse:
 
 
 def _names_files(frames: Any) -> bool:
-    # Anything else may take long to give its first item.
+    # Of other types, the first item may take long to load.
     is_list = isinstance(frames, (list, tuple, SharedList, np.ndarray))
     return is_list and len(frames) > 0 and isinstance(frames[0], (str, os.PathLike))
 
 
 def _decoded(path: str | os.PathLike[str]) -> Any:
-    """A file by its extension."""
+    """The content of a file, decoded by its extension."""
     file = Path(path)
     decoder = decoder_of(file.suffix[1:].lower(), {})
     try:

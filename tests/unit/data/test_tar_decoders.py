@@ -76,7 +76,7 @@ def test_arrays_that_lie_are_errors(data: bytes) -> None:
         decode("npy", data)
 
 
-def test_a_zip_that_unfolds_to_too_much_is_refused_by_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zip_that_decompresses_to_too_much_is_refused_by_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO()
     np.savez_compressed(stream, a=np.zeros(1 << 20, np.uint8))
     assert len(decode("npz", stream.getvalue())["a"]) == 1 << 20
@@ -84,7 +84,7 @@ def test_a_zip_that_unfolds_to_too_much_is_refused_by_its_directory(monkeypatch:
     torch.save(torch.zeros(1 << 18), tensors)
     monkeypatch.setattr(decoders, "MOST_DECODED_BYTES", 1 << 20)
     for suffix, bomb in (("npz", stream), ("pt", tensors)):
-        with pytest.raises(DataError, match="unfolds to"):
+        with pytest.raises(DataError, match="decompresses to"):
             decode(suffix, bomb.getvalue())
 
 
@@ -145,7 +145,7 @@ def test_audio_is_samples_and_their_rate(suffix: str, monkeypatch: pytest.Monkey
     found, rate = decode(suffix, stream.getvalue())
     assert rate == 16000 and found.dtype == np.float32 and np.allclose(found[:, 1], -wave, atol=1e-4)
     monkeypatch.setattr(decoders, "MOST_DECODED_BYTES", 6399)
-    with pytest.raises(DataError, match="unfolds to"):
+    with pytest.raises(DataError, match="decompresses to"):
         decode(suffix, stream.getvalue())
 
 

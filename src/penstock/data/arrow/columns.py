@@ -1,11 +1,11 @@
-"""Samples as Arrow columns, and values of a row again.
+"""Samples as Arrow columns, and the values of a row from these columns.
 
 In:  samples, one after another; later the columns of a record batch.
-Out: a ``Layout`` that all samples of a shard fit, record batches in it, and readers of single values.
+Out: a ``Layout`` that all samples of a shard fit, record batches in this layout, and readers of single values.
 Runs in: trainer and worker, command line.
 
-Numbers, texts, bytes, and arrays of one shape are ordinary columns; a column of anything else holds penstock's own
-encoding of each value. The layout is in the schema's metadata.
+Numbers, texts, bytes, and arrays of one shape are ordinary columns; a column of other values holds each of them in
+penstock's own encoding. The metadata of the schema holds the layout.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 
 FORM_KEY = b"penstock.form"
 OUTLINE_COLUMN = "penstock.outline"
-"""Which of several outlines each row has."""
+"""Number of the outline of each row, if there are several outlines."""
 _MOST_COLUMNS = 512
 _MOST_OUTLINES = 64
 _LARGEST_ROW_BYTES = 1 << 31
 
 How = tuple[Any, ...]
-"""How a column's values are kept: (kind,), or (kind, dtype, shape) of arrays of one shape."""
+"""How the values of a column are stored: (kind,), or (kind, dtype, shape) for arrays of one shape."""
 NONE, PORTABLE = ("none",), ("portable",)
 _SIMPLE = {bool: ("bool",), float: ("float",), bytes: ("bytes",), type(None): NONE}
 
 
 class Misfit(Exception):
-    """A sample that the layout has no place for."""
+    """A sample does not fit the layout."""
 
 
 @dataclass
 class Layout:
-    """Columns for all samples of a shard."""
+    """The columns of all samples of a shard."""
 
     outlines: list[Outline] = field(default_factory=list)
     columns: dict[str, How] = field(default_factory=dict)
     whole: bool = False
-    """Samples too different from each other for columns of their values: each is one."""
+    """Samples differ too much to have columns for their values: one column holds whole samples."""
 
     def take_apart(self, sample: Any) -> tuple[Outline, list[Any]]:
         return (WHOLE, [sample]) if self.whole else forms.take_apart(sample)
 
     def learn(self, sample: Any) -> None:
-        """Make room for a sample."""
+        """Extend the layout so that the sample fits."""
         outline, values = self.take_apart(sample)
         if outline not in self.outlines:
             self.outlines.append(outline)
@@ -71,7 +71,7 @@ class Layout:
 
     @classmethod
     def of_anything(cls) -> Layout:
-        """One that every sample fits."""
+        """A layout that fits every sample."""
         return cls([WHOLE], {"value": PORTABLE}, True)
 
     def to_schema(self) -> pa.Schema:
@@ -89,7 +89,7 @@ class Layout:
 
     @classmethod
     def of_schema(cls, schema: pa.Schema) -> Layout | None:
-        """The layout penstock wrote, None of files by others. Raises ValueError for one that cannot be."""
+        """The layout that penstock wrote; None for files of other programs. Raises ValueError if it is not valid."""
         text = (schema.metadata or {}).get(FORM_KEY)
         if text is None:
             return None
@@ -104,7 +104,7 @@ class Layout:
         expected = [(name, column_type(kept)) for name, kept in columns.items()]
         found = [(each.name, each.type) for each in schema if each.name != OUTLINE_COLUMN]
         if found != expected or not {name for outline in outlines for name in outline.names} <= set(columns):
-            raise ValueError("its columns are not those its form names")
+            raise ValueError("its columns differ from those that its form names")
         if not outlines and columns:
             raise ValueError("its form has no outline")
         if len(outlines) > 1 and OUTLINE_COLUMN not in schema.names:
@@ -113,7 +113,7 @@ class Layout:
 
 
 def how(value: Any) -> How:
-    """The narrowest way to keep a value."""
+    """The most specific way to store a value."""
     kind = type(value)
     if kind in _SIMPLE:
         return _SIMPLE[kind]
@@ -145,7 +145,7 @@ def _read_how(kept: Any) -> How:
             raise ValueError(f"rows of {shape}")
         return (kind, dtype, shape)
     if kind not in ("none", "bool", "int", "float", "str", "bytes", "portable") or len(kept) != 1:
-        raise ValueError(f"a column kept as {kept}")
+        raise ValueError(f"a column stored as {kept}")
     return (kind,)
 
 
@@ -160,7 +160,7 @@ def column_type(kept: How) -> pa.DataType:
     if kept[0] in plain:
         return plain[kept[0]]
     bits = forms.bits_dtype(kept[1])
-    # Arrow has no complex numbers, and its truth values are bits: as numpy has them they can be looked at in place.
+    # Arrow has no complex numbers, and stores booleans as bits. In numpy's format they can be read in place.
     number = {"b": "u1", "c": f"f{bits.itemsize // 2}"}.get(bits.kind, bits.str)
     count = math.prod(kept[2]) * bits.itemsize // np.dtype(number).itemsize
     return pa.list_(pa.from_numpy_dtype(np.dtype(number)), count)
@@ -170,7 +170,7 @@ def column_type(kept: How) -> pa.DataType:
 
 
 class BatchBuilder:
-    """Gathers samples, copied at once: a dataset may use an array's memory again for its next sample."""
+    """Collects samples. It copies them at once, because a dataset may reuse the memory of an array."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -218,7 +218,7 @@ class _ColumnBuilder:
             self._row_bytes = math.prod(kept[2]) * forms.bits_dtype(kept[1]).itemsize
 
     def add(self, value: Any) -> int:
-        """How many bytes it takes."""
+        """Add a value; returns the bytes that it takes."""
         kind = self._kept[0]
         self._valid.append(value is not None)
         if self._row_bytes:
@@ -262,17 +262,17 @@ class _ColumnBuilder:
 # -- reading --------------------------------------------------------------------------------------
 
 Take = Callable[[Any, int, int], np.ndarray]
-"""(buffer, start, length) -> those bytes, the reader's own to write to."""
+"""(buffer, start, length) -> these bytes, which the caller may write to."""
 
 
 def value_reader(kept: How, column: pa.Array, rows: int, take: Take) -> Callable[[int], Any]:
-    """Reads one row's value, None for a null. Raises ValueError for columns that are not what they should be."""
+    """A function from row to value, None for a null. Raises ValueError for columns that are not consistent."""
     kind = kept[0]
     if kind == "none":
         return lambda row: None
     buffers = column.buffers()
     if column.offset or len(column) != rows:
-        raise ValueError("a column begins late or ends early")
+        raise ValueError("a column has an offset or the wrong length")
     bitmap = None if buffers[0] is None else _words(buffers[0], np.uint8, -(-rows // 8))
     read = _value_reader(kept, buffers, rows, take)
     if bitmap is None:

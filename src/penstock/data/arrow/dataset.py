@@ -1,7 +1,7 @@
 """`ArrowDataset`: samples of Arrow files, mapped and read in place.
 
-In:  a file, a glob, a folder of ``.arrow`` files, or a list of those: by ``penstock pack``, or by others.
-Out: the samples that were packed, as they were; of other files, a dict per row.
+In:  a file, a glob, a folder of ``.arrow`` files, or a list of these, from ``penstock pack`` or another program.
+Out: the samples that were packed, unchanged; for files of other programs, a dict per row.
 Runs in: trainer and worker.
 """
 
@@ -22,16 +22,16 @@ from penstock.data.sources import is_remote, locate
 from penstock.errors import ConfigError, DataError
 from penstock.units import MIB, format_bytes
 
-_SAID_FROM_BYTES = 8 * MIB
-"""Less than this, unfolded, is less than any worker takes anyway."""
+_WARNED_FROM_BYTES = 8 * MIB
+"""Less decompressed data than this does not matter beside the other memory of a worker."""
 
 
 class ArrowDataset(Dataset[Any]):
     """Samples of Arrow files, by number.
 
-    Arrays and tensors from 1 MiB on are the file's own pages, mapped for the sample alone: nothing is copied before it
-    is written to. Smaller ones are copied, which is quicker. Either way what is written into a sample is neither in
-    the file nor in the sample when it is read again.
+    Arrays and tensors of 1 MiB or more are pages of the file, mapped for this sample only; a page is copied when it is
+    written to. Smaller ones are copied, which is faster. Either way, what a program writes into a sample changes
+    neither the file nor the sample that it reads next time.
     """
 
     splittable = True
@@ -44,24 +44,22 @@ class ArrowDataset(Dataset[Any]):
         *,
         in_place: bool = False,
     ) -> None:
-        """``columns``: of samples that are dicts, only these. ``transform``: called with each sample.
+        """``columns``: for samples that are dicts, read only these. ``transform``: called with each sample.
 
-        ``in_place``: arrays and tensors of every size are views of one mapping, so nothing is ever copied. For samples
-        that are only read: what a transform writes into one is not in the file, but it is there when the same process
-        reads the sample again.
+        ``in_place``: arrays and tensors of every size are views of one mapping, so nothing is copied. Use it for
+        samples that are only read: what a transform writes into a sample does not reach the file, but it is still
+        there when the same process reads the sample again.
         """
         self.transform = transform
         self.in_place = in_place
         if isinstance(columns, str):
-            raise ConfigError(f"columns={columns!r} is one text; give a list of names")
+            raise ConfigError(f"columns={columns!r} is a single text; give a list of names")
         self._columns = None if columns is None else tuple(columns)
         check_whole(path)
         locations = locate(path, suffixes=(".arrow",))
         remote = next(filter(is_remote, locations), None)
         if remote is not None:
-            raise ConfigError(
-                f"{remote}: Arrow files are mapped, which only files of this machine can be; copy it here"
-            )
+            raise ConfigError(f"{remote}: Arrow files are mapped, so they must be on this machine; copy the file here")
         self._locations = [location.removeprefix("file://") for location in locations]
         self._opened = _OpenArrowFiles()
         self._identities: list[tuple[int, ...]] = []
@@ -77,12 +75,12 @@ class ArrowDataset(Dataset[Any]):
 
     @property
     def blocks(self) -> np.ndarray:
-        """Number of each record batch's first sample, and of all samples: for samplers."""
+        """Number of the first sample of each record batch; at the end, the number of all samples."""
         return self._starts
 
     @property
     def block_bytes(self) -> np.ndarray:
-        """What each record batch takes."""
+        """Size of each record batch in bytes."""
         return self._batch_bytes
 
     def __len__(self) -> int:
@@ -104,7 +102,7 @@ class ArrowDataset(Dataset[Any]):
         return [self[index] for index in indices]
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on: told to caches that outlive a run."""
+        """What samples depend on. Caches that outlive a run compare it."""
         return self._locations, self._identities, self._columns, self.transform
 
     def __repr__(self) -> str:
@@ -122,14 +120,15 @@ class ArrowDataset(Dataset[Any]):
 
 
 class _OpenArrowFiles:
-    """The files a process has open, by number. No attribute of the dataset: what a subclass is would change with it."""
+    """The files that a process has open, by number. They are kept apart from the attributes of the dataset, because
+    these are its fingerprint, which must not change while it is used."""
 
     def __init__(self) -> None:
         self._files: dict[int, ArrowFile] = {}
         self._pid = os.getpid()
 
     def files(self) -> dict[int, ArrowFile]:
-        # A lock that another thread held when the process was forked stays locked in the child for good.
+        # A lock that another thread held at the fork would stay locked in the child for ever.
         if self._pid != os.getpid():
             self._files, self._pid = {}, os.getpid()
         return self._files
@@ -139,11 +138,11 @@ class _OpenArrowFiles:
 
 
 def _check(files: list[ArrowFile], columns: tuple[str, ...] | None) -> None:
-    """Refuse files that do not belong together, and columns they do not have."""
+    """Raise DataError for files that do not fit together, and for columns that they do not have."""
     first = files[0]
     for file in files:
         if (file.layout is None) != (first.layout is None):
-            raise DataError(f"{file.location} does not fit {first.location}: only one of them is by penstock pack")
+            raise DataError(f"{file.location} does not fit {first.location}: only one of them is from penstock pack")
         if file.layout is None and file.schema.remove_metadata() != first.schema.remove_metadata():
             raise DataError(
                 f"{file.location} has the columns {_columns_of(file)}; {first.location} has {_columns_of(first)}"
@@ -153,7 +152,9 @@ def _check(files: list[ArrowFile], columns: tuple[str, ...] | None) -> None:
     outlines = [outline for file in files if file.layout is not None for outline in file.layout.outlines]
     other = next((outline for outline in outlines if outline.kind != "dict"), None)
     if other is not None:
-        raise ConfigError(f"columns={list(columns)}: the samples in {first.location} are no dicts ({other.kind})")
+        raise ConfigError(
+            f"columns={list(columns)}: samples in {first.location} are not dicts, but of kind {other.kind}"
+        )
     known = {name for outline in outlines for name in outline.names} | set(first.schema.names if not outlines else ())
     missing = [name for name in columns if name not in known]
     if missing:
@@ -161,17 +162,17 @@ def _check(files: list[ArrowFile], columns: tuple[str, ...] | None) -> None:
 
 
 def _warn_of_compressed(files: list[ArrowFile]) -> None:
-    """Say what compressed files, by others, will take: what is compressed cannot be mapped."""
+    """Warn about the memory that compressed files need, because compressed data cannot be mapped."""
     found = [file for file in files if file.compressed.any()]
-    unfolded = np.concatenate([file.batch_bytes[file.compressed] for file in found]) if found else np.zeros(1, np.int64)
-    if unfolded.sum() < _SAID_FROM_BYTES:
+    sizes = np.concatenate([file.batch_bytes[file.compressed] for file in found]) if found else np.zeros(1, np.int64)
+    if sizes.sum() < _WARNED_FROM_BYTES:
         return
-    held = int(np.sort(unfolded)[-READY_COMPRESSED:].sum())
+    held = int(np.sort(sizes)[-READY_COMPRESSED:].sum())
     named = f"{found[0].location} is" if len(found) == 1 else f"{found[0].location} and {len(found) - 1} more are"
     warnings.warn(
-        f"{named} compressed and cannot be mapped: {format_bytes(unfolded.sum())} unfolded, read once through now, and "
-        f"of it up to {format_bytes(held)} held by every worker (record batches of up to "
-        f"{format_bytes(unfolded.max())}). Rewritten by `penstock pack`, all workers share one mapping",
+        f"{named} compressed and cannot be mapped: {format_bytes(sizes.sum())} decompressed; each worker holds "
+        f"up to {format_bytes(held)} (record batches of up to {format_bytes(sizes.max())}). Rewrite the data with "
+        "`penstock pack`, so that all workers share one mapping",
         RuntimeWarning,
         stacklevel=3,
     )

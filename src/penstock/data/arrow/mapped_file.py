@@ -1,11 +1,11 @@
-"""One Arrow file of this machine, mapped: its record batches, looked at in place.
+"""One mapped Arrow file of this machine, whose record batches are read in place.
 
-In:  a file in Arrow's file format, or in its stream format, as Hugging Face datasets writes it.
-Out: record batches by number; values of rows that are the caller's own.
+In:  a file in Arrow's file format, or in its stream format, which Hugging Face datasets writes.
+Out: record batches by number; values of rows, which belong to the caller.
 Runs in: trainer and worker. Keeps no descriptor.
 
-Nothing in a file is believed: what could lead outside the mapping is compared with it first. Only a file that is cut
-short while it is mapped ends the process that reads it (SIGBUS); penstock's own are written elsewhere and renamed.
+No file is trusted: every offset is checked against the mapping before it is used. Only a file that is cut short while
+it is mapped kills the process that reads it (SIGBUS); penstock writes its own files elsewhere and renames them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.data.arrow.columns import OUTLINE_COLUMN, Layout, value_reader
 from penstock.data.arrow.rows import row_of
 from penstock.data.parquet.row_groups import arrow
 from penstock.data.sample_forms import put_together
-from penstock.data.shared import file_mapping as private_mapping
+from penstock.data.shared.file_mapping import identity_of, map_private, shortage
 from penstock.errors import DataError
 from penstock.units import format_bytes
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 _MAGIC = b"ARROW1"
 _MOST_ROWS = 1 << 50
 _MAPPED_FROM_BYTES = 1 << 20
-"""Smaller values are copied: that is quicker than a mapping of their own and its page faults."""
+"""Smaller values are copied, which is faster than a mapping for each of them and its page faults."""
 _READY = 64
-"""Record batches of a file that are kept ready for use; where they are compressed, fewer."""
+"""Readers of record batches that are kept for each file; fewer for compressed batches."""
 READY_COMPRESSED = 2
 
 
@@ -43,7 +43,7 @@ class ArrowFile:
     """A mapped file. Any thread may read it."""
 
     def __init__(self, location: str, *, in_place: bool = False) -> None:
-        """``in_place``: values are views of one mapping, whatever their size; what is written to them stays in it."""
+        """``in_place``: values of every size are views of one mapping, and what is written to them stays in it."""
         pa = arrow()
         self.location = location
         self._views: np.ndarray | None = None
@@ -53,18 +53,18 @@ class ArrowFile:
         with self._naming():
             fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                self.identity = private_mapping.identity_of(fd)
+                self.identity = identity_of(fd)
                 self.size_bytes = self.identity[2]
                 if self.size_bytes < 8:
                     raise ValueError(f"it has {self.size_bytes} bytes")
                 if in_place:
-                    self._views = private_mapping.map_private(fd, 0, self.size_bytes)
+                    self._views = map_private(fd, 0, self.size_bytes)
                 if self._views is not None:
                     self._whole: pa.Buffer = pa.py_buffer(self._views)
                 else:
                     with pa.memory_map(os.fsencode(location)) as mapped:
                         self._whole = mapped.read_buffer()
-                if private_mapping.identity_of(fd) != self.identity or self._whole.size != self.size_bytes:
+                if identity_of(fd) != self.identity or self._whole.size != self.size_bytes:
                     raise ValueError("it changed while it was opened")
             finally:
                 os.close(fd)
@@ -78,10 +78,10 @@ class ArrowFile:
         self.batch_rows = np.array([rows for rows, _, _ in counted], np.int64)
         self.batch_bytes = np.array([size for _, size, _ in counted], np.int64)
         self.compressed = np.array([not is_mapped for _, _, is_mapped in counted], np.bool_)
-        """Batches that are no part of the mapping: whoever reads a row of one has all of it in memory."""
+        """Whether each batch is compressed: a process that reads one row of it holds the whole batch in memory."""
 
     def reader(self, number: int, columns: tuple[str, ...] | None) -> Callable[[int], Any]:
-        """Reads rows of one record batch: wanted columns only, where samples have such."""
+        """A function that reads one row of a record batch; of dicts, only the wanted columns."""
         known = (number, columns)
         with self._lock:
             read = self._ready.get(known)
@@ -111,12 +111,12 @@ class ArrowFile:
         except OSError as problem:
             raise DataError(f"{where} cannot be read: {problem.strerror or problem}") from problem
         except MemoryError as problem:
-            raise DataError(f"{where} cannot be read for want of memory: {_want_of_memory(problem)}") from problem
+            raise DataError(f"{where} cannot be read, because memory ran out: {_cause_of(problem)}") from problem
         except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as problem:
-            raise DataError(f"{where} is damaged or no Arrow file: {problem}") from problem
+            raise DataError(f"{where} is damaged or not an Arrow file: {problem}") from problem
 
     def _counted(self, number: int) -> tuple[int, int, bool]:
-        """Rows, bytes, and whether they are in the file as they are."""
+        """Rows, bytes, and whether they can be used from the mapping without decompression."""
         batch = self._batches.get(number)
         if not 0 <= batch.num_rows < _MOST_ROWS:
             raise ValueError(f"record batch {number} claims {batch.num_rows} rows")
@@ -130,9 +130,9 @@ class ArrowFile:
         return batch
 
     def _plain_reader(self, number: int, batch: pa.RecordBatch, wanted: tuple[str, ...] | None) -> Callable[[int], Any]:
-        """Of columns as Arrow has them, written by others."""
+        """For files of other programs, whose columns have Arrow's own types."""
         if number not in self._checked:
-            # Offsets are not looked at again when a value is made, and those of nested columns are many.
+            # pyarrow does not check offsets again when it creates a value, and nested columns have many.
             batch.validate(full=True)
             self._checked.add(number)
 
@@ -161,7 +161,7 @@ class ArrowFile:
             places = batch.column(OUTLINE_COLUMN)
             data = places.buffers()[1]
             if places.type != arrow().int32() or data is None or data.size < 4 * rows:
-                raise ValueError(f"its column {OUTLINE_COLUMN} is none")
+                raise ValueError(f"its column {OUTLINE_COLUMN} is not valid")
             places = np.frombuffer(data, np.int32, rows)
 
         def read(row: int) -> Any:
@@ -180,12 +180,12 @@ class ArrowFile:
         return all(self._place(buffer) is not None for column in batch.columns for buffer in column.buffers() if buffer)
 
     def _place(self, buffer: pa.Buffer) -> int | None:
-        """Where in the file a buffer begins; None of one that is no part of it: it was compressed."""
+        """Where in the file a buffer begins; None for a decompressed buffer, which is not part of the file."""
         start = buffer.address - self._whole.address
         return start if start >= 0 and start + buffer.size <= self.size_bytes else None
 
     def _take(self, buffer: pa.Buffer | None, start: int, length: int) -> np.ndarray:
-        """Some bytes of a buffer, the caller's own; the caller has compared them with the buffer's size."""
+        """Bytes of a buffer, which the caller may write to. The caller has checked them against the buffer's size."""
         if buffer is None or not length:
             return np.empty(0, np.uint8)
         at = self._place(buffer)
@@ -194,9 +194,9 @@ class ArrowFile:
         if at is not None and length >= _MAPPED_FROM_BYTES:
             fd = os.open(self.location, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                if private_mapping.identity_of(fd) != self.identity:
+                if identity_of(fd) != self.identity:
                     raise DataError(f"{self.location} has changed since the dataset was made; make the dataset again")
-                found = private_mapping.map_private(fd, at + start, length)
+                found = map_private(fd, at + start, length)
             finally:
                 os.close(fd)
             if found is not None:
@@ -204,14 +204,14 @@ class ArrowFile:
         return np.frombuffer(buffer, np.uint8, length, start).copy()
 
 
-def _want_of_memory(problem: MemoryError) -> str:
-    shortage = private_mapping.shortage()
-    if shortage is None:
+def _cause_of(problem: MemoryError) -> str:
+    too_many = shortage()
+    if too_many is None:
         return str(problem) or "there is none left"
     return (
-        f"{shortage}. Every value of {format_bytes(_MAPPED_FROM_BYTES)} or more has one as long as it is held: hold "
-        "fewer samples at a time, keep copies (.copy(), .clone()), or make the ArrowDataset with in_place=True, which "
-        "maps a file once"
+        f"{too_many}. Each value of {format_bytes(_MAPPED_FROM_BYTES)} or more needs one as long as it exists: hold "
+        "fewer samples at a time, keep copies (.copy(), .clone()), or use ArrowDataset(..., in_place=True), which "
+        "maps each file once"
     )
 
 
@@ -228,7 +228,7 @@ class _FileBatches:
 
 
 class _StreamBatches:
-    """Of a stream, every batch's place is looked up once."""
+    """Record batches of a stream; the place of each one is found once."""
 
     def __init__(self, whole: pa.Buffer) -> None:
         ipc = arrow().ipc
@@ -245,7 +245,9 @@ class _StreamBatches:
             if message.type == "record batch":
                 self._places.append(place)
             elif message.type != "schema":
-                raise ValueError(f"a {message.type} in a stream; columns of categories are read from the file format")
+                raise ValueError(
+                    f"a {message.type} in a stream; dictionary columns can only be read in the file format"
+                )
         self.count = len(self._places)
 
     def get(self, number: int) -> pa.RecordBatch:

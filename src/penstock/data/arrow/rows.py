@@ -1,11 +1,11 @@
 """Rows of Arrow columns as Python values.
 
 In:  a record batch and places in it.
-Out: a dict per row; lists of numbers, and tensors, as numpy arrays of the reader's own, the rest as pyarrow gives it.
+Out: a dict per row; lists of numbers and tensors as new numpy arrays, other values as pyarrow converts them.
 Runs in: trainer and worker.
 
-pyarrow takes rows out of a batch by making another batch of them, at some 10 µs a column however few they are. Of the
-usual kinds of columns, values are read where they lie instead.
+pyarrow takes rows out of a batch by creating another batch, which takes about 10 µs per column even for one row. From
+columns of the common types, values are therefore read directly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Reader = Callable[[np.ndarray], list[Any]]
-"""From places to values."""
+"""Places -> values."""
 
 
 class RowReader:
@@ -36,7 +36,7 @@ class RowReader:
 
 
 def row_of(batch: pa.RecordBatch, place: int) -> dict[str, Any]:
-    """One row of a batch that no other is wanted of."""
+    """One row of a batch; faster than RowReader if no other row of it is wanted."""
     return {
         name: values_of(column.slice(place, 1))[0] if _makes_arrays(column.type) else column[place].as_py()
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -49,7 +49,7 @@ def values_of(column: pa.Array) -> list[Any]:
     return _arrays_of(column) if _is_list_of_numbers(column.type) else column.to_pylist()
 
 
-# -- where they lie --------------------------------------------------------------------------------------------
+# -- directly ---------------------------------------------------------------------------------------------------
 
 
 def _reader_of(column: pa.Array) -> Reader:
@@ -74,7 +74,7 @@ def _number_reader(values: np.ndarray) -> Reader:
 
 def _text_reader(column: pa.Array, width: Any, *, is_text: bool) -> Reader:
     _, offsets, data = column.buffers()
-    # Of the few rows that a batch takes of a group, a view gives both ends sooner than numpy does.
+    # For a few rows, indexing a memoryview is faster than indexing a numpy array.
     starts = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].data
     view = memoryview(b"" if data is None else data)
     if is_text:
@@ -89,7 +89,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _text_width(kind: pa.DataType) -> tuple[Any, bool]:
-    """What the offsets of a column of texts or bytes are, None if it is none; and whether it is texts."""
+    """The type of the offsets of a column of texts or bytes, None for other columns; and whether it holds texts."""
     import pyarrow.types as types
 
     if types.is_string(kind) or types.is_binary(kind):
@@ -107,7 +107,7 @@ def _makes_arrays(kind: pa.DataType) -> bool:
 
 
 def _is_tensor(kind: pa.DataType) -> bool:
-    """Whether values are arrays of one shape, which the type knows: arrow.fixed_shape_tensor."""
+    """Whether the type is arrow.fixed_shape_tensor: arrays of one shape, which is part of the type."""
     import pyarrow as pa
 
     return isinstance(kind, pa.FixedShapeTensorType)
@@ -120,7 +120,7 @@ def _tensors_of(column: Any) -> list[Any]:
     def shaped(values: Any) -> Any:
         if values is None:
             return None
-        # Kept in the order of its shape; what is meant has its dimensions in the order of the permutation.
+        # Values are stored in the order of ``shape``; the dimensions of the tensor are permuted.
         found = np.asarray(values).reshape(kind.shape)
         return found if kind.permutation is None else np.ascontiguousarray(found.transpose(kind.permutation))
 
@@ -137,7 +137,7 @@ def _is_list_of_numbers(kind: pa.DataType) -> bool:
 
 
 def _arrays_of(column: pa.Array) -> list[Any]:
-    """One array per row; None for a missing list, and a Python list where a number in it is missing."""
+    """One array per row; None for a missing list, and a Python list if a number in it is missing."""
     import pyarrow.types as types
 
     rows, numbers = len(column), column.values

@@ -1,7 +1,7 @@
-"""What lies in a folder that `penstock pack` is given: tables, shards, or files that are samples themselves.
+"""What a folder for `penstock pack` contains: tables, shards, or files that form samples.
 
 In:  a folder, or the names in one.
-Out: which of them it is, and what is left out; files that share a name as samples.
+Out: which of these it is, and what is left out; files with the same name up to the first dot, as samples.
 Runs in: command line, pack's workers.
 """
 
@@ -21,19 +21,19 @@ from penstock.data.tar.index import KEY
 from penstock.errors import ConfigError, DataError
 
 SUFFIXES = {"parquet": PARQUET_SUFFIXES, "tar": (".tar",), "arrow": (".arrow",)}
-"""What files of a kind end with."""
+"""Kind -> the ends of its file names."""
 _CALLED = {
     "parquet": ("Parquet file", "Parquet files"),
     "tar": ("tar shard", "tar shards"),
     "arrow": ("Arrow file", "Arrow files"),
     "files": ("file that may be part of a sample", "files that may be parts of samples"),
 }
-"""One of a kind, and several."""
+"""Kind -> its name in singular and plural."""
 _UNPACKED_BY = {
     ".tar.gz": "gunzip -k", ".tgz": "gunzip -k", ".tar.bz2": "bunzip2 -k", ".tar.xz": "unxz -k", ".tar.zst": "unzstd",
 }  # fmt: skip
 _NOTES = re.compile(r"(readme|license)(\..*)?|.*\.md|dataset_info\.json|dataset_dict\.json|state\.json", re.IGNORECASE)
-"""What tells people and other libraries about the shards and tables beside it."""
+"""Files that describe the shards and tables beside them."""
 _OWN = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(JOURNAL)}|.*\.penstock-index")
 
 
@@ -42,20 +42,20 @@ def kind_of_name(name: str) -> str | None:
 
 
 def refuse_compressed(path: str) -> None:
-    """Say how a compressed shard, or several of one name, is made one that can be read."""
+    """Raise ConfigError for a compressed shard, or a glob of them, with the command that unpacks it."""
     for suffix, command in _UNPACKED_BY.items():
         if path.lower().endswith(suffix):
             is_pattern = any(mark in path for mark in "*?[")
             raise ConfigError(
-                f"{path} is compressed: no sample in it can be reached without reading all before it. Unpack it first: "
+                f"{path} is compressed, so no sample can be read without decompressing all before it. Unpack it first: "
                 f"{command} {path if is_pattern else shlex.quote(path)}"
             )
 
 
 def kind_in(folder: str, names: Iterable[str]) -> tuple[str, list[str]]:
-    """Which kind of source the files ``names`` of a folder are, and which of them are left out.
+    """The kind of source that the files ``names`` of a folder form, and which of them are left out.
 
-    Raises ConfigError where it would be a guess: one kind would be packed, and the other lost without a word.
+    Raises ConfigError for several kinds: packing one would silently drop the others.
     """
     found: dict[str, list[str]] = {}
     left_out: list[str] = []
@@ -67,7 +67,7 @@ def kind_in(folder: str, names: Iterable[str]) -> tuple[str, list[str]]:
         if kind is None:
             is_data = is_sample_name(name) and not _NOTES.fullmatch(parts[-1])
         else:
-            # As datasets see it: what is hidden or begins with _ is unfinished, or no data.
+            # As in datasets: names that are hidden or begin with _ are unfinished, or not data.
             is_data = not any(part.startswith((".", "_")) for part in parts)
         if is_data:
             found.setdefault(kind or "files", []).append(name)
@@ -100,14 +100,15 @@ def _undecided(folder: str, found: dict[str, list[str]]) -> ConfigError:
 
 
 def is_sample_name(name: str) -> bool:
-    """Whether a file of this name is part of a sample: readers of shards tell parts from each other by extension."""
+    """Whether a file of this name belongs to a sample: it needs an extension, which names its part of the sample."""
     stem, _, extension = name.rpartition("/")[2].partition(".")
     return bool(stem and extension) and extension.lower() != KEY and not re.match(r"__[^/]*__(/|$)", name)
 
 
 def walk(folder: Path) -> tuple[list[str], list[str]]:
-    """All files at any depth, and the folders that are not looked into: hidden ones, and links, which may be circles.
-    Both by their names from the folder on, in order."""
+    """All files at any depth, and the folders that are left out: hidden ones, and links, which may form circles.
+
+    Both are sorted names relative to the folder."""
     files: list[str] = []
     passed: list[str] = []
     for where, folders, names in os.walk(folder, onerror=_refuse):
@@ -143,12 +144,12 @@ class FolderFiles:
             about = path.stat()
             group = groups.setdefault(f"{head}{slash}{stem}", [])
             if any(extension.lower() == other.lower() for other, _ in group):
-                raise DataError(f"{path} and another file differ in capitals only, which readers of shards do not see")
+                raise DataError(f"{path} and another file differ only in capitals, which readers of shards ignore")
             group.append((extension, about.st_size))
             taken.update(f"{name}\0{about.st_size}-{about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
         if not groups:
-            passed_by = f"; not looked into: {', '.join(passed[:3])}" if passed else ""
-            raise DataError(f"there is no file with an extension in {folder}, so there is nothing to pack{passed_by}")
+            left_out = f"; left out: {', '.join(passed[:3])}" if passed else ""
+            raise DataError(f"there is no file with an extension in {folder}, so there is nothing to pack{left_out}")
         self.skipped.sort()
         self._keys = sorted(groups)
         self._groups = groups

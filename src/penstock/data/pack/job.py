@@ -1,8 +1,8 @@
-"""What a worker of `penstock pack` does: looks at a few samples, or writes one shard.
+"""What a worker of `penstock pack` does: reads a few samples, or writes one shard.
 
-In:  a source, a folder, how many samples a shard has; numbers of shards.
-Out: a ``Probe``; records of shards; how far it is.
-Runs in: pack's workers; made in the command line.
+In:  a source, a folder, the number of samples in a shard; numbers of shards.
+Out: a ``Probe``; records of shards; progress.
+Runs in: pack's workers; created in the command line.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from penstock.errors import DataError
 from penstock.workers.rng import get_generators
 
 _PROBED = 16
-_TOLD_EVERY_S = 0.1
+_REPORTED_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a few samples tell of all."""
+    """What a few samples show about all of them."""
 
     layout: Layout
-    """Columns they fit."""
+    """Columns that they fit into."""
     form: str
-    """Of tar shards: the first sample's, and most others'."""
+    """Of the first sample, for tar shards."""
     sample_bytes: float
-    """On average, as they are packed."""
+    """Average size of a packed sample."""
     is_random: bool
-    """Reading one drew random numbers."""
+    """Whether reading a sample drew random numbers."""
 
 
 def shard_name(shard: int, shards: int, to: str) -> str:
@@ -59,16 +59,16 @@ def shard_name(shard: int, shards: int, to: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PackJob:
-    """All that a worker needs to know to write any shard."""
+    """Everything that a worker needs to write any shard."""
 
     source: PackSource
     folder: Path
     to: str
     samples_per_shard: int
     form: str = ""
-    """Of tar shards of values; all have the same one, or they could not be read as one dataset."""
+    """For tar shards of values. All shards have the same, or they could not be read as one dataset."""
     layout: Layout | None = None
-    """Of Arrow files of values: what is known of all samples."""
+    """For Arrow files of values: the columns found so far."""
 
     @property
     def shards(self) -> int:
@@ -82,8 +82,8 @@ class PackJob:
         return range(first, min(first + self.samples_per_shard, self.source.count))
 
     def probe(self, report: ProgressReporter) -> Probe:
-        """At a few samples, evenly spread. In a worker: a dataset must not open its files in the parent, where workers
-        that are forked would share them."""
+        """Read a few samples, evenly spread. A worker does this, because files that the dataset opened in the parent
+        would be shared by forked workers."""
         layout, form, sizes, is_random = Layout(), "", [], False
         count = self.source.count
         for place in np.unique(np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)).tolist():
@@ -119,7 +119,7 @@ class PackJob:
         if fault is None and record.samples != len(places):
             fault = f"it has {record.samples} samples, not {len(places)}"
         if fault is not None:
-            raise DataError(f"{path} is not what was written: {fault}; look at the disk, then run this again")
+            raise DataError(f"{path} differs from what was written: {fault}; check the disk, then run this again")
         return record
 
     def sample(self, place: int) -> Any:
@@ -128,28 +128,28 @@ class PackJob:
 
 
 def seed(place: int) -> None:
-    """Samples that are made at random are the same ones whoever makes them, in whatever order."""
+    """Make random samples the same, whichever worker reads them and in whatever order."""
     random.seed(place)
     np.random.seed(place & 0xFFFFFFFF)
     torch.default_generator.manual_seed(place)
 
 
 def _generator_marks() -> tuple[Any, ...]:
-    """The state of the global generators, as something that can be compared."""
+    """The state of the global generators, as values that can be compared."""
     of_python, of_numpy, of_torch = get_generators()
     return of_python, of_numpy[1].tobytes(), of_numpy[2:], of_torch.numpy().tobytes()
 
 
 class ProgressReporter:
-    """Tells the parent how far a shard is, now and then."""
+    """Sends the parent the progress of a shard, several times a second."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self.place: int | None = None
-        self._told_s = 0.0
+        self._sent_s = 0.0
 
     def along(self, batches: Iterator[Any], places: range) -> Iterator[Any]:
-        """Tells of every batch that is taken."""
+        """The same batches; reports progress with each."""
         done = 0
         self.at(places.start, done)
         for batch in batches:
@@ -158,9 +158,9 @@ class ProgressReporter:
             self.at(places.start + done, done)
 
     def at(self, place: int, done: int) -> None:
-        """About to read a sample, when so many of the shard's are written."""
+        """Called before the sample at ``place`` is read, when ``done`` samples of the shard are written."""
         self.place = place
         now_s = time.monotonic()
-        if now_s - self._told_s >= _TOLD_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._sent_s >= _REPORTED_EVERY_S:
+            self._sent_s = now_s
             self._pipe.send(("at", done))

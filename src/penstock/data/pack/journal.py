@@ -1,7 +1,7 @@
-"""What `penstock pack` knows of the folder it writes to: the plan, and the shards that are finished.
+"""The state of a folder that `penstock pack` writes to: what was asked for, and which shards are finished.
 
 In:  a folder.
-Out: a journal that is locked while a program packs there; an earlier packing to go on with; a manifest in the end.
+Out: a journal, locked while a program packs there; an earlier packing to continue; at the end, a manifest.
 Runs in: command line or trainer.
 """
 
@@ -26,21 +26,21 @@ from penstock.errors import ConfigError, DataError
 _OWN_PARTIAL = re.compile(rf"(\d{{5,}}\.(tar|arrow)\.\d+|{re.escape(MANIFEST)}){re.escape(PARTIAL)}")
 _SHARD_SUFFIXES = (".tar", ".arrow")
 _LOCK_PATIENCE_S = 2.0
-"""A worker that had just been forked when its program was killed holds the lock until it notices."""
+"""A worker that was forked just before its program was killed holds the lock for a moment longer."""
 
 Plan = dict[str, Any]
-"""What was asked for and, of a packing that has begun, ``samples_per_shard`` and the tar shards' ``form``."""
+"""What was asked for; once packing has begun, also ``samples_per_shard`` and the ``form`` of tar shards."""
 
 
 class Journal:
-    """The plan, then a line per finished shard. It is locked while a program packs into the folder."""
+    """A file with the plan, then a line for each finished shard."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self.fd = fd
 
     def read(self) -> list[Any]:
-        """Its lines. One that a program was killed over, or that says nothing, is removed with all after it."""
+        """The lines. An incomplete or unreadable line is removed with all lines after it."""
         lines, end = [], 0
         for line in self.path.read_bytes().splitlines(keepends=True):
             try:
@@ -55,7 +55,7 @@ class Journal:
         return lines
 
     def begin(self, plan: Plan) -> None:
-        """Anew, without the shards of the packing that was here before."""
+        """Start over: delete the shards of an earlier packing and write the plan."""
         folder = self.path.parent
         with writing(folder):
             for path in _shards_in(folder):
@@ -70,7 +70,7 @@ class Journal:
         self._append({"shard": shard, **asdict(record)})
 
     def finish(self, plan: Plan, records: list[ShardRecord]) -> None:
-        """The manifest tells that all is there; only then the journal goes."""
+        """Write the manifest, which says that all shards are there; delete the journal after that."""
         folder = self.path.parent
         text = json.dumps({**plan, "shards": [asdict(record) for record in records]}, indent=2) + "\n"
         partial = folder / f"{MANIFEST}{PARTIAL}"
@@ -96,7 +96,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise DataError(f"{path} cannot be written: {problem.strerror}. Mend that, then run this again") from problem
+        raise DataError(f"{path} cannot be written: {problem.strerror}. Fix that, then run this again") from problem
 
 
 @contextlib.contextmanager
@@ -136,8 +136,10 @@ def _lock(fd: int, folder: Path) -> None:
 
 
 def earlier(journal: Journal, asked: Plan, *, force: bool) -> tuple[Plan | None, dict[int, ShardRecord]]:
-    """The plan of a packing of the same that was here before, to go on with, and its finished shards. None: begin
-    anew. Raises ConfigError where the folder holds anything that is not this packing's."""
+    """The plan of an earlier call with the same arguments, and its finished shards; no plan means to start over.
+
+    Raises ConfigError if the folder holds anything that does not belong to this packing.
+    """
     folder = journal.path.parent
     before, records = _known(journal, folder)
     if before is not None and not force:
@@ -150,8 +152,8 @@ def earlier(journal: Journal, asked: Plan, *, force: bool) -> tuple[Plan | None,
     )
     if strange:
         raise ConfigError(
-            f"{folder} holds {strange[0]}, which no manifest of penstock pack tells of, and which would be read as one "
-            "of the new shards; choose an empty folder, or remove it if it is an old shard"
+            f"{folder} holds {strange[0]}, which no manifest of penstock pack lists and which would be read as one of "
+            "the new shards; choose an empty folder, or delete the file if it is an old shard"
         )
     if before is None:
         _refuse_strangers(folder)
@@ -163,18 +165,18 @@ def _compare(folder: Path, before: Plan, asked: Plan) -> None:
     if not changed:
         return
     if "version" in changed:
-        told = "another version of penstock packed them"
+        why = "another version of penstock packed them"
     elif changed == ["fingerprint"]:
-        told = f"{asked['source']} has changed since: its files, its code or what it was made with"
+        why = f"{asked['source']} has changed since: its files, its code or what it was made with"
     else:
-        # A fingerprint tells people nothing, and changes with all else.
+        # The fingerprint changes with everything else and means nothing to people.
         shown = [name for name in changed if name != "fingerprint"]
-        told = "; ".join(f"{name} was {before.get(name)!r} and is {asked[name]!r}" for name in shown[:3])
-    raise ConfigError(f"{folder} holds shards of another packing: {told}. Choose another folder, or --force")
+        why = "; ".join(f"{name} was {before.get(name)!r} and is {asked[name]!r}" for name in shown[:3])
+    raise ConfigError(f"{folder} holds shards of another packing: {why}. Choose another folder, or use --force")
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Shards among somebody's files are hard to tell from them, and to remove again."""
+    """Refuse a folder with other files: shards among them would be hard to recognise and to remove."""
     strangers = sorted(
         f"{path.name}{'/' if path.is_dir() else ''}"
         for path in folder.iterdir()
@@ -193,7 +195,7 @@ def _shards_in(folder: Path) -> list[Path]:
 
 
 def _is_planned(path: Path, plan: Plan | None) -> bool:
-    """Whether a packing would have come to a shard of this name; one that was killed may not have noted it."""
+    """Whether the plan has a shard of this name. A killed program may have written it without noting it."""
     if plan is None or not re.fullmatch(r"[0-9]{5,20}", path.stem):
         return False
     try:
@@ -204,7 +206,7 @@ def _is_planned(path: Path, plan: Plan | None) -> bool:
 
 
 def remove_partials(folder: Path) -> None:
-    """What this program, or one that was killed, did not finish; nothing that others may have called so."""
+    """Delete partial files of this program and of killed ones, but no files of other programs with similar names."""
     for left in folder.iterdir():
         if _is_own_partial(left):
             left.unlink(missing_ok=True)
@@ -215,7 +217,7 @@ def _is_own_partial(path: Path) -> bool:
 
 
 def _known(journal: Journal, folder: Path) -> tuple[Plan | None, dict[int, ShardRecord]]:
-    """The plan of the packing that was here before, and its finished shards."""
+    """The plan of the packing in this folder, and its finished shards."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         plan, lines = {name: value for name, value in manifest.items() if name != "shards"}, manifest["shards"]
@@ -223,11 +225,11 @@ def _known(journal: Journal, folder: Path) -> tuple[Plan | None, dict[int, Shard
     except FileNotFoundError:
         pass
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigError(f"{folder / MANIFEST} is no manifest of penstock pack; choose another folder") from None
+        raise ConfigError(f"{folder / MANIFEST} is not a manifest of penstock pack; choose another folder") from None
     lines = journal.read()
     if not lines:
         return None, {}
     try:
         return lines[0], {line.pop("shard"): ShardRecord(**line) for line in lines[1:]}
     except (TypeError, KeyError, AttributeError):
-        raise ConfigError(f"{journal.path} is no journal of penstock pack; choose another folder") from None
+        raise ConfigError(f"{journal.path} is not a journal of penstock pack; choose another folder") from None

@@ -1,7 +1,7 @@
-"""What ``penstock pack`` leaves beside its shards: a journal while it is at work, a manifest when all is there.
+"""Files that ``penstock pack`` writes beside its shards: a journal while it works, then a manifest of all shards.
 
 In:  a folder.
-Out: whether what was packed into it is whole.
+Out: whether all its shards are there.
 Runs in: trainer, command line.
 """
 
@@ -20,7 +20,7 @@ JOURNAL = "penstock-pack.journal"
 
 
 def check_whole(path: Any) -> None:
-    """Refuse a folder that was packed in part: it would pass for a smaller dataset."""
+    """Refuse a folder that is only partly packed: it would look like a smaller dataset."""
     if not isinstance(path, (str, os.PathLike)) or is_remote(os.fspath(path)):
         return
     folder = Path(path).expanduser()
@@ -28,10 +28,10 @@ def check_whole(path: Any) -> None:
         shards = json.loads((folder / MANIFEST).read_bytes())["shards"]
         missing = [shard["name"] for shard in shards if not (folder / shard["name"]).exists()]
     except (ValueError, TypeError, KeyError):
-        raise DataError(f"{folder / MANIFEST} is no manifest of penstock pack; pack again, with --force") from None
+        raise DataError(f"{folder / MANIFEST} is not a manifest of penstock pack; pack again with --force") from None
     except OSError:
         if (folder / JOURNAL).exists():
-            raise DataError(f"{folder} is not packed to its end; run the same penstock pack again") from None
+            raise DataError(f"{folder} is only partly packed; run the same penstock pack command again") from None
         return
     if missing:
-        raise DataError(f"{folder} has lost {len(missing)} of {len(shards)} shards, such as {missing[0]}; pack again")
+        raise DataError(f"{folder} lacks {len(missing)} of {len(shards)} shards, such as {missing[0]}; pack again")

@@ -4,9 +4,9 @@ In:  a dataset, a folder of files, Parquet files, tar shards or Arrow files; a f
 Out: shards, and a manifest of what they hold.
 Runs in: command line or trainer; shards are written by processes it starts.
 
-Which samples a shard holds is decided before the first is written, so the result does not depend on who writes what.
-Each shard that was written and read again is noted in a journal; whatever ends the program, the next call goes on
-there.
+The samples of each shard are decided before the first shard is written, so the result does not depend on which worker
+writes which shard. A journal lists each shard that was written and read again; if the program ends early, the next call
+continues from there.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PackResult:
-    """What ``pack`` did."""
+    """What ``pack`` has done."""
 
     samples: int
     bytes: int
     shards: int
     kept: int
-    """Shards that were there already, and are what they should be."""
+    """Shards that an earlier call had written and that are intact."""
     skipped: list[str]
-    """Of a folder: files that are no part of a sample, such as hidden ones and those without an extension, and folders
-    that were not looked into (hidden ones and links), which end with a slash."""
+    """Files of a folder that belong to no sample, such as hidden ones and those without an extension, and folders that
+    were left out (hidden ones and links); the names of folders end with a slash."""
     seconds: float
 
 
@@ -64,12 +64,12 @@ def pack(
     """Write the samples of ``source`` into shards in the folder ``destination``, as ``to`` ("tar" or "arrow").
 
     ``shard_bytes``: about how large a shard is. ``workers``: processes; by default one per CPU.
-    Called again with the same arguments it keeps the shards that are finished. ``force``: starts over whatever
-    ``penstock pack`` wrote there before.
+    A second call with the same arguments keeps the shards that are finished. ``force``: start over and replace
+    everything that ``penstock pack`` wrote there before.
     """
     began_s = time.monotonic()
     if to not in FORMATS:
-        raise ConfigError(f"to={to!r} is none of {', '.join(FORMATS)}")
+        raise ConfigError(f"to={to!r} is not one of {', '.join(FORMATS)}")
     if workers is not None and workers < 1:
         raise ConfigError(f"workers={workers} cannot write anything; give at least 1")
     limit_bytes = parse_bytes(shard_bytes, name="shard_bytes")
@@ -114,7 +114,9 @@ def _refuse_own_output(source: Any, folder: Path) -> None:
     if isinstance(source, (str, os.PathLike)) and "://" not in os.fspath(source):
         read, written = Path(source).resolve(), folder.resolve()
         if read == written or read in written.parents or written in read.parents:
-            raise ConfigError(f"{os.fspath(source)} and {folder} lie in each other: shards would be their own source")
+            raise ConfigError(
+                f"{os.fspath(source)} and {folder} overlap: pack would read the shards it writes; choose another folder"
+            )
 
 
 def _refuse_own_shards(source: PackSource, folder: Path) -> None:
@@ -123,7 +125,7 @@ def _refuse_own_shards(source: PackSource, folder: Path) -> None:
         path = Path(location.removeprefix("file://"))
         if not is_remote(location) and (written in path.resolve().parents or written == path.parent.resolve()):
             raise ConfigError(
-                f"{source.description} reads {location}, which lies in {folder}: shards would be their own source; "
+                f"{source.description} reads {location}, which is inside {folder}: pack would read what it writes; "
                 "choose another folder"
             )
 
@@ -135,8 +137,8 @@ def _refuse_equal_keys(job: PackJob) -> None:
     if found is not None:
         key, before, after = found
         raise DataError(
-            f"{before} ends and {after} begins with a sample whose key is {key!r}: side by side in one shard they "
-            "would be read as one sample. Give one of them another name, or pack into Arrow files, where both stay"
+            f"{before} ends and {after} begins with a sample whose key is {key!r}: adjacent in one shard, they "
+            "would be read as one sample. Rename one of them, or pack into Arrow files, which keep both"
         )
 
 
@@ -149,16 +151,16 @@ def _plan(
     journal: Journal,
     progress: Progress | None,
 ) -> PackJob:
-    """How many samples a shard gets, and how it is laid out: as an earlier call began, or from a few samples.
+    """The number of samples in a shard and their layout, from an earlier call or from a few samples.
 
-    Samples may be of other sizes each time they are read, so what an earlier call found must not be found anew.
+    The sizes of samples may differ each time they are read, so the numbers of an earlier call are not computed again.
     """
     job = PackJob(source=source, folder=folder, to=to, samples_per_shard=1)
     if before is not None:
         try:
             job = replace(job, samples_per_shard=max(1, int(before["samples_per_shard"])), form=str(before["form"]))
         except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"{journal.path} tells of no plan; choose another folder, or --force") from None
+            raise ConfigError(f"{journal.path} contains no plan; choose another folder, or use --force") from None
         if source.tables is not None or to == "tar":
             return job
     if source.tables is not None:
@@ -174,9 +176,9 @@ def _plan(
         return replace(job, layout=probe.layout)
     if probe.is_random:
         warnings.warn(
-            f"{type(source.samples).__name__} draws random numbers, and its samples are now frozen: every epoch gets "
-            "the same ones. Pack what comes before the random part, and draw after it (transform= of the dataset that "
-            "reads the shards)",
+            f"{type(source.samples).__name__} draws random numbers, and pack stores what it drew: every epoch gets the "
+            "same samples. Pack the samples before the random part, and apply that part when you read the shards "
+            "(transform=)",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -192,7 +194,7 @@ def _samples_in(limit_bytes: int, sample_bytes: float) -> int:
 def _write(
     job: PackJob, records: dict[int, ShardRecord], journal: Journal, workers: int, progress: Progress | None
 ) -> int:
-    """Write what is missing; returns how many shards were there already."""
+    """Write the missing shards; returns the number of shards that were kept."""
     total = job.source.count
     done = dict.fromkeys(range(job.shards), 0)
 

@@ -1,4 +1,4 @@
-"""One shard of `penstock pack`: written under another name, given its own when it is whole, read again.
+"""One shard of `penstock pack`: written under a temporary name, renamed once it is complete, and read again.
 
 In:  samples, one after another.
 Out: a tar or Arrow file, and its record: samples, bytes, checksum.
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PARTIAL = ".partial"
-"""What the name of a shard that is being written ends with."""
+"""The end of the name of a shard that is being written."""
 _BATCH_BYTES = 8 << 20
-"""A record batch: large enough to be written in one go, small enough to be shuffled with others."""
+"""Size of a record batch: large enough for fast writes, small enough to shuffle several together."""
 _BATCH_ROWS = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _TAR_BLOCK_BYTES = 512
 _TAR_RECORD_BYTES = 10240
 
 Samples = Callable[[], Iterator[Any]]
-"""The samples of a shard, from its first; called again where a shard is begun anew."""
+"""Returns the samples of a shard, from the first one on. Called again if the shard must be written again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class ShardRecord:
     samples: int
     bytes: int
     checksum: str
-    """BLAKE2b of all its bytes, 16 of them, in hexadecimal digits."""
+    """BLAKE2b of all bytes, 16 bytes long, in hexadecimal digits."""
 
 
 class ShardFile(io.RawIOBase):
-    """A file to write one shard to; its checksum is taken on the way."""
+    """A file for one shard, which computes the checksum of what is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class ShardFile(io.RawIOBase):
         self._taken, self._size_bytes = hashlib.blake2b(digest_size=16), 0
 
     def finish(self, samples: int) -> ShardRecord:
-        """On disk, under its own name, before anybody is told."""
+        """Make sure the shard is on disk under its own name; only then return its record."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -108,7 +108,7 @@ def shard_file(path: Path) -> Iterator[ShardFile]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Without this a rename may be forgotten by a machine that loses power."""
+    """Make renames in the folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -121,74 +121,67 @@ def sync_folder(folder: Path) -> None:
 
 def write_tar(path: Path, samples: Iterable[tuple[str, Any]], shard_form: str) -> ShardRecord:
     """Samples by key, each value a member."""
-    with shard_file(path) as file:
-        file.write(tarfile.TarInfo.create_pax_global_header({FORM_HEADER: shard_form}))
-        count = 0
+
+    def members() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
         for key, sample in samples:
-            form, members = to_members(sample)
-            if form != shard_form:
-                members.append((OWN_FORM, form.encode()))
-            for member, data in members:
-                _write_member(file, f"{key}.{member}", data)
-            count += 1
-        _end_tar(file)
-        return file.finish(count)
+            form, found = to_members(sample)
+            yield key, found if form == shard_form else [*found, (OWN_FORM, form.encode())]
+
+    return _write_members(path, tarfile.TarInfo.create_pax_global_header({FORM_HEADER: shard_form}), members())
 
 
 def write_raw_tar(path: Path, samples: Iterable[dict[str, Any]]) -> ShardRecord:
-    """Samples that are files already: their bytes, under their names."""
-    with shard_file(path) as file:
-        count = 0
-        for sample in samples:
-            for extension, data in sample.items():
-                if extension != KEY:
-                    _write_member(file, f"{sample[KEY]}.{extension}", data)
-            count += 1
-        _end_tar(file)
-        return file.finish(count)
+    """Samples that consist of the bytes of files, under the names of the files."""
+    members = (
+        (sample[KEY], [(extension, data) for extension, data in sample.items() if extension != KEY])
+        for sample in samples
+    )
+    return _write_members(path, b"", members)
 
 
 def tar_bytes(sample: Any) -> int:
-    """What a sample takes in a tar shard."""
+    """The size of a sample in a tar shard."""
     return sum(2 * _TAR_BLOCK_BYTES + len(data) for _, data in to_members(sample)[1])
 
 
-def _write_member(file: ShardFile, name: str, data: bytes) -> None:
-    about = tarfile.TarInfo(name)
-    about.size = len(data)
-    file.write(about.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
-    file.write(data)
-    file.write(bytes(-len(data) % _TAR_BLOCK_BYTES))
-
-
-def _end_tar(file: ShardFile) -> None:
-    file.write(bytes(2 * _TAR_BLOCK_BYTES))
-    file.write(bytes(-file.tell() % _TAR_RECORD_BYTES))
+def _write_members(path: Path, header: bytes, samples: Iterable[tuple[str, list[tuple[str, bytes]]]]) -> ShardRecord:
+    with shard_file(path) as file:
+        file.write(header)
+        count = 0
+        for key, members in samples:
+            for name, data in members:
+                about = tarfile.TarInfo(f"{key}.{name}")
+                about.size = len(data)
+                file.write(about.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+                file.write(data)
+                file.write(bytes(-len(data) % _TAR_BLOCK_BYTES))
+            count += 1
+        file.write(bytes(2 * _TAR_BLOCK_BYTES))
+        file.write(bytes(-file.tell() % _TAR_RECORD_BYTES))
+        return file.finish(count)
 
 
 # -- Arrow ----------------------------------------------------------------------------------------
 
 
 def write_arrow(path: Path, samples: Samples, layout: Layout) -> ShardRecord:
-    """Samples in columns. ``layout`` is what is known of them; where one does not fit, all are looked at first."""
+    """Samples in columns. If one of them does not fit ``layout``, all are read once more to find one that they fit."""
+    wider = layout.copy()
     with shard_file(path) as file:
-        try:
-            return file.finish(_write_samples(file, samples(), layout))
-        except Misfit:
-            file.begin_again()
-        wider = layout.copy()
-        for sample in samples():
-            wider.learn(sample)
-        try:
-            return file.finish(_write_samples(file, samples(), wider))
-        except Misfit:
-            # Samples that are others every time they are read.
-            file.begin_again()
-        return file.finish(_write_samples(file, samples(), Layout.of_anything()))
+        for tried in (layout, wider, Layout.of_anything()):
+            if tried is wider:
+                for sample in samples():
+                    wider.learn(sample)
+            try:
+                return file.finish(_write_samples(file, samples(), tried))
+            except Misfit:
+                # Samples that differ each time they are read may not even fit the wider layout.
+                file.begin_again()
+    raise AssertionError("every sample fits the last layout")
 
 
 def arrow_bytes(sample: Any) -> int:
-    """What a sample takes in an Arrow shard."""
+    """The size of a sample in an Arrow shard."""
     layout = Layout()
     layout.learn(sample)
     builder = BatchBuilder(layout)
@@ -225,11 +218,11 @@ def _write_samples(file: ShardFile, samples: Iterable[Any], layout: Layout) -> i
 
 
 def find_fault(path: Path, record: ShardRecord) -> str | None:
-    """What is wrong with a shard, from its bytes on disk; None if it is what was written."""
+    """What is wrong with a shard on disk; None if it is what was written."""
     try:
         with path.open("rb") as file:
             if hasattr(os, "posix_fadvise"):
-                # What is in memory says nothing about the disk.
+                # Drop the page cache: a check must read what is on the disk.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != record.bytes:

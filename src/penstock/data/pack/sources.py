@@ -1,7 +1,7 @@
-"""What `penstock pack` reads: a dataset, a folder of files, Parquet files, tar shards or Arrow files.
+"""The source of `penstock pack`: a dataset, a folder of files, Parquet files, tar shards or Arrow files.
 
 In:  a dataset, or a path.
-Out: a ``PackSource``: samples by number, whether they are values, files or rows of tables, and what tells them apart.
+Out: a ``PackSource``: samples by number, their kind (values, files or rows of tables), and a fingerprint.
 Runs in: command line, pack's workers.
 """
 
@@ -32,33 +32,33 @@ from penstock.errors import ConfigError, DataError, PenstockError
 
 _MAY_BE = (
     "SRC may be a dataset (module:attribute or file.py:attribute), a folder of files, or Parquet files, tar shards or "
-    "Arrow files: one, a glob, a name with braces such as shards-{000..009}.tar, or a folder of them"
+    "Arrow files: one file, a glob, a name with braces such as shards-{000..009}.tar, or a folder of them"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackSource:
-    """Samples to be packed. It goes to workers as it is."""
+    """The samples to pack. It is pickled to the workers."""
 
     description: str
     """For people, and for the manifest."""
     fingerprint: str
-    """Another text when the samples are others."""
+    """Changes when the samples change."""
     samples: Any
-    """By number, with a length."""
+    """A sequence of samples."""
     count: int
     is_raw: bool = False
-    """Samples are the bytes of files by extension, and a key."""
+    """Whether samples are dicts of file bytes by extension, with a key."""
     tables: ParquetTables | None = None
-    """The same as columns, where they are packed as such."""
+    """The same rows as columns, if they are packed as columns."""
     skipped: list[str] = field(default_factory=list)
-    """Files that are no part of a sample, and folders that were not looked into; these end with a slash."""
+    """Files that belong to no sample, and folders that were left out; the names of folders end with a slash."""
     locations: list[str] = field(default_factory=list)
-    """Shards and tables it reads, as far as is known."""
+    """Shards and tables that it reads, as far as penstock can find out."""
 
 
 def source_of(source: Any, *, to: str) -> PackSource:
-    """What ``source`` is: a dataset, or a path to files whose names say what they are."""
+    """``source`` as a PackSource: it is a dataset, or a path to files whose names show their kind."""
     if not isinstance(source, (str, os.PathLike)):
         return _dataset_source(source)
     path = os.fspath(source)
@@ -71,7 +71,7 @@ def source_of(source: Any, *, to: str) -> PackSource:
 
 
 def _path_source(path: str, to: str) -> PackSource:
-    # A file that is called so is meant itself.
+    # A file may have this very name, braces included.
     names = [path] if "{" not in path or Path(path).exists() else expand_braces(path)
     kinds = [_kind_of(name) for name in names]
     kind, skipped = kinds[0][0], [left for _, left_out in kinds for left in left_out]
@@ -98,7 +98,7 @@ def _path_source(path: str, to: str) -> PackSource:
         samples = ParquetRows(tables)
     elif kind == "arrow":
         with warnings.catch_warnings():
-            # Files that cannot be mapped are told of there, with the advice to pack them.
+            # That warning advises users to pack files that cannot be mapped, which is what they do here.
             warnings.simplefilter("ignore", RuntimeWarning)
             samples = ArrowDataset(given)
     else:
@@ -127,8 +127,8 @@ def _dataset_source(dataset: Any) -> PackSource:
     # torch's class has a __getitem__ that only raises, so an IterableDataset may seem to have both.
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
-            f"{name} is an IterableDataset: it gives samples one after another, in an order of its own, and shards are "
-            "ranges of numbered samples. Pack a dataset that has __getitem__ and __len__, such as what this one reads"
+            f"{name} is an IterableDataset, whose samples have no numbers, but shards are ranges of numbered samples. "
+            "Pack a dataset that has __getitem__ and __len__, such as the one that this dataset reads"
         )
     if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
         raise ConfigError(
@@ -144,7 +144,7 @@ def _dataset_source(dataset: Any) -> PackSource:
 
 
 def _locations_of(dataset: Any) -> list[str]:
-    """Files that penstock's datasets read, also below a Subset or a ConcatDataset."""
+    """Files that penstock's datasets read, also inside a Subset or a ConcatDataset."""
     if isinstance(dataset, TarDataset):
         return dataset.shards
     if isinstance(dataset, ArrowDataset):
@@ -157,7 +157,7 @@ def _locations_of(dataset: Any) -> list[str]:
 
 
 def _kind_of(path: str) -> tuple[str, list[str]]:
-    """The kind of source a path is, and what lies in it and is left out."""
+    """The kind of source at a path, and the names in it that are left out."""
     if not is_remote(path) and Path(path).is_dir():
         names, passed = walk(Path(path))
         kind, left_out = kind_in(path, names)
@@ -172,8 +172,10 @@ def _kind_of(path: str) -> tuple[str, list[str]]:
         kind, left_out = kind_in(path, names)
         if kind != "files":
             return kind, left_out
-        raise ConfigError(f"{path} has no Parquet file and no tar shard in it; files are packed from this machine only")
-    what = f"{path} is nothing that can be packed" if Path(path).exists() else f"there is no {path}"
+        raise ConfigError(
+            f"{path} contains no Parquet, tar or Arrow files; a folder of other files must be on this machine"
+        )
+    what = f"{path} cannot be packed" if Path(path).exists() else f"there is no {path}"
     raise ConfigError(f"{what}. {_MAY_BE}")
 
 
@@ -187,7 +189,7 @@ def _fingerprint_of_files(locations: list[str]) -> str:
 
 
 def _without_options(error: DataError) -> DataError:
-    """What is wrong with a shard, with what somebody who packs can do: there is no on_error here."""
+    """The error with advice that fits ``penstock pack``, which has no ``on_error``."""
     text = str(error)
     what, is_compressed, _ = text.partition(": decompress it")
     if is_compressed:
@@ -197,7 +199,7 @@ def _without_options(error: DataError) -> DataError:
 
 
 class NamedMembers:
-    """Samples of tar shards as bytes, under extensions as they are written; ``TarDataset`` has them in lower case."""
+    """Samples of tar shards as bytes, under their original extensions; ``TarDataset`` has them in lower case."""
 
     def __init__(self, dataset: TarDataset) -> None:
         self._dataset = dataset
@@ -216,8 +218,8 @@ class NamedMembers:
         return {KEY: found.key, **dict(zip(names, data, strict=True))}
 
     def first_alike(self, samples_per_shard: int) -> tuple[str, str, str] | None:
-        """A key, and the two shards where one ends and the other begins with it, if both samples went into one shard:
-        read from there, they would be one."""
+        """A key that ends one shard and begins the next, and these shards, if both samples would go into one new shard:
+        there they would be read as one sample."""
         catalog = self._dataset._catalog
         for place in sorted(set(catalog.blocks[1:-1].tolist()) - {0, len(self)}):
             before, after = catalog.find(place - 1), catalog.find(place)
@@ -226,7 +228,7 @@ class NamedMembers:
         return None
 
     def _capitals_of(self, shard: int) -> dict[int, str]:
-        """By place of a member's data, its extension where that has capitals."""
+        """Extensions with capital letters, by the offset of the data of the member."""
         source = self._dataset._open.get(shard)
         names = (
             (one.offset, one.name.decode(*NAMES).rpartition("/")[2].partition(".")[2])

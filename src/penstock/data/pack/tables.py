@@ -1,11 +1,11 @@
-"""Rows of Parquet files for `penstock pack`, in the order they lie in.
+"""Rows of Parquet files for `penstock pack`, in file order.
 
 In:  locations of files.
 Out: rows as Arrow columns, or as dicts, by number.
-Runs in: pack's workers; made in the command line.
+Runs in: pack's workers; created in the command line.
 
-A row group is decoded from its beginning, as far as it is asked for. Who asks for rows in order decodes it once,
-however many shards it is cut into: the place where the last one ended is kept.
+A row group is decoded from its beginning up to the wanted rows, and the decoder keeps its position. A worker that reads
+rows in order therefore decodes a group once, even if the group is cut into many shards.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PIECE_ROWS, _PIECE_BYTES = 8192, 8 << 20
-"""Read at a time, whichever is less."""
+"""Read at a time, whichever is smaller."""
 
 
 class ParquetTables:
-    """Rows of Parquet files as Arrow columns, by number of their first and end."""
+    """Rows of Parquet files as Arrow columns, by range."""
 
     def __init__(self, locations: list[str]) -> None:
         self.files = ParquetFiles(locations, None)
         pa = arrow()
-        # A file of Arrow's may have one dictionary per column; row groups have one each.
+        # An Arrow file may have one dictionary for each column; in Parquet, each row group has its own.
         fields = [
             each.with_type(each.type.value_type) if pa.types.is_dictionary(each.type) else each
             for each in self.files.schema
@@ -47,7 +47,7 @@ class ParquetTables:
         return int(self.files.starts[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Whoever gets a copy reads from a place of its own.
+        # A copy starts without the position of the original.
         return self.__dict__ | {"_group": -1, "_pieces": iter(()), "_piece": None, "_first": 0}
 
     def row_bytes(self) -> float:
@@ -62,7 +62,7 @@ class ParquetTables:
             first += rows
 
     def find(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """Some rows that lie together, and where among them this one is."""
+        """A piece that contains the row, and the place of the row in it."""
         group = int(np.searchsorted(self.files.starts, row, "right")) - 1
         if group != self._group or row < self._first:
             self._begin(group)
@@ -80,7 +80,7 @@ class ParquetTables:
         self._group, self._piece, self._first = group, None, int(self.files.starts[group])
 
     def _check(self) -> None:
-        """A group has the rows its footer says, no fewer and no more."""
+        """Raise DataError if the group has fewer or more rows than its footer says."""
         end, group = int(self.files.starts[self._group + 1]), self._group
         read = self._first + (0 if self._piece is None else self._piece.num_rows)
         is_wrong = read < end if self._piece is None else read > end
@@ -88,11 +88,13 @@ class ParquetTables:
             is_wrong = next(self._pieces, None) is not None
         if is_wrong:
             self._group, self._piece = -1, None
-            raise DataError(f"{self.files.name(group)} has other rows than its footer says; the file is damaged")
+            raise DataError(
+                f"{self.files.name(group)} has more or fewer rows than its footer says; the file is damaged"
+            )
 
 
 class ParquetRows:
-    """A dict per row, as ``ParquetDataset`` gives it; quick for rows in order, whatever the size of their group."""
+    """A dict per row, as in ``ParquetDataset``. Fast for rows in order, even in large row groups."""
 
     def __init__(self, tables: ParquetTables) -> None:
         self._tables = tables

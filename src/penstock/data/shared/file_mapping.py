@@ -1,11 +1,11 @@
-"""A part of a file as memory: the caller's own to write to, or everybody's to read.
+"""A part of a file mapped into memory: private and writable, or shared and read-only.
 
 In:  an open file and a place in it.
-Out: bytes that are read from the page cache as they are touched; what is written to them is seen by nobody else.
+Out: bytes that are read from the page cache when they are accessed. Writes to a private mapping stay in it.
 Runs in: trainer and worker.
 
-A value of a dataset gets a mapping of its own, which goes with the value: a transform that works in place must not find
-its own result when it reads the same row in the next epoch. No mapping keeps a descriptor, as Python's mmap would.
+Each large value of a dataset gets a mapping of its own, which ends with the value: a transform that works in place must
+not read its own result in the next epoch. Unlike Python's mmap, these mappings keep no descriptor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.arena.last_view import when_gone
 
 _MAP_NORESERVE = 0x4000
 _PIECE_BYTES = 16 << 10
-"""Small: who has no mapping left gets no large block either."""
+"""Small, because a process without mappings to spare cannot allocate a large block either."""
 _NEARLY = 64
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -34,7 +34,7 @@ if _libc is not None:
 
 
 def map_private(fd: int, offset: int, length: int) -> np.ndarray | None:
-    """Bytes of a file, to be written to at will. None where the system has no mapping left."""
+    """Writable bytes of a file; the file does not change. None if the process cannot have another mapping."""
     first = offset // mmap.PAGESIZE * mmap.PAGESIZE
     flags = 0 if _libc is None else mmap.MAP_PRIVATE | _MAP_NORESERVE
     view = _mapped(fd, first, offset + length - first, flags, writable=True)
@@ -42,7 +42,7 @@ def map_private(fd: int, offset: int, length: int) -> np.ndarray | None:
 
 
 def map_shared(fd: int, length: int) -> memoryview | None:
-    """The first bytes of a file, as all who map it see them, to be read. None where that cannot be."""
+    """The first ``length`` bytes of a file, read-only. None if they cannot be mapped."""
     flags = 0 if _libc is None else mmap.MAP_SHARED
     view = _mapped(fd, 0, length, flags, writable=False)
     return None if view is None else view.toreadonly()
@@ -60,7 +60,7 @@ def _mapped(fd: int, first: int, size: int, flags: int, *, writable: bool) -> me
 
 
 def shortage() -> str | None:
-    """What there is to say where this process has as many mappings as it may have; None where it has not."""
+    """A message if this process has as many mappings as the kernel allows; else None."""
     try:
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         with Path("/proc/self/maps").open("rb", buffering=0) as maps:
@@ -69,10 +69,10 @@ def shortage() -> str | None:
         return None
     if count < limit - _NEARLY:
         return None
-    return f"this process has {count:,} mappings of memory, and vm.max_map_count allows {limit:,}"
+    return f"this process has {count:,} memory mappings, and vm.max_map_count allows {limit:,}"
 
 
 def identity_of(fd: int) -> tuple[int, int, int, int]:
-    """Another one when the file is another one, or was written to."""
+    """Changes when the file is replaced or written to."""
     about = os.fstat(fd)
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns

@@ -1,7 +1,7 @@
 """Bytes kept once for a process and all its workers.
 
 In:  pieces of bytes, written one after another, once.
-Out: read-only views that no worker has a copy of, however it was started.
+Out: read-only views that every worker shares, whether it was forked or spawned.
 Runs in: trainer and worker.
 """
 
@@ -20,33 +20,56 @@ import numpy as np
 
 from penstock.data.shared.file_mapping import map_shared
 
-_MAPPED_AT_A_TOUCH_BYTES = 64 << 10
-"""How much of a file that is in memory already Linux maps around a page that is touched."""
+_FAULT_AROUND_BYTES = 64 << 10
+"""On the first access to a page of a file that is in memory, Linux maps this much around it."""
 
 Piece = bytes | bytearray | memoryview | np.ndarray
 
 
-class SharedBytes:
-    """A nameless file in memory, mapped. Pickled into a worker that is being started, it is the same memory there;
-    pickled anywhere else, a copy."""
+class NamelessFile:
+    """A file without a name, in memory. Pickled into a worker that is being started, it is the same file there; pickled
+    for any other purpose, a copy."""
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        """Takes over ``fd``, whose first ``size_bytes`` are final."""
-        self._size_bytes = size_bytes
-        # A mapping cannot be empty. Python's own would keep a descriptor beside this one.
+    def __init__(self, fd: int | None = None) -> None:
+        """Takes over ``fd``, which is closed with this object."""
+        self._fd = _create() if fd is None else fd
+
+    def __del__(self, close: Any = os.close) -> None:
+        # ``close`` is an argument because modules may be gone when the interpreter exits.
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            close(fd)
+
+    def __reduce__(self) -> Any:
+        if get_spawning_popen() is None or sys.platform == "win32":
+            return _copied, (type(self), self._content())
+        return _received, (type(self), reduction.DupFd(self._fd))
+
+    def _content(self) -> bytes:
+        return os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+
+
+class SharedBytes(NamelessFile):
+    """The bytes of a nameless file, mapped."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes over ``fd``, which holds all the bytes."""
+        self._size_bytes = size_bytes = os.fstat(fd).st_size
+        # A mapping cannot be empty. mmap.mmap would keep a second descriptor.
         shared = map_shared(fd, size_bytes) if size_bytes else b""
         self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) if shared is None else shared
-        # Last: until here the descriptor is closed by who opened it.
-        self._fd = fd
+        # Last, because until here the caller closes the descriptor after an error.
+        super().__init__(fd)
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> SharedBytes:
-        fd = nameless_file()
+        fd = _create()
         try:
-            size_bytes = sum(_append(fd, piece) for piece in pieces)
-            made = cls(fd, size_bytes)
-            # Pages that only one worker has touched so far would count as its own wherever its memory is watched.
-            made.array()[::_MAPPED_AT_A_TOUCH_BYTES].sum()
+            for piece in pieces:
+                _append(fd, piece)
+            made = cls(fd)
+            # A meter counts a page that only one worker has touched as private memory of that worker.
+            made.array()[::_FAULT_AROUND_BYTES].sum()
             return made
         except BaseException:
             os.close(fd)
@@ -63,39 +86,34 @@ class SharedBytes:
             return np.empty(0, dtype)
         return np.frombuffer(self._map, dtype, count, offset)
 
+    def _content(self) -> bytes:
+        return bytes(self.view())
+
     def made_of(self) -> tuple[Any, ...]:
-        """What there is to them: told to caches that outlive a run."""
+        """The bytes. Caches that outlive a run compare them."""
         return (self.array(),)
 
-    def __del__(self, close: Any = os.close) -> None:
-        # The mapping goes with its last view. At the interpreter's end, modules may be gone already.
-        fd, self._fd = getattr(self, "_fd", -1), -1
-        if fd >= 0:
-            close(fd)
 
-    def __reduce__(self) -> Any:
-        if get_spawning_popen() is None or sys.platform == "win32":
-            return SharedBytes.of, ([bytes(self.view())],)
-        return _received, (reduction.DupFd(self._fd), self._size_bytes)
+def _received(kind: Any, sent: Any) -> Any:
+    return kind(sent.detach())
 
 
-def _received(sent: Any, size_bytes: int) -> SharedBytes:
-    return SharedBytes(sent.detach(), size_bytes)
+def _copied(kind: Any, content: bytes) -> Any:
+    fd = _create()
+    _append(fd, content)
+    return kind(fd)
 
 
-def nameless_file() -> int:
+def _create() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock-shared", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-def _append(fd: int, piece: Piece) -> int:
+def _append(fd: int, piece: Piece) -> None:
     rest = np.ascontiguousarray(piece).data if isinstance(piece, np.ndarray) else memoryview(piece)
-    if not rest.nbytes:
-        return 0
-    rest = rest.cast("B")
-    size_bytes = rest.nbytes
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-    return size_bytes
+    if rest.nbytes:
+        rest = rest.cast("B")
+        while rest:
+            rest = rest[os.write(fd, rest) :]

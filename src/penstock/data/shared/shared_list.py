@@ -1,14 +1,14 @@
 """A list that workers read without copying its pages.
 
 In:  any iterable of texts, bytes, numbers, booleans, None, and tuples, lists and dicts of them.
-Out: a read-only sequence over bytes kept once, for this process and all its workers.
+Out: a read-only sequence over bytes that this process and all its workers share.
 Runs in: trainer and worker.
 
-Reading an item of a Python list writes its reference count, and with it copies its page into every forked worker. Here
-an item becomes an object only when it is read.
+Reading an item of a Python list writes to its reference count, which copies its page into each forked worker. Here, an
+item becomes an object only when it is read.
 
-Layout: contents of the items one after another, padding, where each begins and the last ends, then what kind each is.
-Numbers and booleans alone have no places, items of one kind no kinds.
+Layout of the bytes: the contents of all items, padding, the place where each item begins and the last one ends, and the
+kind of each item. Lists of only numbers or only booleans have no places, and lists of one kind no kinds.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ T_co = TypeVar("T_co", covariant=True)
 _TEXT, _BYTES, _INT, _FLOAT, _BOOL, _NONE, _OTHER, _SEVERAL = range(8)
 _KINDS = {str: _TEXT, bytes: _BYTES, int: _INT, float: _FLOAT, bool: _BOOL, NoneType: _NONE}
 _FIXED = {_INT: ("q", 8), _FLOAT: ("d", 8), _BOOL: ("?", 1), _NONE: ("", 0)}
-"""Kind -> format and bytes of an item, where all items have as many."""
+"""Kind -> format and size of an item, for kinds whose items all have the same size."""
 _ENCODING = ("utf-8", "surrogatepass")
 _INT64, _FLOAT64 = struct.Struct("q"), struct.Struct("d")
 _PROTOCOL = 3
-"""The oldest that has bytes: later ones begin every item with a frame."""
+"""The oldest protocol that supports bytes; later ones add a frame to each item."""
 
 _MOST_ITEMS, _CHUNK_BYTES = 16 * KIB, 2 * MIB
-"""Packed at a time, whichever is less; a few times this is what packing needs beside the result."""
+"""Packed at a time, whichever is smaller. Packing needs a few times this much memory in addition to the result."""
 _NARROW_BYTES = 1 << 32
-"""Contents up to here have places of four bytes."""
+"""Below this size of all contents, a place takes four bytes; from here on, eight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """Where in the bytes things are."""
+    """Where the parts of the list are in its bytes."""
 
     count: int
     kind: int
-    """Of all items, or ``_SEVERAL``."""
+    """The kind of all items, or ``_SEVERAL``."""
     places_at: int
-    """Where the contents, and their padding, end."""
+    """Where the contents and their padding end, and the places begin."""
     wide: bool
     """Whether a place takes eight bytes instead of four."""
 
 
 class SharedList(Sequence[T_co]):
-    """A read-only list kept once in shared memory, whoever reads it: ``SharedList(paths)``.
+    """A read-only list in memory that all workers share: ``SharedList(paths)``.
 
-    A slice is a view of the same memory. Every read makes a new object, equal in value and type to what was given.
+    A slice is a view of the same memory. Each read creates a new object, equal in value and type to the original item.
     """
 
     __slots__ = ("__weakref__", "_bytes", "_layout", "_read", "_rows")
 
     def __init__(self, items: Iterable[T_co]) -> None:
-        """Raises ConfigError for an item that cannot be kept so, and says which it is."""
+        """Raises ConfigError for an item that it cannot hold, with its place."""
         packing = _Packing()
         self._bytes = SharedBytes.of(packing.pieces(items))
         self._layout = packing.layout()
@@ -98,7 +98,7 @@ class SharedList(Sequence[T_co]):
         except IndexError:
             raise IndexError(f"index {index} is not in a SharedList of {len(self._rows)} items") from None
         except TypeError:
-            raise TypeError(f"indices of a SharedList are whole numbers or slices, not {index!r}") from None
+            raise TypeError(f"indices of a SharedList must be integers or slices, not {index!r}") from None
         return self._read(row)
 
     def __iter__(self) -> Iterator[T_co]:
@@ -119,7 +119,7 @@ class SharedList(Sequence[T_co]):
         return f"SharedList([{shown}], {len(self):,} items in {format_bytes(len(self._bytes))})"
 
     def made_of(self) -> tuple[Any, ...]:
-        """What there is to it: told to caches that outlive a run."""
+        """The content. Caches that outlive a run compare it."""
         return self._bytes, astuple(self._layout), self._rows
 
     def __copy__(self) -> SharedList[T_co]:
@@ -132,14 +132,14 @@ class SharedList(Sequence[T_co]):
         return SharedList._over, (self._bytes, self._layout, self._rows)
 
     def __setitem__(self, index: object, value: object) -> NoReturn:
-        raise TypeError("a SharedList cannot be changed: change a list and make a new SharedList of it")
+        raise TypeError("a SharedList cannot be changed: change a list and create a new SharedList from it")
 
     def __delitem__(self, index: object) -> NoReturn:
         self.__setitem__(index, None)
 
 
 def _reader(whole: memoryview, layout: _Layout) -> Callable[[int], Any]:
-    """Row -> its item."""
+    """A function from the number of a row to its item."""
     kind, count = layout.kind, layout.count
     if kind == _NONE:
         return lambda row: None
@@ -176,12 +176,12 @@ def _reader(whole: memoryview, layout: _Layout) -> Callable[[int], Any]:
 
 
 class _Packing:
-    """Packs items as they come, a chunk at a time; how the chunks differ is only known, and said, at the end."""
+    """Packs items chunk by chunk. The layout is complete only after the last chunk, because it depends on all."""
 
     def __init__(self) -> None:
         self._count = self._content_bytes = 0
         self._chunks: list[tuple[int, int | bytes, int | np.ndarray]] = []
-        """Number of items, the kind of all or of each, the length of all or of each."""
+        """For each chunk: the number of items; their kind, one for all or each; their length, one for all or each."""
 
     def pieces(self, items: Iterable[Any]) -> Iterator[bytes | np.ndarray]:
         """The bytes of the list, in order."""
@@ -213,10 +213,10 @@ class _Packing:
     def _cut(self, items: Iterable[Any]) -> Iterator[list[Any]]:
         if isinstance(items, np.ndarray):
             if items.dtype.kind in "mM":
-                # Their tolist() gives bare numbers, or dates, by the unit.
+                # Depending on the unit, tolist() returns plain numbers or dates.
                 raise ConfigError(
-                    f"an array of {items.dtype} cannot be kept: a SharedList keeps no dates; give "
-                    f'items.view("int64") and make each number {items.dtype} again when it is read'
+                    f"a SharedList cannot hold an array of {items.dtype}; give "
+                    f'items.view("int64") and convert each number back to {items.dtype} when you read it'
                 )
             slices = range(0, len(items), _MOST_ITEMS)
             coming = itertools.chain.from_iterable(items[at : at + _MOST_ITEMS].tolist() for at in slices)
@@ -226,7 +226,7 @@ class _Packing:
         while chunk := list(itertools.islice(coming, size)):
             before = self._content_bytes
             yield chunk
-            # Large items come in small chunks; growing slowly, since a few small ones may stand before large ones.
+            # Large items need small chunks. Chunks at most double, because small items may be followed by large ones.
             fitting = _CHUNK_BYTES * len(chunk) // max(1, self._content_bytes - before)
             size = max(1, min(fitting, 2 * size, _MOST_ITEMS))
 
@@ -264,7 +264,7 @@ class _Packing:
         kinds, ends = bytearray(), [0]
         written = io.BytesIO()
         pickler = pickle.Pickler(written, _PROTOCOL)
-        # Without it every text is numbered, for references that no item has.
+        # Without "fast", the pickler numbers every text for later references, and there are none.
         pickler.fast = True
         for at, item in enumerate(chunk):
             kind = _KINDS.get(type(item), _OTHER)
@@ -297,7 +297,7 @@ def _lengths(chunk: list[Any]) -> np.ndarray:
 
 
 def _check(item: Any, index: int) -> None:
-    """Raise ConfigError unless the item is made of what a list may hold."""
+    """Raise ConfigError if the item contains a type that a SharedList cannot hold."""
     try:
         odd = _odd_type(item)
     except RecursionError:
@@ -309,7 +309,7 @@ def _check(item: Any, index: int) -> None:
     if odd in (np.datetime64, np.timedelta64):
         hint = 'convert it with int(x.astype("int64"))'
     raise ConfigError(
-        f"item {index} {'is' if type(item) is odd else 'holds'} a {name}; a SharedList keeps texts, bytes, numbers, "
+        f"item {index} {'is' if type(item) is odd else 'holds'} a {name}; a SharedList holds texts, bytes, numbers, "
         f"booleans, None, and tuples, lists and dicts of them: {hint}"
     )
 
@@ -317,15 +317,15 @@ def _check(item: Any, index: int) -> None:
 def _too_deep(item: Any, index: int) -> ConfigError:
     depth = _depth_of(item)
     if depth is None:
-        return ConfigError(f"item {index} holds itself; a SharedList cannot keep it")
+        return ConfigError(f"item {index} contains itself; a SharedList cannot hold it")
     return ConfigError(
-        f"item {index} is nested too deep: {depth} containers within each other, more than Python's limit of "
-        f"{sys.getrecursionlimit()} calls leaves room for here; keep its parts as items of their own"
+        f"item {index} is nested too deep: {depth} containers inside each other, more than Python's limit of "
+        f"{sys.getrecursionlimit()} nested calls allows here; store its parts as separate items"
     )
 
 
 def _depth_of(item: Any) -> int | None:
-    """How many containers are within each other; None if one holds itself."""
+    """How many containers are inside each other; None if one contains itself."""
     deepest, way, inside = 0, [item], {id(item)}
     coming = [_parts_of(item)]
     while coming:

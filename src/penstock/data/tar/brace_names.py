@@ -1,4 +1,4 @@
-"""WebDataset's way to name many shards at once: ``shards-{000..009}.tar``, ``{train,valid}.tar``.
+"""Names of many shards in one text, as WebDataset writes them: ``shards-{000..009}.tar``, ``{train,valid}.tar``.
 
 In:  a path or URL with braces.
 Out: every name it stands for, in order.
@@ -18,7 +18,7 @@ _MOST_NAMES = 1_000_000
 
 
 def expand_braces(text: str) -> list[str]:
-    """The name itself where it has no braces that mean anything."""
+    """All names; the text itself if it has no braces, or none with a range or a list in them."""
     parts = _BRACES.split(text)
     choices = [[part] if place % 2 == 0 else _choices(part, text) for place, part in enumerate(parts)]
     total = 1
@@ -35,7 +35,7 @@ def _choices(inside: str, text: str) -> list[str]:
         return inside.split(",") if "," in inside else [f"{{{inside}}}"]
     first, last, step = match.group(1), match.group(2), int(match.group(3) or 1)
     if step == 0 or max(len(first), len(last)) > 18:
-        raise ConfigError(f"{text}: {{{inside}}} is no range")
+        raise ConfigError(f"{text}: {{{inside}}} is not a valid range")
     start, end = int(first), int(last)
     if abs(end - start) // step >= _MOST_NAMES:
         raise ConfigError(f"{text} stands for more than {_MOST_NAMES} shards; is a range mistyped?")

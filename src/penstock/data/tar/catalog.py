@@ -1,7 +1,7 @@
-"""All shards' indexes as one, in memory that workers share.
+"""The indexes of all shards as one, in memory that workers share.
 
-In:  the shards' locations and their indexes.
-Out: which shard a sample is in, its key, and the place, size and suffix of its members.
+In:  the locations of the shards and their indexes.
+Out: for each sample its shard, its key, and the place, size and suffix of its members.
 Runs in: built in the trainer; read in trainer and worker.
 """
 
@@ -68,7 +68,7 @@ class TarCatalog:
         text = self._suffixes.get(number)
         if text is None:
             if len(self._suffixes) >= _MOST_SUFFIXES_KEPT:
-                # An archive with another suffix for every member would be copied into every worker, bit by bit.
+                # In an archive with a different suffix for every member, this dict would grow in every worker.
                 self._suffixes.clear()
             start, end = self._suffix_ends.item(number), self._suffix_ends.item(number + 1)
             text = self._suffixes[number] = str(self._suffix_names[start:end], *NAMES)

@@ -17,6 +17,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.data.pack.manifest import check_whole
+from penstock.data.shared.shared_bytes import NamelessFile
 from penstock.data.sources import locate
 from penstock.data.tar.brace_names import expand_braces
 from penstock.data.tar.catalog import TarCatalog, TarSample
@@ -26,15 +27,15 @@ from penstock.data.tar.index_builder import index_shards
 from penstock.data.tar.local_copies import ShardCopies
 from penstock.data.tar.members import BLOCK_BYTES, Fault
 from penstock.data.tar.open_shards import OpenShards
-from penstock.data.tar.skipped_samples import SkippedSamples
 from penstock.environment import user_cache_folder
 from penstock.errors import ConfigError, DataError
-from penstock.units import parse_bytes
+from penstock.units import MIB, parse_bytes
 
 _SMALL_BYTES = 32 << 10
-"""A sample that spans no more is read at once; of a larger one, each member by itself, which saves a copy of it."""
-_MOST_IN_VAIN = 100
-"""So many bad samples in a row, and it is not a few bad samples."""
+"""A sample of up to this size is read in one call. The members of a larger one are read one by one, which saves a
+copy."""
+_MOST_BAD_IN_A_ROW = 100
+"""After this many bad samples in a row, the error is raised in spite of ``on_error``."""
 
 Policy = str | Callable[[DataError], bool]
 
@@ -43,23 +44,23 @@ class TarDataset(Dataset):
     """Map-style samples of tar shards: ``{"__key__": "dir/name", "jpg": ..., "cls": ...}``.
 
     ``shards``: a path, a glob, a folder, an fsspec URL, a name with braces (``shards-{000..009}.tar``), or a list of
-    those. Members side by side whose names are equal up to the first dot of the last part are one sample, as in
-    ``webdataset``; what follows the dot, in lower case, is the key in the sample.
+    these. As in ``webdataset``, adjacent members whose file names are equal up to the first dot form one sample; what
+    follows the dot, in lower case, is the key in the sample.
 
-    The shards are walked once; the index is kept beside each of them (``<shard>.penstock-index``), in ``index_dir``,
-    or below ``$XDG_CACHE_HOME/penstock`` where the folder cannot be written, and made anew when a shard has changed.
-    ``progress``: a line on stderr meanwhile; by default where that is a terminal.
+    The first use walks each shard and writes its index beside it (``<shard>.penstock-index``), in ``index_dir``, or
+    below ``$XDG_CACHE_HOME/penstock`` if the folder cannot be written to. A shard that has changed is indexed again.
+    ``progress``: print progress to stderr; by default if that is a terminal.
 
     ``decode``: by the last extension, text (txt, text, transcript), JSON (json, jsn), int (cls, cls2, index, inx, id),
-    arrays (npy, npz), images (jpg, jpeg, png, webp, ppm, pgm, bmp: uint8 arrays of height, width, RGB; grey ones of 16
-    bits: uint16 arrays of height, width), audio (wav, flac, ogg, mp3: float32 array and rate), tensors (pt, pth,
-    ``weights_only``); the rest stays bytes, and so does all with ``decode=False``. ``decoders``: extension to a
-    function of bytes, beside or instead of these. Shards that ``penstock pack`` made of a dataset give that dataset's
-    own samples.
+    arrays (npy, npz), images (jpg, jpeg, png, webp, ppm, pgm, bmp: uint8 arrays of height, width, RGB; 16-bit grey
+    images: uint16 arrays of height, width), audio (wav, flac, ogg, mp3: float32 array and rate), tensors (pt, pth,
+    ``weights_only``). Other members stay bytes; with ``decode=False`` all do. ``decoders``: extension to a function of
+    bytes, in addition to these or in place of them. Shards that ``penstock pack`` made from a dataset yield the
+    samples of that dataset.
 
-    ``on_error``: "raise"; "skip" leaves damaged and unsafe parts of archives out, with the samples they belong to, and
-    gives the next good sample for one that cannot be decoded; a function of the ``DataError`` decides, true to skip.
-    Failing disks and networks are never skipped: the sequence of samples does not depend on them.
+    ``on_error``: "raise"; "skip" leaves out damaged and unsafe parts of archives with the samples they belong to, and
+    replaces a sample that cannot be decoded by the next good one; a function receives the ``DataError`` and returns
+    true to skip. Errors of disks and networks always raise, so the sequence of samples does not depend on them.
 
     Remote shards are read from local copies below ``$XDG_CACHE_HOME/penstock``, at most ``copies`` bytes of them.
     """
@@ -79,7 +80,7 @@ class TarDataset(Dataset):
         progress: bool | None = None,
     ) -> None:
         if on_error not in ("raise", "skip") and not callable(on_error):
-            raise ConfigError(f'on_error={on_error!r} is neither "raise" nor "skip" nor a function of the error')
+            raise ConfigError(f'on_error={on_error!r}; give "raise", "skip" or a function of the error')
         self._transform, self._decode, self._on_error = transform, decode, on_error
         self._decoders = checked_decoders(decoders)
         self._left_out: Counter[str] = Counter()
@@ -94,25 +95,25 @@ class TarDataset(Dataset):
                 self._judge(_fault_error(location, fault))
                 self._left_out[fault.reason] += 1
         self.form = _common_form(locations, indexes)
-        """How ``penstock pack`` noted that samples are put together; None for shards others wrote."""
+        """How to rebuild the samples that ``penstock pack`` took apart; None for shards of other programs."""
         self._catalog = TarCatalog(locations, indexes)
         self._open = OpenShards(locations, self._catalog.versions, local)
 
     @property
     def skipped(self) -> Counter[str]:
-        """What was left out, by reason: faults of archives, and as "decode" the samples that this process or a worker
-        found it cannot decode, each once however often it was asked for."""
+        """Number of things left out, by reason: faults of archives, and as "decode" the samples that this process or a
+        worker could not decode. Each sample counts once, however often it is read."""
         undecoded = 0 if self._undecoded is None else len(self._undecoded)
         return self._left_out + Counter({"decode": undecoded})
 
     @property
     def shards(self) -> list[str]:
-        """Where the shards are, in the order of their samples."""
+        """Locations of the shards, in the order of their samples."""
         return list(self._catalog.locations)
 
     @property
     def blocks(self) -> np.ndarray:
-        """The number of each shard's first sample, and the number of samples."""
+        """Number of the first sample of each shard; at the end, the number of all samples."""
         return self._catalog.blocks
 
     @property
@@ -129,20 +130,20 @@ class TarDataset(Dataset):
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         numbers = [self._number(index) for index in indices]
         samples: list[Any] = [None] * len(numbers)
-        # In the order of the shards' bytes, whatever order was asked for.
+        # Read in file order, return in the order of ``indices``.
         for place in sorted(range(len(numbers)), key=numbers.__getitem__):
             samples[place] = self._sample(numbers[place])
         return samples
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on: told to caches that outlive a run."""
+        """What samples depend on. Caches that outlive a run compare it."""
         return self._catalog, self._transform, self._decode, self._decoders, self._on_error
 
     def _number(self, index: SupportsIndex) -> int:
         try:
             number = index.__index__()
         except AttributeError:
-            raise TypeError(f"a sample's number is an integer, not {type(index).__name__}") from None
+            raise TypeError(f"a sample number is an integer, not {type(index).__name__}") from None
         count = len(self._catalog)
         if not -count <= number < count:
             raise IndexError(f"sample {number} of {count}")
@@ -160,7 +161,7 @@ class TarDataset(Dataset):
                 assert self._undecoded is not None
                 self._undecoded.mark((number + tries) % len(self))
                 tries += 1
-                if tries >= min(_MOST_IN_VAIN, len(self)):
+                if tries >= min(_MOST_BAD_IN_A_ROW, len(self)):
                     raise DataError(
                         f"{tries} samples from number {number} on cannot be decoded; the last: {error}"
                     ) from error
@@ -179,7 +180,7 @@ class TarDataset(Dataset):
         for piece, size, at in zip(pieces, found.sizes, found.offsets, strict=True):
             if len(piece) != size:
                 text = f"{self._catalog.locations[found.shard]}: {len(piece)} of {size} bytes at {at}"
-                raise DataError(f"{text}; the shard was cut short after it was indexed, make the dataset anew")
+                raise DataError(f"{text}; the shard was cut short after it was indexed, make the dataset again")
         return pieces
 
     def _decoded(self, found: TarSample, raw: list[bytes]) -> Any:
@@ -207,14 +208,32 @@ class TarDataset(Dataset):
         return sample
 
     def _judge(self, error: DataError) -> None:
-        """Raise it, unless it is to be skipped."""
+        """Raise the error unless ``on_error`` says to skip it."""
         policy = self._on_error
         if policy != "skip" and not (callable(policy) and policy(error)):
             raise error
 
 
+class SkippedSamples(NamelessFile):
+    """The numbers of samples that were skipped, marked by all processes that read the dataset.
+
+    Each sample has a byte; with a bit, two processes that mark neighbours could undo each other's mark. The file takes
+    memory only where samples are marked, and so it is read by position: a mapping would allocate each page it reads.
+    """
+
+    def mark(self, number: int) -> None:
+        os.pwrite(self._fd, b"\1", number)
+
+    def __len__(self) -> int:
+        total = at = 0
+        while piece := os.pread(self._fd, MIB, at):
+            total += piece.count(1)
+            at += len(piece)
+        return total
+
+
 def _named(shards: Any) -> Any:
-    """Names with braces written out; a file that is called so is meant itself."""
+    """Names with braces expanded, unless a file has that very name."""
     if isinstance(shards, (str, os.PathLike)):
         name = os.fspath(shards)
         return name if "{" not in name or Path(name).exists() else expand_braces(name)
@@ -229,13 +248,16 @@ def _fault_error(location: str, fault: Fault) -> DataError:
 
 
 def _common_form(locations: Sequence[str], indexes: Sequence[ShardIndex]) -> str | None:
-    # One that is damaged before its first sample may have lost its form as well.
-    told = [
+    # A shard that is damaged before its first sample may have lost its form as well.
+    forms = [
         (location, index.form)
         for location, index in zip(locations, indexes, strict=True)
         if len(index) or not any(fault.is_end for fault in index.faults)
     ]
-    for location, form in told:
-        if form != told[0][1]:
-            raise DataError(f"{told[0][0]} and {location} were packed from different kinds of samples; read them apart")
-    return told[0][1] if told else None
+    for location, form in forms:
+        if form != forms[0][1]:
+            raise DataError(
+                f"{forms[0][0]} and {location} were packed from different kinds of samples; "
+                "read them as separate datasets"
+            )
+    return forms[0][1] if forms else None

@@ -1,11 +1,11 @@
-"""A member's bytes as a value, by its name's last extension.
+"""Turns the bytes of a member into a value, by the last extension of its name.
 
-In:  bytes from an archive somebody else may have written.
-Out: texts, numbers, arrays, tensors; bytes for what is not known here.
+In:  bytes from an archive that may come from an untrusted source.
+Out: texts, numbers, arrays, tensors; for unknown extensions, the bytes.
 Runs in: worker (and trainer, without workers).
 
-Nothing is unpickled beyond what ``torch.load(weights_only=True)`` allows, and what would unfold to more than
-``MOST_DECODED_BYTES`` is refused by what its own header says, before memory is taken.
+Nothing is unpickled beyond what ``torch.load(weights_only=True)`` allows. Data whose header says that it decompresses
+to more than ``MOST_DECODED_BYTES`` is refused before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _IMAGES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "ppm": "
 
 
 def decoder_of(suffix: str, own: Mapping[str, Decoder]) -> Decoder | None:
-    """The decoder of a suffix such as ``"left.png"``: the user's for it or its last part, else ours; None: bytes."""
+    """The decoder of a suffix such as ``"left.png"``: the user's for it or its last part, else ours, else None."""
     last = suffix.rpartition(".")[2]
     return own.get(suffix) or own.get(last) or _DECODERS.get(last)
 
 
 def checked_decoders(own: Mapping[str, Decoder] | None) -> dict[str, Decoder]:
-    """Extensions as members have them: in lower case, without a dot before them."""
+    """The user's decoders by extension, in lower case and without a leading dot."""
     own = own or {}
     for name, decoder in own.items():
         if not isinstance(name, str) or not callable(decoder):
-            raise ConfigError(f"decoders={{{name!r}: {decoder!r}}}: an extension and a function of bytes are needed")
+            raise ConfigError(f"decoders={{{name!r}: {decoder!r}}}; give a mapping from extension to function of bytes")
     return {name.lower().lstrip("."): decoder for name, decoder in own.items()}
 
 
@@ -48,31 +48,33 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _array(data: bytes) -> np.ndarray:
+def decode_array(data: bytes) -> np.ndarray:
+    """The array of an npy file, writable."""
     start = len(data) if len(data) < 12 else _header_bytes(data)
     shape, is_fortran, dtype = _layout(data[:start])
     count = math.prod(shape)
     if dtype.hasobject:
-        raise DataError("an array of Python objects, which would have to be unpickled")
+        raise DataError("an array of Python objects; to read it, penstock would have to unpickle it")
     if count * dtype.itemsize != len(data) - start:
-        raise DataError(f"{shape} of {dtype} are {count * dtype.itemsize} bytes, {len(data) - start} follow")
+        raise DataError(f"{shape} of {dtype} take {count * dtype.itemsize} bytes, but {len(data) - start} follow")
     if not len(data) - start:
         if count:
             raise DataError(f"{shape} of {dtype}, which take no bytes")
         return np.empty(shape, dtype, "F" if is_fortran else "C")
-    # A copy, because what views bytes cannot be written to and torch would warn of it.
+    # A copy, because a view of bytes is read-only and torch would warn about that.
     flat = np.frombuffer(data, dtype, count, start).copy()
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
 def _header_bytes(data: bytes) -> int:
-    """Where the header ends: its length is two bytes in version 1, four later."""
+    """Where the header ends. Its length takes two bytes in version 1, four in later versions."""
     return 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
 
 
 @lru_cache(maxsize=256)
 def _layout(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and dtype. The text in it takes longer to read than most arrays, and most arrays share one."""
+    """Shape, order and dtype. Cached, because parsing a header takes longer than reading most arrays, and most arrays
+    have the same header."""
     stream = io.BytesIO(header)
     try:
         version = np.lib.format.read_magic(stream)
@@ -81,9 +83,9 @@ def _layout(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
         if version == (2, 0):
             return np.lib.format.read_array_header_2_0(stream)
     except Exception as problem:
-        # numpy reads it as Python source, and fails in as many ways as that can.
+        # numpy parses it as Python source, which can fail with many exceptions.
         raise DataError(f"an array whose header cannot be read: {problem}") from problem
-    raise DataError(f"an array in format {version[0]}.{version[1]}; 1.0 and 2.0 are read")
+    raise DataError(f"an array in format {version[0]}.{version[1]}; penstock reads 1.0 and 2.0")
 
 
 def _arrays(data: bytes) -> dict[str, Any]:
@@ -91,11 +93,11 @@ def _arrays(data: bytes) -> dict[str, Any]:
         _check_unfolded(archive)
         found = {}
         for entry in archive.infolist():
-            # Asked for so many bytes, it unfolds no more, whatever follows.
+            # With a size, read() decompresses no more than that, whatever follows.
             with archive.open(entry) as stream:
                 content = stream.read(entry.file_size)
             is_array = entry.filename.endswith(".npy")
-            found[entry.filename.removesuffix(".npy")] = _array(content) if is_array else content
+            found[entry.filename.removesuffix(".npy")] = decode_array(content) if is_array else content
         return found
 
 
@@ -104,10 +106,14 @@ def _check_unfolded(archive: zipfile.ZipFile) -> None:
         (e for e in archive.infolist() if e.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)), None
     )
     if odd is not None:
-        raise DataError(f"{odd.filename} is compressed in a way neither numpy nor torch writes")
-    total_bytes = sum(entry.file_size for entry in archive.infolist())
-    if total_bytes > MOST_DECODED_BYTES:
-        raise DataError(f"unfolds to {format_bytes(total_bytes)}, more than {format_bytes(MOST_DECODED_BYTES)}")
+        raise DataError(f"{odd.filename} is compressed with a method that neither numpy nor torch writes")
+    _check_size(sum(entry.file_size for entry in archive.infolist()))
+
+
+def _check_size(decoded_bytes: int) -> None:
+    if not 0 <= decoded_bytes <= MOST_DECODED_BYTES:
+        most = format_bytes(MOST_DECODED_BYTES)
+        raise DataError(f"it decompresses to {format_bytes(decoded_bytes)}, more than the limit of {most}")
 
 
 def _tensors(data: bytes) -> Any:
@@ -125,16 +131,16 @@ def _image(data: bytes) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError:
-        raise ConfigError('images are decoded by Pillow: pip install "penstock[images]"') from None
-    # Only these: others of Pillow's formats start programs, or are rarely looked after.
+        raise ConfigError('to decode images, install Pillow: pip install "penstock[images]"') from None
+    # Only these formats: others in Pillow start programs or are barely maintained.
     with Image.open(io.BytesIO(data), formats=tuple(dict.fromkeys(_IMAGES.values()))) as image:
         pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if most is not None and pixels > most:
-            raise DataError(f"an image of {image.width} x {image.height}, more than {most} pixels")
+            raise DataError(f"an image of {image.width} x {image.height} pixels, more than the limit of {most}")
         if image.mode == "I" or image.mode.startswith("I;16"):
-            # Of these formats 16 bits at most. As RGB, all above 255 would be 255: a depth map would be white.
+            # These formats have at most 16 bits. As RGB, values above 255 would become 255, and a depth map white.
             return np.array(image).astype(np.uint16)
-        # A copy: what Pillow gives cannot be written to.
+        # A copy, because the array that Pillow returns is read-only.
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
@@ -142,11 +148,9 @@ def _audio(data: bytes) -> tuple[np.ndarray, int]:
     try:
         import soundfile
     except ImportError:
-        raise ConfigError('audio is decoded by soundfile: pip install "penstock[audio]"') from None
+        raise ConfigError('to decode audio, install soundfile: pip install "penstock[audio]"') from None
     with soundfile.SoundFile(io.BytesIO(data)) as sound:
-        total_bytes = sound.frames * sound.channels * 4
-        if not 0 <= total_bytes <= MOST_DECODED_BYTES:
-            raise DataError(f"unfolds to {format_bytes(total_bytes)}, more than {format_bytes(MOST_DECODED_BYTES)}")
+        _check_size(sound.frames * sound.channels * 4)
         return sound.read(dtype="float32"), sound.samplerate
 
 
@@ -154,7 +158,7 @@ _DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
-    "npy": _array,
+    "npy": decode_array,
     "npz": _arrays,
     **dict.fromkeys(("pt", "pth"), _tensors),
     **dict.fromkeys(_IMAGES, _image),

@@ -1,11 +1,11 @@
-"""Where the samples of one shard are: members that share a name up to its first dot, side by side, are one sample.
+"""Where the samples of one shard are: adjacent members whose names are equal up to the first dot form one sample.
 
-In:  a shard's members and faults (``tar_members``).
-Out: ``ShardIndex``: keys, suffixes, offsets and sizes as arrays, and what was left out; the same as bytes and back.
+In:  the members and faults of a shard (``members.walk``).
+Out: ``ShardIndex``: keys, suffixes, offsets and sizes as arrays, and what was left out; to bytes and back.
 Runs in: trainer, command line.
 
-As bytes it is a magic, a digest of all that follows, the length of a JSON text, that text, and the arrays it measures.
-Nothing in it is code, and what does not fit together is not believed.
+The bytes are a magic, a digest of all that follows, the length of a JSON text, that text, and the arrays it describes.
+They contain no code, and an index that is not consistent is rejected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.data.tar.members import BLOCK_BYTES, Fault, Form, TarMember
 
 KEY = "__key__"
 NAMES = ("utf-8", "surrogateescape")
-"""Names are whatever bytes their writer chose."""
+"""Names in archives may be any bytes."""
 
 _MAGIC = b"penstock tar index 1\n"
 _DIGEST_BYTES = 16
@@ -46,22 +46,22 @@ class ShardIndex:
     keys: bytes
     """All keys, one after another."""
     key_ends: np.ndarray
-    """Samples + 1: where in ``keys`` the one before ends."""
+    """Samples + 1 places in ``keys``: 0, then where each key ends."""
     firsts: np.ndarray
-    """Samples + 1: each one's first member."""
+    """Samples + 1: number of the first member of each sample, then of all members."""
     offsets: np.ndarray
-    """Per member, of its data."""
+    """Of the data of each member."""
     sizes: np.ndarray
-    """Per member."""
+    """Of each member, in bytes."""
     suffix_numbers: np.ndarray
-    """Per member, into ``suffixes``."""
+    """Of each member, an index into ``suffixes``."""
 
     def __len__(self) -> int:
         return len(self.firsts) - 1
 
 
 def index_of(found: Iterable[TarMember | Fault | Form], *, version: str, size_bytes: int) -> ShardIndex:
-    """Group members into samples. A sample that a fault has touched is left out whole."""
+    """Group members into samples. A sample with a fault is left out as a whole."""
     form: str | None = None
     faults: list[Fault] = []
     numbers: dict[bytes, int] = {}
@@ -91,7 +91,7 @@ def index_of(found: Iterable[TarMember | Fault | Form], *, version: str, size_by
         if isinstance(one, Fault):
             faults.append(one)
             if one.is_end and not one.name:
-                # What is hidden may have belonged to the sample before it.
+                # Members after this fault may have belonged to the sample before it.
                 finish(is_whole=False)
         parts = None if _META.match(one.name) else _PARTS.fullmatch(one.name)
         if parts is None:
@@ -192,7 +192,7 @@ def from_bytes(data: bytes, *, version: str, size_bytes: int) -> ShardIndex | No
 
 
 def _fits_together(index: ShardIndex) -> bool:
-    """Every place lies in the shard and in order, every number refers to something."""
+    """All offsets lie inside the shard and in order, and all numbers refer to existing entries."""
     members = len(index.offsets)
     ends = index.offsets + index.sizes
     return bool(

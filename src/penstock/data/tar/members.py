@@ -1,11 +1,11 @@
-"""The members of a tar archive: header by header, without reading what is between them.
+"""The members of a tar archive, found header by header without reading the data between the headers.
 
-In:  an archive's bytes, by place.
-Out: regular members with the place of their data; faults, with the reason; the form that ``penstock pack`` notes.
+In:  the bytes of an archive, by offset.
+Out: regular members with the place of their data; faults, with the reason; the form that ``penstock pack`` wrote.
 Runs in: trainer, command line.
 
-Understood are ustar, pax and GNU archives. Nothing here trusts a header: a size is held against the file's own, an
-extension against a limit, and whatever is no regular file with a relative name is a fault.
+Reads ustar, pax and GNU archives. No header is trusted: each size is compared with the size of the file, extension
+headers have limits, and everything that is not a regular file with a relative name is a fault.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ BLOCK_BYTES = 512
 _ZEROS = bytes(BLOCK_BYTES)
 _LEAST_READ_BYTES, _MOST_READ_BYTES = 4 << 10, 1 << 20
 _MOST_EXTENSION_BYTES = 1 << 20
-"""Long names and pax records above this are no names."""
+"""Limit of a long name or of pax records."""
 _MOST_EXTENSIONS = 16
-"""Extension headers before one member."""
+"""Limit of extension headers before one member."""
 _FORM_KEY = b"PENSTOCK.form"
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _NO_DATA = {b"1": "hard link", b"2": "symbolic link", b"3": "device", b"4": "device", b"6": "named pipe"}
 
 Read = Callable[[int, int], bytes]
-"""Offset and length to bytes, fewer only at the end of the file."""
+"""(offset, length) -> bytes; fewer than ``length`` only at the end of the file."""
 
 
 class TarMember(NamedTuple):
@@ -41,14 +41,14 @@ class TarMember(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Something no sample is made of."""
+    """A part of the archive that cannot be used in a sample."""
 
     reason: str
-    """One word or two, to be counted by."""
+    """One or two words; faults are counted by it."""
     offset: int
     """Of the header."""
     name: bytes
-    """Empty if it is not known."""
+    """Empty if it is unknown."""
     text: str
     """What is wrong, in words."""
     is_end: bool
@@ -56,7 +56,7 @@ class Fault(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How ``penstock pack`` says the samples are to be put together again."""
+    """How to rebuild the samples, as ``penstock pack`` wrote it."""
 
     text: str
 
@@ -112,7 +112,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
             offset = data_at
             continue
         if kind == b"S":
-            # The map of a sparse member may go on in blocks of its own, each saying whether another follows.
+            # The map of a sparse member may continue in further blocks; each says whether another one follows.
             more = header[482]
             while more:
                 block = window.at(data_at, BLOCK_BYTES)
@@ -129,7 +129,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
             yield Fault("sparse", offset, name, "a sparse file; its holes could have any size", False)
         elif kind in b"0\x007":
             if name.startswith(b"/") or (b".." in name and b".." in name.split(b"/")):
-                yield Fault("unsafe name", offset, name, "named as if it lay outside the archive", False)
+                yield Fault("unsafe name", offset, name, "its name leads outside the archive", False)
             else:
                 yield TarMember(name, data_at, size)
         offset = _next_block(data_at + size)
@@ -137,7 +137,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
 
 @dataclass
 class _Ahead:
-    """What extension headers say about the member to come; the first to say it is believed."""
+    """What extension headers say about the next member. If two of them disagree, the first counts."""
 
     name: bytes | None = None
     size: int | None = None
@@ -145,7 +145,7 @@ class _Ahead:
     count: int = 0
 
     def take(self, kind: bytes, data: bytes) -> bool:
-        """False: it cannot be read, or there are too many."""
+        """False if the header cannot be read, or if there are too many."""
         self.count += 1
         if self.count > _MOST_EXTENSIONS:
             return False
@@ -163,7 +163,7 @@ class _Ahead:
             self.name = records.get(b"path")
         if self.size is None and b"size" in records:
             text = records[b"size"]
-            # Thousands of digits are no size, and costly to convert.
+            # A number of thousands of digits takes long to convert and cannot be a size.
             if not text.isdigit() or len(text) > 20:
                 return False
             self.size = int(text)
@@ -171,7 +171,7 @@ class _Ahead:
 
 
 class _Window:
-    """Reads grow while headers follow one another, and are small again after a long stretch of data."""
+    """Buffered reads: large while headers follow one another closely, small after a long stretch of data."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -190,23 +190,23 @@ class _Window:
 
 def _damage(header: bytes, offset: int) -> Fault | None:
     stated = _number(header[148:156])
-    # The low half of an adler32 is the sum of up to 257 bytes plus one: many times faster than adding them here.
+    # The low half of an adler32 is the sum of up to 257 bytes plus one: many times faster than a sum in Python.
     blanked = header[:148] + b"        " + header[156:256]
     total = (zlib.adler32(blanked) & 0xFFFF) + (zlib.adler32(header[256:]) & 0xFFFF) - 2
     if stated == total:
         return None
-    # Some old writers added bytes as signed ones.
+    # Some old writers summed the bytes as signed numbers.
     if stated is not None and stated == total - 256 * sum(byte > 127 for byte in blanked + header[256:]):
         return None
     if offset == 0:
         return _foreign(header)
-    return Fault("damaged header", offset, b"", "a header whose checksum does not hold", True)
+    return Fault("damaged header", offset, b"", "a header with a wrong checksum", True)
 
 
 def _foreign(header: bytes) -> Fault:
     for magic, name in _COMPRESSED.items():
         if header.startswith(magic):
-            text = f"compressed with {name}; nothing in it can be reached without reading all before it"
+            text = f"compressed with {name}, so no sample can be read without decompressing everything before it"
             return Fault("compressed", 0, b"", text + ": decompress it, or re-pack it with `penstock pack`", True)
     return Fault("not a tar archive", 0, b"", "no tar header at its beginning", True)
 
@@ -214,19 +214,19 @@ def _foreign(header: bytes) -> Fault:
 def _cut(offset: int, size_bytes: int) -> Fault:
     if size_bytes == 0:
         return Fault("truncated", 0, b"", "an empty file", True)
-    text = f"no end mark: its {size_bytes} bytes end where a header or that mark should begin"
-    return Fault("truncated", offset, b"", text + "; it was cut short or never finished", True)
+    text = f"no end mark: the {size_bytes} bytes end where a header or the end mark should begin"
+    return Fault("truncated", offset, b"", text + "; the file was cut short or never finished", True)
 
 
 def _lying(offset: int, name: bytes, stated: int | None, size_bytes: int) -> Fault:
     if stated is None:
-        return Fault("impossible size", offset, name, "a size that is no size", True)
-    text = f"{stated} bytes are said to follow, the file has {max(0, size_bytes - offset - BLOCK_BYTES)} more"
+        return Fault("impossible size", offset, name, "a size that is not a number", True)
+    text = f"its header says {stated} bytes, the file has {max(0, size_bytes - offset - BLOCK_BYTES)} more"
     return Fault("truncated", offset, name, text, True)
 
 
 def _number(digits: bytes) -> int | None:
-    """Octal text, or base 256 where the first bit says so; None: neither, or negative."""
+    """Reads octal text, or base 256 if the first bit is set; None if it is neither, or negative."""
     if digits[0] >= 0x80:
         return int.from_bytes(digits[1:], "big") if digits[0] == 0x80 else None
     text = digits.partition(b"\0")[0].strip(b" ")
@@ -240,7 +240,7 @@ def _number(digits: bytes) -> int | None:
 
 def _name_of(header: bytes) -> bytes:
     name = header[:100].partition(b"\0")[0]
-    # GNU archives keep other things where ustar keeps the first part of a long name.
+    # GNU archives keep other fields where ustar keeps the first part of a long name.
     if header[345] and header[257:263] == b"ustar\0":
         return header[345:500].partition(b"\0")[0] + b"/" + name
     return name
@@ -255,7 +255,7 @@ def _records_of(data: bytes) -> dict[bytes, bytes] | None:
         if space < 0 or not data[at:space].isdigit():
             return None
         end = at + int(data[at:space])
-        # One that ended before it began would be read for ever.
+        # A record that ends before it begins would never let this loop end.
         if not space < end <= len(data) or data[end - 1] != 0x0A:
             return None
         key, equals, value = data[space + 1 : end - 1].partition(b"=")

@@ -1,8 +1,8 @@
-"""The shards a process has open: a few, the least recently used closed for the next.
+"""The shards that a process has open: a few of them; the least recently used is closed to open the next.
 
-In:  a catalog's shard numbers.
-Out: sources to read from, any thread.
-Runs in: trainer and worker; after a fork the child opens its own.
+In:  shard numbers of a catalog.
+Out: sources that any thread may read from.
+Runs in: trainer and worker; after a fork the child opens its own sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.data.tar.local_copies import ShardCopies, open_shard
 
 _MOST_OPEN = 64
 _MOST_COPIES_OPEN = 4
-"""A copy that was deleted takes its room until the last process has closed it."""
+"""A deleted copy takes up disk space until the last process has closed it."""
 
 
 class OpenShards:
@@ -28,7 +28,7 @@ class OpenShards:
         self._forget()
 
     def get(self, shard: int) -> Source:
-        # A lock that another thread held when the process was forked stays locked in the child for good.
+        # A lock that another thread held at the fork would stay locked in the child for ever.
         if self._pid != os.getpid():
             self._forget()
         with self._lock:
@@ -39,8 +39,8 @@ class OpenShards:
         location = self._locations[shard]
         source = open_shard(location, self._versions[shard], self._copies if is_remote(location) else None)
         with self._lock:
-            # Two threads may have opened it. Nothing is closed here: another thread may be reading from it, and a
-            # number closed under it could be another file's by then. The last reference closes.
+            # Two threads may have opened it. Nothing is closed here, because another thread may be reading from it,
+            # and its descriptor number could then already belong to another file. The last reference closes it.
             source = self._open.setdefault(shard, source)
             self._open.move_to_end(shard)
             if len(self._open) > self._most:
