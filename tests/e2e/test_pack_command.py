@@ -75,7 +75,7 @@ def test_a_target_is_packed_and_packed_again(folder: Path) -> None:
     assert TarDataset(folder / "out")[39][1] == 39 and not list((folder / "out").glob("*.arrow"))
 
 
-def test_ctrl_c_leaves_nothing_behind_and_the_same_command_goes_on(folder: Path) -> None:
+def test_ctrl_c_leaves_nothing_behind_and_the_same_command_continues(folder: Path) -> None:
     arguments = ("pack_me.py:slow", "out", "--shard-size", "100KB", "--workers", "2", "--json")
     running = subprocess.Popen(
         command(*arguments), cwd=folder, start_new_session=True, stderr=subprocess.PIPE, text=True
@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_same_command_goes_on(folder: Path)
     assert ArrowDataset(folder / "out")[399][1] == 399
 
 
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)

@@ -309,7 +309,7 @@ SHARDS = """TarDataset("s3://bucket/shards/shard-*.tar", copies="100kB")"""
     [(ROWS, 'sample["number"]', 300), (SHARDS, 'sample["cls"]', 200)],
     ids=["parquet", "tar"],
 )
-def test_an_epoch_goes_on_after_the_store_was_killed(
+def test_an_epoch_continues_after_the_store_was_killed(
     dataset: str, word: str, length: int, method: str, read: Callable[[str], Reading], store: Store
 ) -> None:
     reading = read(epoch_of(dataset, word, multiprocessing_context=method))

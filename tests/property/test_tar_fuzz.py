@@ -152,7 +152,7 @@ def test_a_hostile_header_changes_no_other_sample(folder: Path, archive: bytes, 
 
 @PROFILE
 @given(st.sampled_from(ARCHIVES), st.integers(0, 1 << 20), st.binary(min_size=1, max_size=16), st.booleans())
-def test_a_damaged_index_is_never_believed(archive: bytes, place: int, value: bytes, is_cut: bool) -> None:
+def test_a_damaged_index_is_never_used(archive: bytes, place: int, value: bytes, is_cut: bool) -> None:
     size_bytes = len(archive)
     index = index_of(
         walk(lambda offset, length: archive[offset : offset + length], size_bytes), version="1", size_bytes=size_bytes
@@ -184,7 +184,7 @@ def test_a_damaged_index_is_never_believed(archive: bytes, place: int, value: by
     ],
     ids=str,
 )
-def test_an_index_that_points_elsewhere_is_not_believed_even_if_its_digest_holds(
+def test_an_inconsistent_index_is_not_used_even_with_a_valid_digest(
     forged: dict[str, tuple[int, int]],
 ) -> None:
     archive = ARCHIVES[0]

@@ -46,7 +46,7 @@ def many(count: int) -> list[Any]:
     return [Images(count)[place] | {"tokens": torch.arange(place % 5), "none": None} for place in range(count)]
 
 
-def test_it_is_indexed_like_a_list_and_tells_samplers_its_blocks(tmp_path: Path) -> None:
+def test_it_is_indexed_like_a_list_and_has_blocks_for_samplers(tmp_path: Path) -> None:
     samples = many(25)
     write(tmp_path / "a.arrow", samples[:15])
     write(tmp_path / "b.arrow", samples[15:])
@@ -77,7 +77,7 @@ def test_columns_and_a_transform_are_applied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", [8, 600])
-def test_what_is_written_into_a_sample_is_seen_by_nobody_else(tmp_path: Path, side: int) -> None:
+def test_writing_into_a_sample_changes_nothing_else(tmp_path: Path, side: int) -> None:
     samples = [
         {"t": torch.full((side, side), place, dtype=torch.float32), "v": [np.ones((side, side))]} for place in (1, 2)
     ]
@@ -92,7 +92,7 @@ def test_what_is_written_into_a_sample_is_seen_by_nobody_else(tmp_path: Path, si
     assert (tmp_path / "a.arrow").read_bytes() == before
 
 
-def test_large_values_are_the_files_own_pages_and_hold_no_descriptor(tmp_path: Path) -> None:
+def test_large_values_are_pages_of_the_file_and_hold_no_descriptor(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", [{"t": torch.zeros(1 << 20)} for _ in range(4)])
     dataset = ArrowDataset(tmp_path)
     held = [dataset[place]["t"] for place in (0, 1, 2, 3) * 50]
@@ -133,7 +133,7 @@ def test_in_place_even_small_values_are_pages_of_the_file(tmp_path: Path) -> Non
     assert is_same(pickle.loads(pickle.dumps(dataset))[3], samples[3])
 
 
-def test_it_goes_to_workers_of_every_kind(tmp_path: Path) -> None:
+def test_workers_of_every_kind_can_read_it(tmp_path: Path) -> None:
     samples = many(30)
     write(tmp_path / "a.arrow", samples)
     dataset = ArrowDataset(tmp_path, columns=["label", "image"])
@@ -208,7 +208,7 @@ TABLE = {
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 @pytest.mark.parametrize("make", ["new_file", "new_stream"])
-def test_files_by_others_give_a_dict_per_row(tmp_path: Path, make: str, compression: str | None) -> None:
+def test_files_of_other_programs_yield_a_dict_per_row(tmp_path: Path, make: str, compression: str | None) -> None:
     table = pa.table(TABLE)
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with getattr(pa.ipc, make)(tmp_path / "a.arrow", table.schema, options=options) as writer:
@@ -243,7 +243,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         ArrowDataset([tmp_path / "b.arrow", tmp_path / "c.arrow"])
 
 
-def test_a_file_that_is_replaced_under_a_dataset_is_told_of(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_while_in_use_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", [{"t": torch.zeros(1 << 20)}] * 3)
     dataset = ArrowDataset(tmp_path)
     other = pickle.loads(pickle.dumps(dataset))
@@ -254,7 +254,7 @@ def test_a_file_that_is_replaced_under_a_dataset_is_told_of(tmp_path: Path) -> N
             each[0]
 
 
-def test_what_is_no_arrow_file_is_told_by_name(tmp_path: Path) -> None:
+def test_the_error_for_other_files_names_them(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     path = tmp_path / "a.arrow"
     with pytest.raises(DataError, match=r"names no \.arrow file"):
@@ -332,7 +332,7 @@ def test_fuzzed_files_never_crash_the_process(tmp_path: Path, kind: str) -> None
     assert told > 100
 
 
-def test_offsets_that_lead_outside_are_refused(tmp_path: Path) -> None:
+def test_offsets_outside_the_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     write(path, [{"text": "some text", "number": place} for place in range(8)], rows=8)
     data = path.read_bytes()
@@ -347,7 +347,7 @@ def test_offsets_that_lead_outside_are_refused(tmp_path: Path) -> None:
                 dataset[place]
 
 
-def test_forms_that_lie_are_refused(tmp_path: Path) -> None:
+def test_inconsistent_forms_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     write(path, [{"x": torch.zeros(4)}])
     with pa.memory_map(str(path)) as mapped:
@@ -392,7 +392,7 @@ def test_a_child_forked_while_a_thread_reads_is_not_stuck(tmp_path: Path) -> Non
     assert code == 0
 
 
-def test_a_compressed_file_is_told_of_with_its_size_and_its_cure(tmp_path: Path) -> None:
+def test_the_warning_for_a_compressed_file_has_its_size_and_a_remedy(tmp_path: Path) -> None:
     table = pa.table({"x": np.zeros(2_000_000)})
     for name, compression in (("a", "zstd"), ("b", None)):
         options = pa.ipc.IpcWriteOptions(compression=compression)
@@ -427,7 +427,7 @@ print(dataset[0]["x"].sum())
 """
 
 
-def test_more_values_held_than_there_are_mappings_is_no_damaged_file(tmp_path: Path) -> None:
+def test_running_out_of_mappings_is_not_reported_as_a_damaged_file(tmp_path: Path) -> None:
     limit = int(Path("/proc/sys/vm/max_map_count").read_text())
     if limit > 300_000:
         pytest.skip(f"vm.max_map_count is {limit}")

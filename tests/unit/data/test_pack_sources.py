@@ -102,7 +102,7 @@ def test_names_of_members_stay_as_they_are(tmp_path: Path) -> None:
     assert [after[place] for place in range(4)] == [before[place] for place in range(4)]
 
 
-def test_neighbours_of_one_key_are_told_of_with_their_shards(tmp_path: Path) -> None:
+def test_adjacent_samples_with_one_key_are_refused_and_their_shards_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "in/1.tar", {"a.txt": b"1", "same.txt": b"2"})
     write_tar(tmp_path / "in/2.tar", {"same.jpg": b"3", "b.txt": b"4"})
     with pytest.raises(DataError, match=r"1\.tar ends and .*2\.tar begins with a sample whose key is 'same': adjacent"):
@@ -125,7 +125,7 @@ def test_names_with_braces_are_all_the_shards_they_stand_for(tmp_path: Path) -> 
         pack(f"{tmp_path}/{{0.parquet,s-000.tar}}", tmp_path / "both", workers=1)
 
 
-def test_a_damaged_shard_is_told_of_without_options_pack_does_not_have(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_shard_suggests_only_what_pack_offers(tmp_path: Path) -> None:
     write_tar(tmp_path / "in/1.tar", {"a.txt": b"1" * 2000})
     whole = (tmp_path / "in/1.tar").read_bytes()
     for data, told in ((whole[:1000], "write this shard again, or pack without it"), (b"\x1f\x8b" * 9, "gzip -dc")):

@@ -187,7 +187,7 @@ def test_a_dataset_that_holds_views_of_tensors_is_packed(tmp_path: Path) -> None
 
 
 @both
-def test_folders_whose_names_are_no_text_are_packed_into_and_read(tmp_path: Path, to: str) -> None:
+def test_folders_whose_names_are_not_valid_text_can_be_packed_into_and_read(tmp_path: Path, to: str) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     assert packed([1, "two", torch.ones(1 << 20)], folder, to)[1] == "two"
     assert len(READERS[to](folder)[2]) == 1 << 20
@@ -204,7 +204,7 @@ class NeedsTwo(DataError):
         super().__init__(f"{one} and {two}")
 
 
-def test_an_exception_that_cannot_be_made_again_is_told_of(tmp_path: Path) -> None:
+def test_an_exception_that_cannot_be_unpickled_is_reported(tmp_path: Path) -> None:
     class Failing(Images):
         def __getitem__(self, index: int) -> dict[str, Any]:
             raise NeedsTwo(1, 2)
@@ -244,7 +244,7 @@ def pack_until(folder: Path, to: str, calls: int) -> None:
 
 
 @both
-def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(tmp_path: Path, to: str) -> None:
+def test_packing_that_is_killed_at_any_moment_continues_to_the_same_bytes(tmp_path: Path, to: str) -> None:
     forking = multiprocessing.get_context("fork")
     chance = random.Random(1)
     for _ in range(8):
@@ -274,7 +274,7 @@ def test_a_torn_line_of_the_journal_is_a_shard_that_was_not_finished(tmp_path: P
     assert content(tmp_path) == whole
 
 
-def test_a_worker_that_dies_is_told_of_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_crashed_worker_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     class Deadly(Images):
         def __getitem__(self, index: int) -> dict[str, Any]:
             if index == 77:
@@ -288,7 +288,7 @@ def test_a_worker_that_dies_is_told_of_and_leaves_nothing(tmp_path: Path) -> Non
     assert not set(multiprocessing.active_children()) - before
 
 
-def test_a_worker_that_dies_before_a_process_it_started_is_told_of(tmp_path: Path) -> None:
+def test_a_worker_that_crashes_before_its_own_child_is_reported(tmp_path: Path) -> None:
     note = tmp_path / "pid"
 
     class Deadly(Images):
@@ -342,7 +342,7 @@ def test_another_packing_into_the_same_folder_is_refused_unless_forced(tmp_path:
     assert len(ArrowDataset(tmp_path)) == 20
 
 
-def test_shards_that_nobody_knows_of_are_not_mixed_in(tmp_path: Path) -> None:
+def test_unknown_shards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "00007.arrow").write_bytes(b"old")
     for force in (False, True):
         with pytest.raises(ConfigError, match=r"holds 00007.arrow, which no manifest"):
@@ -381,7 +381,7 @@ def test_unfinished_files_of_others_stay_whether_packing_is_refused_or_not(tmp_p
     assert left == ["00000.arrow.partial", "00000.tar.1.partial", "video.mp4.partial"]
 
 
-def test_a_folder_of_somebody_elses_files_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_the_error_names_them(tmp_path: Path) -> None:
     for name in ("train.py", "notes.txt", "Makefile", "x.csv"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "src").mkdir()
@@ -419,7 +419,7 @@ def test_shards_are_not_removed_while_they_are_the_source(tmp_path: Path) -> Non
     assert [content(tmp_path / name) for name in ("tar", "arrow", "parquet", "link")] == before
 
 
-def test_a_disk_that_is_full_is_told_of_with_the_file(tmp_path: Path) -> None:
+def test_the_error_for_a_full_disk_names_the_file(tmp_path: Path) -> None:
     full = os.open("/dev/full", os.O_RDWR)
     try:
         with pytest.raises(DataError, match="/dev/full cannot be written: No space left"):
@@ -578,7 +578,7 @@ def test_sources_that_cannot_be_are_refused(tmp_path: Path, folder_of_files: Pat
         pack(Images(1), tmp_path / "file", workers=1)
 
 
-def test_a_file_that_changes_while_it_is_packed_is_told_of(tmp_path: Path, folder_of_files: Path) -> None:
+def test_a_file_that_changes_while_it_is_packed_is_reported(tmp_path: Path, folder_of_files: Path) -> None:
     from penstock.data.pack.folders import FolderFiles
 
     files = FolderFiles(folder_of_files)

@@ -110,7 +110,7 @@ def test_numbers_and_texts_of_every_width_are_plain_values(tmp_path: Path, mode:
 
 
 @pytest.mark.parametrize("kind", ["i1", "u1", "i8", "u8"])
-def test_rows_are_asked_for_by_whole_numbers_of_any_width(tmp_path: Path, kind: str) -> None:
+def test_row_numbers_may_be_integers_of_any_width(tmp_path: Path, kind: str) -> None:
     dataset = ParquetDataset(write(tmp_path / "a.parquet", 300, group=100), columns=["id"])
     asked = [120, 0, 101, 120] + ([-1, -128] if kind[0] == "i" else [])
     rows = dataset.__getitems__(np.array(asked, kind))  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_transform_gets_each_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", ["1kB", "40kB"])
-def test_groups_too_large_to_be_held_are_gone_through_and_said_once(tmp_path: Path, keep: str) -> None:
+def test_groups_larger_than_keep_are_read_piece_by_piece_with_one_warning(tmp_path: Path, keep: str) -> None:
     big = pa.table({"n": pa.array(range(20_000), pa.int64())})
     pq.write_table(big, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False, compression="none")
     dataset = ParquetDataset(tmp_path / "a.parquet", keep=keep)
@@ -172,7 +172,7 @@ def test_groups_too_large_to_be_held_are_gone_through_and_said_once(tmp_path: Pa
     assert len(said) == 1 and said[0].filename == __file__
 
 
-def test_repeated_values_that_unfold_beyond_the_limit_are_not_held(tmp_path: Path) -> None:
+def test_repeated_values_that_decode_beyond_the_limit_are_not_kept(tmp_path: Path) -> None:
     text = "x" * 1000
     pq.write_table(pa.table({"t": [text] * 5000}), tmp_path / "a.parquet", row_group_size=1000)
     dataset = ParquetDataset(tmp_path / "a.parquet", keep="200kB")
@@ -184,7 +184,7 @@ def test_repeated_values_that_unfold_beyond_the_limit_are_not_held(tmp_path: Pat
     assert not dataset._groups._kept  # type: ignore[union-attr]
 
 
-def test_no_more_is_kept_than_allowed_and_a_group_in_use_is_read_once(
+def test_no_more_than_keep_is_kept_and_a_kept_group_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a.parquet", 700, group=100)
@@ -261,7 +261,7 @@ def test_ranks_share_the_rows(tmp_path: Path) -> None:
 # -- files that are not what they should be -----------------------------------------------------------------
 
 
-def test_what_names_no_file_is_said(tmp_path: Path) -> None:
+def test_a_path_without_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no .*nothing\.parquet"):
         ParquetDataset(tmp_path / "nothing.parquet")
     with pytest.raises(DataError, match=r"names no \.parquet"):
@@ -360,7 +360,7 @@ def test_files_without_rows_are_passed_over(tmp_path: Path) -> None:
 # -- pairs of texts -----------------------------------------------------------------------------------------
 
 
-def test_pairs_are_cut_and_ended_as_the_team_does(tmp_path: Path) -> None:
+def test_pairs_are_cut_and_get_their_end_mark(tmp_path: Path) -> None:
     pairs = pa.table({"prompt": ["abcdef", "x"], "response": ["ghijkl", ""], "more": [1, 2]})
     pq.write_table(pairs, tmp_path / "a.parquet")
     modes: list[dict[str, Any]] = [{"ultra_low_mem": True}, {"keep_in_memory": True}, {}]
@@ -447,7 +447,7 @@ def test_a_remote_group_too_large_to_hold_is_read_in_pieces(
     assert len(asked) <= 8 * 3
 
 
-def test_a_copy_of_a_low_mem_dataset_goes_by_its_own_settings(tmp_path: Path) -> None:
+def test_a_copy_of_a_low_mem_dataset_uses_its_own_settings(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["long text"], "response": ["answer"]}), tmp_path / "a.parquet")
     dataset = LowMemDataset(tmp_path / "a.parquet", end="")
     short = copy.copy(dataset)
@@ -482,7 +482,7 @@ def test_tensors_of_one_shape_keep_it(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["lots", "50%", "150%", 0.5, 1.5, "auto", 0])
-def test_where_shares_are_refused_none_is_offered(tmp_path: Path, wrong: object) -> None:
+def test_an_error_about_keep_does_not_suggest_shares(tmp_path: Path, wrong: object) -> None:
     path = write(tmp_path / "a.parquet", 3)
     with pytest.raises(ConfigError, match=r"^keep=") as refused:
         ParquetDataset(path, keep=wrong)

@@ -21,7 +21,7 @@ def members_of(sample: Any) -> tuple[str, dict[str, Any]]:
     return form, {"__key__": "000000001", **dict(members)}
 
 
-def test_each_value_has_the_member_its_type_is_known_by() -> None:
+def test_each_value_has_the_usual_extension_of_its_type() -> None:
     sample = {"image": torch.ones(2, 3), "mask": np.zeros(4, bool), "text": "ü", "raw": b"\0"}
     form, members = members_of(sample)
     assert list(members) == ["__key__", "image.npy", "mask.npy", "text.txt", "raw.bin"]
@@ -40,7 +40,7 @@ def test_small_values_share_one_json_member() -> None:
     assert is_same(restore(form, members), sample)
 
 
-def test_names_that_are_no_file_names_get_others() -> None:
+def test_names_that_cannot_be_file_names_are_replaced() -> None:
     names = ["../../etc/passwd", "/abs", "a b", "", ".", "Caps", "caps", "penstock-form", "x" * 300, "ü", "a.b", "a\0b"]
     sample = {name: name.encode() for name in names}
     form, members = members_of(sample)
@@ -61,7 +61,7 @@ def test_restored_arrays_can_be_written_to() -> None:
 @pytest.mark.parametrize(
     "value", [object(), {1, 2}, np.array([None]), np.ma.masked_array([1]), torch.ones(1).to("meta")]
 )
-def test_values_that_cannot_be_carried_are_told_by_type(value: Any) -> None:
+def test_the_error_for_values_that_cannot_be_packed_names_their_type(value: Any) -> None:
     with pytest.raises(CannotCarry, match="cannot be packed"):
         to_members({"x": value})
 

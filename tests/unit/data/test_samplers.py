@@ -78,7 +78,7 @@ def test_setting_the_next_epoch_does_not_change_where_this_one_is() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 13, 27, 28])
-def test_a_state_goes_on_at_the_next_index_and_with_the_epochs_after(at: int) -> None:
+def test_a_loaded_state_continues_at_the_next_index_and_with_the_following_epochs(at: int) -> None:
     sampler = BlockShuffleSampler(LENGTHS, window=12, seed=3)
     list(sampler)
     iterator = iter(sampler)
@@ -150,12 +150,12 @@ def test_ranks_have_parts_of_nearly_the_same_length_that_are_neighbours() -> Non
     assert [len(list(sampler)) for sampler in even] == [len(sampler) for sampler in even] == [23] * 4
 
 
-def test_ranks_come_from_torchrun_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_come_from_torchrun_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     sampler = SequenceSampler([4, 4], shuffle=False)
     assert (sampler.rank, sampler.num_replicas, list(sampler)) == (1, 2, [4, 5, 6, 7])
-    with pytest.raises(ConfigError, match="rank 5 of 2"):
+    with pytest.raises(ConfigError, match="rank=5 is not valid: ranks of 2"):
         SequenceSampler([4], rank=5)
 
 
@@ -180,7 +180,7 @@ def test_what_has_no_blocks_is_refused(wrong: object) -> None:
         BlockShuffleSampler(wrong)
 
 
-def test_a_dataset_without_blocks_is_told_what_is_needed_and_not_read() -> None:
+def test_a_dataset_without_blocks_is_refused_without_being_read() -> None:
     read: list[int] = []
     windows = WindowDataset([1, 2, 3, 4], 2, load=read.append)
     with pytest.raises(ConfigError, match=r"a WindowDataset has no blocks: .*ParquetDataset.*SequenceSampler"):
@@ -198,7 +198,7 @@ def test_a_window_larger_than_what_the_dataset_keeps_is_warned_of_once(tmp_path:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"x": np.arange(80_000)}), tmp_path / "a.parquet", row_group_size=1000)
     dataset = ParquetDataset(tmp_path, keep="64KiB")
-    with pytest.warns(RuntimeWarning, match=r"window=128 KiB .* keeps 64\.0 KiB") as caught:
+    with pytest.warns(RuntimeWarning, match=r"window=128 KiB .* keeps only 64\.0 KiB") as caught:
         sampler = BlockShuffleSampler(dataset, window="128KiB")
         assert len(list(sampler)) == len(list(sampler)) == 80_000
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -234,7 +234,7 @@ def batches(loader: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(4, False), (5, False), (5, True)])
-def test_a_loader_goes_on_from_any_place_of_any_epoch(workers: int, batch_size: int, drop_last: bool) -> None:
+def test_a_loader_resumes_at_any_place_of_any_epoch(workers: int, batch_size: int, drop_last: bool) -> None:
     whole = loader(workers, batch_size, drop_last=drop_last)
     epochs = [batches(whole) for _ in range(3)]
     for epoch, done in [(0, 0), (0, 2), (1, 3), (1, len(epochs[1]))]:
@@ -252,7 +252,7 @@ def test_a_loader_goes_on_from_any_place_of_any_epoch(workers: int, batch_size: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_of_the_end_of_an_epoch_goes_on_with_the_next(workers: int) -> None:
+def test_a_state_saved_at_the_end_of_an_epoch_continues_with_the_next(workers: int) -> None:
     whole = loader(workers)
     epochs = [batches(whole) for _ in range(3)]
     saved = loader(workers)

@@ -100,7 +100,7 @@ def test_slices_are_those_of_a_list_and_views_of_the_same_memory(name: str) -> N
     assert exact(list(pickle.loads(pickle.dumps(shared[1:3])))) == exact(items[1:3])
 
 
-def test_it_does_what_a_list_that_cannot_change_does() -> None:
+def test_it_behaves_like_a_list_that_cannot_be_changed() -> None:
     items = ["b", "a", "b", "c"]
     shared = SharedList(items)
     assert shared == items
@@ -137,11 +137,11 @@ def test_indices_are_those_of_a_list() -> None:
             shared[index]  # type: ignore[call-overload]
 
 
-def test_it_cannot_be_changed_and_says_what_to_do() -> None:
+def test_it_cannot_be_changed_and_the_error_says_what_to_do() -> None:
     shared = SharedList([1, 2])
-    with pytest.raises(TypeError, match="make a new SharedList"):
+    with pytest.raises(TypeError, match="create a new SharedList"):
         shared[0] = 5
-    with pytest.raises(TypeError, match="make a new SharedList"):
+    with pytest.raises(TypeError, match="create a new SharedList"):
         del shared[0]
     read = SharedList([{"a": [1]}])
     read[0]["a"].append(2)
@@ -180,12 +180,12 @@ Pair = namedtuple("Pair", "a b")
         ([int], "item 0 is a type"),
     ],
 )
-def test_what_cannot_be_kept_is_named_with_its_place(items: list[Any], said: str) -> None:
+def test_items_it_cannot_hold_are_named_with_their_place(items: list[Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         SharedList(items)
 
 
-def test_items_that_hold_themselves_or_are_nested_too_deep_are_refused() -> None:
+def test_items_that_contain_themselves_or_are_nested_too_deep_are_refused() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
     deep: list[Any] = []
@@ -206,7 +206,7 @@ def test_items_that_hold_themselves_or_are_nested_too_deep_are_refused() -> None
     assert SharedList([[twice, twice]])[0] == [[1, 2], [1, 2]], "what is there twice does not hold itself"
 
 
-def test_an_error_of_the_iterable_passes_and_leaves_no_descriptor() -> None:
+def test_an_error_of_the_iterable_is_raised_and_leaves_no_descriptor() -> None:
     def failing() -> Iterator[str]:
         yield from map(str, range(1000))
         raise KeyError("the user's own")
@@ -235,7 +235,7 @@ def _shared_files() -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("dtype", ["datetime64[ns]", "datetime64[D]", "timedelta64[s]"])
-def test_arrays_of_dates_are_refused_with_what_to_give_instead(dtype: str) -> None:
+def test_arrays_of_dates_are_refused_with_a_remedy(dtype: str) -> None:
     dates = np.arange(3).astype(dtype)
     with pytest.raises(TypeError, match=r"cannot hold an array of .*; give items\.view"):
         SharedList(dates)
@@ -260,7 +260,7 @@ def test_arrays_of_dates_are_refused_with_what_to_give_instead(dtype: str) -> No
         np.empty(0, np.int32),
     ],
 )
-def test_arrays_are_kept_as_their_tolist(array: np.ndarray) -> None:
+def test_arrays_are_stored_as_their_tolist(array: np.ndarray) -> None:
     assert exact(list(SharedList(array))) == exact(array.tolist())
 
 
@@ -302,7 +302,7 @@ def report(shared: SharedList[Any], cut: SharedList[Any], answers: Connection) -
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_started_worker_has_the_same_memory(method: str) -> None:
+def test_a_new_worker_uses_the_same_memory(method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     shared = SharedList(CASES["everything"])
     ours, theirs = context.Pipe(duplex=False)
@@ -379,7 +379,7 @@ class Lengths(torch.utils.data.Dataset[int]):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, penstock.DataLoader], ids=["torch", "penstock"])
-def test_loaders_hand_it_to_their_workers(loader: Any, method: str) -> None:
+def test_workers_of_loaders_can_read_it(loader: Any, method: str) -> None:
     texts = ["x" * (number % 50) for number in range(200)]
     batches = loader(Lengths(SharedList(texts)), batch_size=50, num_workers=1, multiprocessing_context=method)
     assert torch.cat(list(batches)).tolist() == [len(text) for text in texts]

@@ -112,7 +112,7 @@ def test_an_absent_file_is_an_error_that_names_it(scheme: str, tmp_path: Path) -
         open_source(f"{scheme}{tmp_path}/absent.bin")
 
 
-def test_a_scheme_that_fsspec_does_not_know_is_said(tmp_path: Path) -> None:
+def test_an_unknown_fsspec_scheme_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(ConfigError, match="nosuchscheme"):
         open_source("nosuchscheme://x/y")
@@ -168,7 +168,7 @@ def test_a_read_that_fails_is_tried_again(
     assert "x.bin" in caplog.text
 
 
-def test_a_read_that_goes_on_failing_ends_with_the_last_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_keeps_failing_raises_the_last_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
     monkeypatch.setattr(sources, "_GIVE_UP_AFTER_S", 0.5)
     fsspec.register_implementation("failing", failing_store(ConnectionError, 1000), clobber=True)
@@ -178,7 +178,7 @@ def test_a_read_that_goes_on_failing_ends_with_the_last_reason(tmp_path: Path, m
         source.read(2, 5)
 
 
-def test_what_trying_again_does_not_mend_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_that_a_retry_cannot_fix_raise_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fsspec = pytest.importorskip("fsspec")
     fsspec.register_implementation("failing", failing_store(PermissionError, 1), clobber=True)
     (tmp_path / "x.bin").write_bytes(b"0123456789")
@@ -187,7 +187,7 @@ def test_what_trying_again_does_not_mend_ends_at_once(tmp_path: Path, caplog: py
     assert caplog.records == []
 
 
-def test_a_folder_gives_its_files_and_neither_folders_nor_what_writers_hide(tmp_path: Path) -> None:
+def test_a_folder_yields_its_files_without_folders_and_hidden_names(tmp_path: Path) -> None:
     for name in ("b.parquet", "a.parquet", "sub/c.PARQUET", "t.parquet/part-0.parquet", "x.txt",
                  "_temporary/d.parquet", ".trash/e.parquet", "_f.parquet", "sub/.g.parquet"):  # fmt: skip
         (tmp_path / name).parent.mkdir(exist_ok=True)

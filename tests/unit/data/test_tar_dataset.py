@@ -100,7 +100,7 @@ def test_odd_names_are_grouped_as_webdataset_groups_them(tmp_path: Path, kind: i
     assert [ours[number] for number in range(len(ours))] == theirs
 
 
-def test_names_of_every_format_are_read_whole(tmp_path: Path) -> None:
+def test_long_names_of_every_format_are_complete(tmp_path: Path) -> None:
     long = b"n" * 90 + b".txt"
     path = write(
         tmp_path / "a.tar",
@@ -255,7 +255,7 @@ def test_a_pickled_dataset_reads_the_same(tmp_path: Path) -> None:
     assert [again[number] for number in range(60)] == [dataset[number] for number in range(60)]
 
 
-def test_a_shard_that_changes_is_indexed_anew_and_never_read_by_the_old_index(tmp_path: Path) -> None:
+def test_a_changed_shard_is_indexed_again_and_never_read_by_the_old_index(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.tar", ["a.txt", "b.txt"])
     old = TarDataset(path)
     Path(path).unlink()
@@ -303,7 +303,7 @@ def killed_while_writing(path: Path, started: Any) -> None:
     TarDataset(path)
 
 
-def test_what_a_killed_writer_of_an_index_left_goes_at_the_next_build(tmp_path: Path) -> None:
+def test_the_next_build_removes_what_a_killed_index_writer_left(tmp_path: Path) -> None:
     path = Path(write_texts(tmp_path / "a.tar", ["a.txt"]))
     ours, theirs = multiprocessing.Pipe(duplex=False)
     writer = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(path, theirs))
@@ -321,7 +321,7 @@ def test_what_a_killed_writer_of_an_index_left_goes_at_the_next_build(tmp_path: 
     assert not left.exists() and others.exists() and index_file(str(path)).exists()
 
 
-def test_a_folder_that_cannot_be_written_keeps_its_index_elsewhere(
+def test_if_the_folder_cannot_be_written_the_index_goes_to_the_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_texts(tmp_path / "a.tar", ["a.txt"])
@@ -336,7 +336,7 @@ def test_a_folder_that_cannot_be_written_keeps_its_index_elsewhere(
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "garbage", "pickle", "another's"])
-def test_a_damaged_index_is_built_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_index_is_built_again(tmp_path: Path, damage: str) -> None:
     path = write_texts(tmp_path / "a.tar", [f"{number}.txt" for number in range(9)])
     other = write_texts(tmp_path / "b.tar", [f"other-{number}.txt" for number in range(9)])
     expected = [TarDataset(path)[number] for number in range(9)]
@@ -356,7 +356,7 @@ def test_a_damaged_index_is_built_anew(tmp_path: Path, damage: str) -> None:
         assert [dataset[number] for number in range(9)] == expected
 
 
-def test_progress_is_told_where_it_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_where_it_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_shards(tmp_path)
     TarDataset(tmp_path, progress=True)
     said = capsys.readouterr().err

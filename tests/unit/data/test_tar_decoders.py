@@ -71,7 +71,7 @@ def test_arrays_come_back_as_they_were_saved(array: np.ndarray) -> None:
         b"\x93NUMPY\x09\x00" + bytes(200),
     ],
 )
-def test_arrays_that_lie_are_errors(data: bytes) -> None:
+def test_arrays_with_false_headers_are_errors(data: bytes) -> None:
     with pytest.raises(DataError):
         decode("npy", data)
 
@@ -88,7 +88,7 @@ def test_a_zip_that_decompresses_to_too_much_is_refused_by_its_directory(monkeyp
             decode(suffix, bomb.getvalue())
 
 
-def test_a_zip_whose_directory_lies_gives_no_more_than_it_says() -> None:
+def test_a_zip_with_a_false_directory_yields_no_more_than_the_directory_says() -> None:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", saved(np.zeros(1 << 20, np.uint8)))
@@ -149,7 +149,7 @@ def test_audio_is_samples_and_their_rate(suffix: str, monkeypatch: pytest.Monkey
         decode(suffix, stream.getvalue())
 
 
-def test_own_decoders_come_first_and_the_longest_name_of_all(tmp_path: Path) -> None:
+def test_the_users_decoders_take_precedence_and_the_longest_name_first(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.tar",
         member(b"a.json", b"1"),

@@ -110,7 +110,7 @@ def test_a_truncated_archive_gives_whole_samples_only(tmp_path: Path, cut: int) 
     assert texts(dataset) == (["good"] if cut > 1500 else [])
 
 
-def test_what_is_no_tar_archive_says_what_it_is(tmp_path: Path) -> None:
+def test_the_error_for_other_files_says_what_they_are(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(gzip.compress(GOOD + END))
     with pytest.raises(DataError, match=r"gzip.*penstock pack"):
@@ -131,7 +131,7 @@ def test_archives_without_samples_have_none(tmp_path: Path) -> None:
     assert texts(mixed) == ["good"] and mixed.blocks.tolist() == [0, 0, 1, 1]
 
 
-def test_sizes_that_lie_take_no_memory(tmp_path: Path) -> None:
+def test_false_sizes_allocate_no_memory(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{at}.tar", part) for at, (part, _) in enumerate(HIDES_THE_REST.values())]
     tracemalloc.start()
     try:
@@ -173,7 +173,7 @@ def test_nothing_but_bad_samples_is_an_error_after_all(tmp_path: Path) -> None:
         TarDataset(path, on_error="skip")[3]
 
 
-def test_sparse_members_with_maps_of_their_own_are_passed_by(tmp_path: Path) -> None:
+def test_sparse_members_with_extended_maps_are_skipped(tmp_path: Path) -> None:
     block = bytearray(header(b"bad.txt", 3, kind=b"S"))
     block[482] = 1
     block[148:156] = b" " * 8
@@ -187,7 +187,7 @@ def test_sparse_members_with_maps_of_their_own_are_passed_by(tmp_path: Path) -> 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", [b"x", b"g"])
 @pytest.mark.parametrize("data", [b"path=" + b"a" * 40 + b"\n", b"-5 path=a\n", b"0 path=a\n", b" 9 a=b\n"])
-def test_a_pax_record_without_a_length_ends_the_walk_and_not_never(tmp_path: Path, kind: bytes, data: bytes) -> None:
+def test_a_pax_record_without_a_length_ends_the_walk(tmp_path: Path, kind: bytes, data: bytes) -> None:
     header = tarfile.TarInfo("x")
     header.type, header.size = kind, len(data)
     path = tmp_path / "evil.tar"

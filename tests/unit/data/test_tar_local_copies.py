@@ -122,7 +122,7 @@ def wait_until(is_true: Any) -> None:
         time.sleep(0.005)
 
 
-def test_of_many_processes_one_fetches(tmp_path: Path) -> None:
+def test_only_one_of_many_processes_fetches(tmp_path: Path) -> None:
     copies, log, gate = ShardCopies(tmp_path / "copies", 10_000), tmp_path / "log", tmp_path / "gate"
     shard = remote(tmp_path / "a.tar")
     children = [start(copies, shard, log, gate) for _ in range(4)]
@@ -134,7 +134,7 @@ def test_of_many_processes_one_fetches(tmp_path: Path) -> None:
     assert len(log.read_text().split()) == 1
 
 
-def test_when_the_one_who_fetches_is_killed_another_does(tmp_path: Path) -> None:
+def test_if_the_fetching_process_is_killed_another_one_fetches(tmp_path: Path) -> None:
     copies, log, gate = ShardCopies(tmp_path / "copies", 5000), tmp_path / "log", tmp_path / "gate"
     shard = remote(tmp_path / "a.tar")
     first, _ = start(copies, shard, log, gate)
@@ -162,7 +162,7 @@ def test_what_a_killed_fetch_left_of_another_shard_is_deleted_for_room(tmp_path:
     assert held_bytes(tmp_path / "copies") == 5000
 
 
-def test_who_finds_no_room_waits_for_those_who_fetch(tmp_path: Path) -> None:
+def test_a_process_without_room_waits_for_processes_that_fetch(tmp_path: Path) -> None:
     copies, log, gate = ShardCopies(tmp_path / "copies", 9000), tmp_path / "log", tmp_path / "gate"
     first, first_pipe = start(copies, remote(tmp_path / "a.tar", fill=b"a"), log, gate)
     wait_until(log.exists)
@@ -263,7 +263,7 @@ print(len(TarDataset(f"slow://{sys.argv[1]}")))
 """
 
 
-def test_ctrl_c_does_not_wait_for_a_copy_and_what_came_is_not_taken_for_whole(tmp_path: Path) -> None:
+def test_ctrl_c_does_not_wait_for_a_copy_and_an_incomplete_copy_is_not_used(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.tar", ["a.txt", "b.txt"])
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
@@ -284,7 +284,7 @@ def test_ctrl_c_does_not_wait_for_a_copy_and_what_came_is_not_taken_for_whole(tm
     assert not list(copies.glob("*.part")), "what was left is gone"
 
 
-def test_a_copy_ends_between_two_pieces_once_nobody_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwanted_copy_stops_between_two_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_copies, "_PIECE_BYTES", 1000)
     location, version = remote(tmp_path / "a.tar")
     copies = ShardCopies(tmp_path / "copies", 10_000)

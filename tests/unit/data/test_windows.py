@@ -45,7 +45,7 @@ def test_wrong_arguments_are_refused_with_their_numbers() -> None:
         WindowDataset([1], 1, 0)
     with pytest.raises(ConfigError, match=r"length=2\.5"):
         WindowDataset([1], 2.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="together 3 frames"):
+    with pytest.raises(ConfigError, match="add up to the 3 frames"):
         WindowDataset([1, 2, 3], 1, sequences=[2])
     with pytest.raises(ConfigError, match="cannot be indexed"):
         WindowDataset(iter([1]), 1)
@@ -118,7 +118,7 @@ def test_keys_are_the_same_in_every_process_and_differ_between_datasets(files: l
     assert numbers[0] != numbers[1]
 
 
-def test_a_file_that_was_written_anew_is_another_frame(files: list[Path]) -> None:
+def test_a_rewritten_file_is_a_new_frame(files: list[Path]) -> None:
     with penstock.Cache("4MB") as cache:
         dataset = WindowDataset(files, 2)
         dataset.cache = cache
@@ -132,7 +132,7 @@ def test_a_file_that_was_written_anew_is_another_frame(files: list[Path]) -> Non
         assert later[0][:, 0, 0].tolist() == [10, 99]
 
 
-def test_frames_that_are_no_files_here_have_names_all_the_same() -> None:
+def test_frames_that_are_not_local_files_have_keys_too() -> None:
     dataset = WindowDataset(["store://a", "store://b"], 2, load=len)
     assert [key[1:] for key in dataset.keys(0)] == [("store://a",), ("store://b",)]
     assert dataset[0] == [9, 9]

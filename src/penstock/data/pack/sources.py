@@ -127,7 +127,7 @@ def _dataset_source(dataset: Any) -> PackSource:
     # torch's class has a __getitem__ that only raises, so an IterableDataset may seem to have both.
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
-            f"{name} is an IterableDataset, whose samples have no numbers, but shards are ranges of numbered samples. "
+            f"{name} is an IterableDataset: its samples have no numbers, but shards are ranges of numbered samples. "
             "Pack a dataset that has __getitem__ and __len__, such as the one that this dataset reads"
         )
     if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
