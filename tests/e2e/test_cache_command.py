@@ -58,9 +58,9 @@ def test_what_dead_processes_left_is_shown_and_removed() -> None:
     code = "import os, penstock; cache = penstock.Cache('4MiB', name='gone'); cache.put(1, 1); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert "stale" in run("list")
-    assert run("clear", "--stale") == "removed 1 stale: gone\n"
+    assert run("clear", "--stale") == "removed 1 stale cache: gone\n"
     assert run("list").startswith("no caches on this node")
-    assert run("clear", "--stale") == "removed 0 stale\n"
+    assert run("clear", "--stale") == "removed 0 stale caches\n"
 
 
 def test_a_cache_on_disk_is_given_by_its_folder(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_cache_on_disk_is_given_by_its_folder(tmp_path: Path) -> None:
         cache.put("here", torch.zeros(1000))
     assert "disk" in run("list", str(folder))
     assert "- items: 1" in run("stats", str(folder))
-    assert run("clear", str(folder)).startswith(f"cleared {folder}: 1 items")
+    assert run("clear", str(folder)).startswith(f"cleared {folder}: 1 item,")
     with penstock.Cache("4MiB", disk=folder) as cache:
         assert cache.get("here") is None
 

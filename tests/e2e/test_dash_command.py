@@ -156,7 +156,7 @@ def test_it_ends_by_signal_with_streams_open_and_its_port_is_free_again(home: Pa
             line.request("GET", f"/api/events?run={record.id}", headers={"Authorization": f"Bearer {page.token}"})
             until(line.getresponse(), "ended", lambda _: True)
             taken = run_here("dash", "--port", str(port))
-            assert taken.returncode == 1 and f"port {port} of 127.0.0.1 is taken" in taken.stderr
+            assert taken.returncode == 1 and f"port {port} of 127.0.0.1 is in use" in taken.stderr
             assert "--port 0" in taken.stderr and taken.stdout == ""
             found_status, err, took_s = page.end(number)
             line.close()
@@ -183,7 +183,7 @@ def test_the_token_is_kept_where_the_user_says(home: Path) -> None:
         assert line.getresponse().status == 401
         line.close()
         _, err, _ = page.end(signal.SIGTERM)
-        assert "can be reached from other machines" in err and "encrypted" in err and chosen not in err
+        assert "other machines can reach" in err and "encrypted" in err and chosen not in err
 
 
 def test_a_browser_is_opened_without_the_token_on_its_command_line(home: Path) -> None:
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_one_line(home: Path, run_here: RunHere, monkeypatch: 
     short.chmod(0o600)
     wrongs = [
         (["nobody"], "no run in"),
-        (["--host", "no.such.host.invalid"], "is no address"),
+        (["--host", "no.such.host.invalid"], "is not an address"),
         (["--host", "192.0.2.1"], "no address of this machine"),
         (["--token-file", str(loose)], "chmod 600"),
         (["--token-file", str(home)], "--token-file"),
@@ -247,5 +247,5 @@ def test_a_dashboard_for_grafana_is_printed_without_a_server(run_here: RunHere) 
 
 def test_the_help_says_who_can_read_and_puts_no_token_on_a_command_line(run_here: RunHere) -> None:
     said = " ".join(run_here("dash", "--help").stdout.split())
-    assert "other users of this machine can read the figures, but change nothing" in said
+    assert "other users of this machine can read the figures but change nothing" in said
     assert "curl -H @FILE" in said and "$TOKEN" not in said

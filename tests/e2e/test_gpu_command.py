@@ -84,7 +84,7 @@ def test_the_page_has_components_totals_choices_and_the_picture(folder: Path, ru
     assert ended.returncode == 0, ended.stderr
     for words in (
         "parameters", "optimizer state", "activations", "cuda context", "allocated", "reserved", "nvidia-smi shows",
-        "most is taken in", "fits 1.12 GiB", "a sample", "checkpointing", "precision=bf16", "optimizer=sgd",
+        "peak is in", "fits 1.12 GiB", "per sample", "checkpointing", "precision=bf16", "optimizer=sgd",
         "accumulation=2 of 4096", "not measured", "Largest batch: ", "10% is to stay free", "| the 1.12 GiB there are",
     ):  # fmt: skip
         assert words in ended.stdout, words
@@ -168,19 +168,19 @@ def test_every_example_can_be_traced(name: str) -> None:
     [
         (["nets_here.py:Raises"], 1, "KeyError: 'no such layer'"),
         (["nets_here.py:Net", "--batch", "nets_here.py:elsewhere"], 1, "make_batch(8) "),
-        (["nets_here.py:Net", "--batch-size", "0"], 2, "0 is no batch size"),
+        (["nets_here.py:Net", "--batch-size", "0"], 2, "0 is not a batch size"),
         (["nets_here.py:Net", "--batch-size", "8,x"], 2, "write 8,16,24"),
         (["nets_here.py:Net", "--optimizer", "adam9"], 1, "optimizer='adam9' is not known"),
         (["nets_here.py:Net", "--precision", "fp8"], 1, "precision='fp8' is not known"),
         (["nets_here.py:Net", "--memory", "lots"], 2, "memory"),
-        (["resnet"], 2, "'resnet' is no example"),
+        (["resnet"], 2, "'resnet' is not an example"),
         (["cnn", "--batch", "nets_here.py:make_batch"], 2, "has its own batches"),
         (["nets_here.py:number"], 2, "cannot be called"),
         (["nets_here.py:ready"], 1, "make_model must be a function"),
         (["nets_here.py:nothing"], 2, "has no 'nothing'"),
         (["missing.py:Net"], 2, "no file missing.py"),
-        (["bare_nets.py:Net"], 2, "comes without batches"),
-        (["nets_here.py:Net", "--plot", "a.png"], 2, "is no .svg"),
+        (["bare_nets.py:Net"], 2, "has no batches"),
+        (["nets_here.py:Net", "--plot", "a.png"], 2, "does not end in .svg"),
         (["nets_here.py:Net", "--plot", "nowhere/a.svg"], 2, "there is no folder"),
     ],
 )
@@ -219,4 +219,4 @@ def test_explain_shows_gpu_memory_beside_the_hosts(folder: Path, run_here: RunHe
     texts = [each.text or "" for each in ElementTree.parse(folder / "both.svg").getroot().iter()]
     assert any("Host memory" in text for text in texts) and any("GPU memory" in text for text in texts)
     wrong = run_here("explain", "rows_here.py:Rows", "--precision", "bf16", folder=folder)
-    assert wrong.returncode == 2 and "go with --model" in wrong.stderr
+    assert wrong.returncode == 2 and "need --model" in wrong.stderr

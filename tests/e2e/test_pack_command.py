@@ -67,7 +67,7 @@ def test_a_target_is_packed_and_packed_again(folder: Path) -> None:
     dataset = ArrowDataset(folder / "out")
     assert [dataset[place][1] for place in range(40)] == list(range(40)) and (dataset[7][0] == 7).all()
     shown = run(folder, "pack_me.py:Dataset", "out", "--shard-size", "100KB")
-    assert shown.startswith("40 samples, ") and "(4 of them were there already)" in shown
+    assert shown.startswith("40 samples, ") and "(4 of them from an earlier run)" in shown
     assert "format was 'arrow' and is 'tar'" in run(
         folder, "pack_me.py:Dataset", "out", "--to", "tar", "--shard-size", "100KB", status=1
     )
@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_same_command_continues(folder: Pat
     os.killpg(running.pid, signal.SIGINT)
     told = running.communicate(timeout=60)[1]
     assert running.returncode == 130 and "Traceback" not in told, told
-    assert told.splitlines()[-1] == "stopped; the same command goes on from here, out keeps what is finished"
+    assert told.splitlines()[-1] == "stopped; finished shards stay in out, and the same command continues from here"
     with pytest.raises(ProcessLookupError):
         os.killpg(running.pid, 0)
     left = sorted(path.name for path in (folder / "out").iterdir())
@@ -138,4 +138,4 @@ def test_a_warning_and_what_was_left_out_are_lines_of_their_own(folder: Path) ->
         (folder / name).write_text("x")
     (folder / "in/more").symlink_to(folder)
     shown = run(folder, "in", "files", "--to", "tar")
-    assert "3 files and folders are no part of a sample and were left out, such as .git/, README" in shown
+    assert "3 files and folders outside samples left out, such as .git/, README" in shown

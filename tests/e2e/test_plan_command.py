@@ -192,7 +192,7 @@ def test_a_step_is_timed_and_what_was_seen_is_kept_for_another_time(
 def test_the_machine_of_the_lidar_team_has_five_plans_beside_their_own(plan_here: Plan) -> None:
     page = plan_here(*lidar()).stdout
     assert max(map(len, page.splitlines())) <= 80
-    first, second = page.split("Beside others' settings")
+    first, second = page.split("Compared with other settings")
     assert [line for line in first.splitlines() if line.startswith("fast *")]
     original = next(line for line in second.splitlines() if line.startswith("original"))
     assert original.split()[:5] == ["original", "16", "×", "8", "4"] and "55.9 GiB" in original
@@ -290,7 +290,7 @@ def test_a_dataset_that_cannot_be_made_for_want_of_files_still_gets_starting_poi
     ("arguments", "said"),
     [
         (("nothing_here:x",), "there is no module nothing_here"),
-        (("sets.py:number",), "which is no dataset"),
+        (("sets.py:number",), "which is not a dataset"),
         (("sets.py:Images", "--collate", "sets.py:number"), "cannot be called"),
         (("sets.py:Images", "--profile", "p.json"), "give one of them"),
         (("sets.py:Images", "--train", "sets.py:step", "--step-time", "1"), "give one of them"),
@@ -320,9 +320,9 @@ def test_wrong_usage_is_status_two(plan_here: Plan, folder: Path, arguments: tup
         ("[]", "it holds list"),
         ("{}", "neither samples nor sample_bytes"),
         ('{"samples": []}', "no samples"),
-        ('{"samples": [{"size_bytes": "x", "wait_s": 0, "cpu_s": 0}]}', "not made of sizes and times"),
-        ('{"samples": [{"size_bytes": 1, "wait_s": NaN, "cpu_s": 0}]}', "not made of sizes and times"),
-        ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "step_s": "x"}', "no length of time"),
+        ('{"samples": [{"size_bytes": "x", "wait_s": 0, "cpu_s": 0}]}', "does not consist of sizes and times"),
+        ('{"samples": [{"size_bytes": 1, "wait_s": NaN, "cpu_s": 0}]}', "does not consist of sizes and times"),
+        ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "step_s": "x"}', "is not a length of time"),
         ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "speed": 1}', "speed, which a profile"),
         ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "beside": 1}', "beside is not name"),
     ],

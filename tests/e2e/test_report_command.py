@@ -80,7 +80,7 @@ def test_a_file_that_is_there_is_kept_unless_told_otherwise(run_id: str, tmp_pat
     kept = tmp_path / f"penstock-report-{run_id}.html"
     kept.write_text("mine")
     refused = run_here("report", run_id, folder=tmp_path)
-    assert refused.returncode == 1 and "is there already; --force overwrites it" in refused.stderr
+    assert refused.returncode == 1 and "exists already; overwrite it with --force" in refused.stderr
     assert kept.read_text() == "mine"
     assert run_here("report", run_id, "--force", folder=tmp_path).returncode == 0
     assert kept.read_text().startswith("<!doctype html>") and list(tmp_path.iterdir()) == [kept]
@@ -125,11 +125,11 @@ def test_it_is_opened_in_the_users_browser(run_id: str, tmp_path: Path) -> None:
         (["last", "-o", "no/such/folder.html"], 1, "there is no folder"),
         (["last", "-o", "."], 1, "is a folder"),
         (["last", "--plan", "missing.json"], 1, "cannot be read"),
-        (["last", "--plan", "bad.json"], 1, "is no JSON"),
+        (["last", "--plan", "bad.json"], 1, "is not JSON"),
         (["last", "--plan", "empty.json"], 1, "contains no plans"),
         ([], 0, ""),
         (["last", "--json", "--open"], 2, "--open needs a file"),
-        (["last", "--json", "-o", "-"], 2, "both want stdout"),
+        (["last", "--json", "-o", "-"], 2, "both write to stdout"),
         (["last", "--pdf"], 2, "No such option"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_running_training_is_listed_changed_from_outside_and_compared(home: Pa
         training.communicate()
     (found,) = json.loads(penstock("runs", "--json"))
     assert found["state"] == "killed" and found["name"] == "frames" and found["samples"] > 0
-    assert "is over (killed): nothing is left to set" in penstock("set", "frames", "workers=1", status=1)
+    assert "has ended (killed): nothing is left to set" in penstock("set", "frames", "workers=1", status=1)
 
 
 def test_lists_fit_80_columns_and_show_hostile_names_as_text(home: Path) -> None:
@@ -86,7 +86,7 @@ def test_lists_fit_80_columns_and_show_hostile_names_as_text(home: Path) -> None
     assert all(len(line) <= 80 for line in shown.splitlines() if "🎉" not in line)
     assert len(shown) < 8000 and shown.count("failed") == 3
     assert "4 workers, prefetch 2, 4GB, batch 32" in " ".join(penstock("runs", columns=120).split())
-    assert "and 2 older ones" in penstock("runs", "-n", "1")
+    assert "and 2 older runs" in penstock("runs", "-n", "1")
     compared = penstock("runs", "compare")
     assert compared.count("640") == 3 and compared.count("7.00 GiB") == 3 and "10%" in compared
 

@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.top.keys import parsed
-from penstock.cli.top.trainings import Training
+from penstock.cli.top.trainings import TrainingSnapshot
 from penstock.cli.top.view import Choice, Page
 from penstock.monitor.runs.format import Alert, Note, RunOutcome
 from support.recorded_runs import GIB, begin_run, fill, point_at
@@ -256,13 +256,13 @@ def test_a_bracket_is_a_key_and_an_arrow_is_one_key(sent: str, keys: list[str], 
     assert parsed(sent) == (keys, rest)
 
 
-def many_workers(number: int) -> Training:
+def many_workers(number: int) -> TrainingSnapshot:
     workers = [
         {"worker_id": place, "pid": 1000 + place, "doing": "fetching", "batch": 7, "index": "12", "since_s": 2.5,
          "samples": 10**6, "restarts": 1, "private_bytes": GIB, "leaving": True}
         for place in range(64)
     ]  # fmt: skip
-    return Training(
+    return TrainingSnapshot(
         id=f"261116-00000{number}-aaaa", name="x" * 500, is_recorded=True, state="running", what=None, pid=1,
         started_s=0.0, heard_s=time.time(), measure="pss", figures=point_at(0.0, 1).figures, gpus=["NVIDIA H200"],
         loaders=[{"number": 0, "name": "train", "kind": "penstock", "configuration": {}, "workers": workers}],
@@ -297,5 +297,5 @@ def test_alerts_that_stand_are_shown_until_they_are_over(tmp_path: Path) -> None
     ])  # fmt: skip
     seen = json.loads(top(tmp_path, "last", "--json"))["trainings"][0]
     assert seen["alerts"] == ["swap has grown"] and len(seen["events"]) == 3
-    assert "no socket" in seen["trouble"]
+    assert "no socket" in seen["problem"]
     record.abandon()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.machine import MachineFacts
 from penstock.meter import Gpu, GpuStatus, Limits, Pressure
 from support.machines.healthy import FakeMachine
 

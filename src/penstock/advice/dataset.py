@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.machine import MachineFacts
 from penstock.findings import Finding, Severity
 from penstock.lab.dataset.containers import Container, Containers, find_containers
 from penstock.units import MIB, format_bytes

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.machine import MachineFacts
 from penstock.findings import Diagnosis, Finding, run_checks
 from penstock.settings import Settings
 from penstock.units import GIB, MIB, format_bytes, parse_size

@@ -17,9 +17,9 @@ _NEEDED = ("click", "rich")
 
 
 def main() -> NoReturn:
-    """Run the program on ``sys.argv`` and leave with its exit status."""
+    """Run the program on ``sys.argv`` and exit with its status."""
     try:
-        # A core install has neither: a traceback would not say which extra to ask for.
+        # A core install has neither, and a traceback would not name the extra.
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             sys.stderr.write(

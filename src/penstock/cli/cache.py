@@ -1,7 +1,7 @@
-"""`penstock cache`: the caches of this user on this node, and on disk.
+"""`penstock cache`: this user's caches in this node's memory, and caches on disk.
 
 In:  names of caches, folders of disk caches.
-Out: a table or JSON; memory given back.
+Out: a table or JSON; cleared caches, released memory.
 Runs in: command line. Does not import torch.
 """
 
@@ -15,25 +15,26 @@ from typing import Any
 import click
 
 from penstock.errors import CacheError
+from penstock.formatting import counted
 from penstock.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
-    """One cache, living or not."""
+class ListedCache:
+    """One cache, live or stale."""
 
     name: str
-    """Its name, or the folder of one on disk."""
+    """Its name, or the folder of a cache on disk."""
     state: str
-    """live, stale (its processes are dead), or disk."""
+    """live, stale (its processes have ended), or disk."""
     pids: list[int]
     figures: dict[str, int | float]
-    """None of a stale one: its memory went with its processes."""
+    """Empty for a stale cache: its memory ended with its processes."""
 
 
 @click.group()
 def command() -> None:
-    """Show and clear caches: those in this node's memory, and those on disk given by their folders."""
+    """Show and clear caches: those in this node's memory, by name, and those on disk, by folder."""
 
 
 @command.command("list")
@@ -53,7 +54,7 @@ def stats(name: str, json_wanted: bool) -> None:
     if json_wanted:
         click.echo(json.dumps(asdict(found), indent=2))
         return
-    click.echo(f"[{found.name}] {found.state}" + (f", processes {_spell(found.pids)}" if found.pids else ""))
+    click.echo(f"[{found.name}] {found.state}" + (f", processes {_joined(found.pids)}" if found.pids else ""))
     for word, value in found.figures.items():
         shown = f"{value:.2%}" if word == "hit_rate" else format_bytes(value) if word.endswith("bytes") else value
         click.echo(f"  - {word}: {shown}")
@@ -61,9 +62,9 @@ def stats(name: str, json_wanted: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1)
-@click.option("--stale", is_flag=True, help="Remove what caches of dead processes left behind.")
+@click.option("--stale", is_flag=True, help="Remove what caches of ended processes left behind.")
 def clear(names: tuple[str, ...], stale: bool) -> None:
-    """Forget every value of the caches NAMES (or disk caches in folders NAMES); training that uses them goes on."""
+    """Remove every value from the caches NAMES (or disk caches in folders NAMES); trainings that use them continue."""
     from penstock.cache import registry
 
     if not names and not stale:
@@ -74,13 +75,15 @@ def clear(names: tuple[str, ...], stale: bool) -> None:
             stale = True
             continue
         _clear(found)
-        click.echo(f"cleared {found.name}: {found.figures['items']} items, {format_bytes(found.figures['bytes'])}")
+        click.echo(
+            f"cleared {found.name}: {counted(found.figures['items'], 'item')}, {format_bytes(found.figures['bytes'])}"
+        )
     if stale:
         gone = registry.remove_stale()
-        click.echo(f"removed {len(gone)} stale" + (f": {', '.join(gone)}" if gone else ""))
+        click.echo(f"removed {counted(len(gone), 'stale cache')}" + (f": {', '.join(gone)}" if gone else ""))
 
 
-def _in_memory() -> list[Listed]:
+def _in_memory() -> list[ListedCache]:
     from penstock.cache import registry
 
     listed = []
@@ -90,20 +93,20 @@ def _in_memory() -> list[Listed]:
         if region is not None:
             region.close()
         state = "live" if members else "stale"
-        listed.append(Listed(name=name, state=state, pids=sorted({each.pid for each in members}), figures=figures))
+        listed.append(ListedCache(name=name, state=state, pids=sorted({each.pid for each in members}), figures=figures))
     return listed
 
 
-def _on_disk(folder: Path) -> Listed:
+def _on_disk(folder: Path) -> ListedCache:
     from penstock.cache.store import disk_files
 
     if not (folder / "cache.index").exists():
         raise CacheError(f"there is no disk cache in {str(folder)!r}")
     with disk_files.visit(folder) as (region, _):
-        return Listed(name=str(folder), state="disk", pids=[], figures=_figures(region))
+        return ListedCache(name=str(folder), state="disk", pids=[], figures=_figures(region))
 
 
-def _find(name: str) -> Listed:
+def _find(name: str) -> ListedCache:
     found = next((each for each in _in_memory() if each.name == name), None)
     if found is not None:
         return found
@@ -111,11 +114,11 @@ def _find(name: str) -> Listed:
         return _on_disk(Path(name))
     known = ", ".join(each.name for each in _in_memory()) or "none"
     raise CacheError(
-        f"there is no cache called {name!r} on this node, nor one on disk in such a folder; known: {known}"
+        f"there is no cache called {name!r} on this node, and no disk cache in a folder of that name; known: {known}"
     )
 
 
-def _clear(found: Listed) -> None:
+def _clear(found: ListedCache) -> None:
     from penstock.cache import registry
     from penstock.cache.store import disk_files
     from penstock.cache.store.store import Tier
@@ -141,7 +144,7 @@ def _figures(region: Any) -> dict[str, int | float]:
     return {**figures, "hit_rate": figures["hits"] / asked if asked else 0.0}
 
 
-def _show(listed: list[Listed], json_wanted: bool) -> None:
+def _show(listed: list[ListedCache], json_wanted: bool) -> None:
     if json_wanted:
         click.echo(json.dumps([asdict(each) for each in listed], indent=2))
         return
@@ -160,9 +163,9 @@ def _show(listed: list[Listed], json_wanted: bool) -> None:
         if figures:
             memory = f"{format_bytes(figures['bytes'])} of {format_bytes(figures['limit_bytes'])}"
             row = [str(figures["items"]), memory, f"{figures['hit_rate']:.2%}"]
-        grid.add_row(each.name, each.state, *row, _spell(each.pids))
+        grid.add_row(each.name, each.state, *row, _joined(each.pids))
     make_console().print(grid)
 
 
-def _spell(pids: list[int]) -> str:
+def _joined(pids: list[int]) -> str:
     return ", ".join(map(str, pids))

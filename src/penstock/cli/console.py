@@ -1,4 +1,4 @@
-"""How pages look: one console for stdout, one for progress, plain tables that fit 80 columns.
+"""What pages consist of: a console, tables that fit 80 columns, findings, progress bars.
 
 In:  the environment (COLUMNS, NO_COLOR, TERM), whether stdout is a terminal.
 Out: rich consoles, tables and progress bars.
@@ -7,16 +7,25 @@ Runs in: command line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
+
+from penstock.findings import Finding
+from penstock.formatting import counted
 
 NARROWEST_COLUMNS = 20
-"""Below this rich cuts words to nothing; COLUMNS=0 is what some terminals without a window say."""
+"""In fewer columns rich cuts words away; some terminals without a window report COLUMNS=0."""
+_STYLES = {"hurts": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console for pages, or for progress on stderr, which must not end up in a pipe."""
+    """A console for pages; with ``stderr`` one for progress, which must not be written into a pipe."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if console.width < NARROWEST_COLUMNS:
         console.width = NARROWEST_COLUMNS
@@ -24,15 +33,45 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_grid(*columns: str) -> Table:
-    """A table without lines: one left-aligned column per style, the last one folds."""
+    """A table without rules: one left-aligned column for each style. Long text continues on the next line."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for style in columns:
         grid.add_column(style=style, overflow="fold")
     return grid
 
 
+def make_table(first: str, *figures: str, last: str | None = None, padding: int = 1) -> Table:
+    """A table with a rule below its head: a column of text, columns of figures, and perhaps a last one of text."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
+    table.add_column(first, overflow="fold")
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    if last is not None:
+        table.add_column(last, overflow="fold")
+    return table
+
+
+def indented(grid: Table | Text | str) -> Padding:
+    return Padding(Text(grid) if isinstance(grid, str) else grid, (0, 0, 0, 2))
+
+
+def show_findings(console: Console, found: Sequence[Finding]) -> None:
+    """Print the findings, worst first, each with its fix."""
+    bad = sum(finding.severity != "info" for finding in found)
+    if bad:
+        console.print(Text(f"{counted(bad, 'thing')} here will hurt", style="bold red"))
+    else:
+        console.print(Text("Nothing here will hurt", style="bold green"))
+    grid = make_grid("", "")
+    for finding in found:
+        severity = Text(finding.severity, style=_STYLES[finding.severity])
+        grid.add_row(severity, Text(f"{finding.id}: {finding.what}"))
+        grid.add_row("", Text.assemble(("fix: ", "bold"), finding.fix))
+    console.print(indented(grid))
+
+
 def make_progress(console: Console) -> Progress:
-    """A bar that draws only when told to: a drawing thread would hold its lock while workers are forked."""
+    """A bar that is drawn only on refresh(): a drawing thread would hold its lock while workers are forked."""
     return Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=None),

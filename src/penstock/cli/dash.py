@@ -1,6 +1,6 @@
 """`penstock dash`: recorded and running trainings as a web page.
 
-In:  the runs of this user's state folder; where to listen.
+In:  the runs of this user's state folder; the address to listen on.
 Out: one line with the address; a server until Ctrl-C.
 Runs in: command line. Does not import torch.
 """
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 _NEEDED = ("starlette", "uvicorn")
 _BACKLOG = 128
 _REDIRECT_S = 60.0
-"""What a browser gets to read the file that leads it to the page."""
+"""Time for a browser to read the file that redirects it to the page."""
 
 
 @click.command(
-    epilog="Exit status: 1 where it cannot listen or there is no such run; 130 after Ctrl-C, 143 after SIGTERM."
+    epilog="Exit status: 1 if it cannot listen or there is no such run; 130 after Ctrl-C, 143 after SIGTERM."
 )
 @click.argument("run", required=False)
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Listen on this address.")
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", default=8787, show_default=True,
-              help="Listen on this port; 0 takes any that is free.")  # fmt: skip
+              help="Listen on this port; 0 for any free port.")  # fmt: skip
 @click.option("--open", "open_wanted", is_flag=True, help="Open the page in a browser.")
 @click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Take the token from this file, or make one and keep it there.")  # fmt: skip
+              help="Read the token from this file; if it is empty or new, write a new token to it.")  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="Print the address as one JSON object.")
-@click.option("--grafana", "grafana_wanted", is_flag=True, help="Print a Grafana dashboard for /metrics, and leave.")
+@click.option("--grafana", "grafana_wanted", is_flag=True, help="Print a Grafana dashboard for /metrics and exit.")
 def command(
     run: str | None,
     host: str,
@@ -58,13 +58,13 @@ def command(
     json_wanted: bool,
     grafana_wanted: bool,
 ) -> None:
-    """Show trainings in a web browser, live: memory by component, speed, waiting, GPUs, cache, what happened when; turn
-    valves; compare runs. RUN (an id, the beginning of one, a name, or "last") is shown first.
+    """Show trainings live in a web browser: memory by component, speed, waiting, GPUs, cache, events. Change settings
+    of running loaders and compare runs. The page opens with RUN (an id, the beginning of one, a name, or "last").
 
-    The address that is printed holds a token behind #. Changing anything needs it, and so does reading from an ADDRESS
-    other than loopback. On loopback other users of this machine can read the figures, but change nothing.
-    PENSTOCK_DASH_TOKEN or --token-file keep the token the same from one start to the next. In the last line, FILE holds
-    "Authorization: Bearer TOKEN": what is on a command line, every user of the machine can read.
+    The printed address has a token after #. Changes need the token, and so does reading if ADDRESS is not a loopback
+    address. On loopback, other users of this machine can read the figures but change nothing. With
+    PENSTOCK_DASH_TOKEN or --token-file the token stays the same at every start. In the last example, FILE holds
+    "Authorization: Bearer TOKEN", because every user of the machine can read command lines.
 
     \b
     penstock dash
@@ -81,7 +81,7 @@ def command(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise PenstockError(
-            f'the web page needs {" and ".join(missing)}, not installed here; run: pip install "penstock[dash]"'
+            f'the web page needs {" and ".join(missing)}, which is not installed; run: pip install "penstock[dash]"'
         )
     from penstock.environment import state_folder
     from penstock.monitor.runs.reader import open_run
@@ -100,19 +100,19 @@ def command(
         url += "" if run_id is None else f"&run={quote(run_id, safe='')}"
         if not access.is_loopback:
             click.echo(
-                f"penstock: {host} can be reached from other machines: whoever has the token reads the figures of all "
-                "runs and turns their valves, and nothing is encrypted on the way; over ssh -L, 127.0.0.1 will do",
+                f"penstock: other machines can reach {host}. Anyone with the token can read the figures of all runs "
+                "and change their settings, and the connection is not encrypted; with ssh -L, 127.0.0.1 is enough",
                 err=True,
             )
         if json_wanted:
             answer = {"url": url, "host": host, "port": port, "token": access.token, "run": run_id, "home": str(home)}
             click.echo(json.dumps(answer))
         else:
-            click.echo(f"penstock dash: {url}  (Ctrl-C ends it)")
+            click.echo(f"penstock dash: {url}  (stop with Ctrl-C)")
         if open_wanted:
             redirect = _redirect_to(url)
             left.callback(redirect.unlink, missing_ok=True)
-            # A browser in the terminal stays until it is closed, and wants a server meanwhile.
+            # A browser in the terminal returns only when it is closed, and needs the server before that.
             threading.Thread(target=_open_browser, args=(redirect,), name="browser", daemon=True).start()
         server.run()
 
@@ -120,16 +120,16 @@ def command(
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = min(
-            # Numbers and names; where a name has both kinds of address, the older kind.
+            # Of a name with addresses of both kinds, IPv4.
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE),
             key=lambda found: found[0] != socket.AF_INET,
         )
     except (OSError, UnicodeError):
-        raise PenstockError(f"--host {host!r} is no address of any machine; 127.0.0.1 is this one alone") from None
+        raise PenstockError(f"--host {host!r} is not an address; 127.0.0.1 is this machine alone") from None
     listener: socket.socket | None = None
     try:
         listener = socket.socket(family, kind)
-        # Or the port could not be used again for a minute after a server with open pages has ended.
+        # Without it, the port of a server that ended with open pages is taken for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -143,14 +143,14 @@ def _listen(host: str, port: int) -> socket.socket:
 def _cannot_listen(host: str, port: int, refused: OSError) -> str:
     if refused.errno == errno.EADDRINUSE:
         return (
-            f"port {port} of {host} is taken, perhaps by another penstock dash; "
-            f"penstock dash --port {port + 1 if 0 < port < 65535 else 8787} takes the next, --port 0 any that is free"
+            f"port {port} of {host} is in use, perhaps by another penstock dash; use "
+            f"penstock dash --port {port + 1 if 0 < port < 65535 else 8787}, or --port 0 for any free port"
         )
     if refused.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine; 127.0.0.1 is this machine alone, 0.0.0.0 all its addresses"
+        return f"{host} is not an address of this machine; 127.0.0.1 is this machine alone, 0.0.0.0 all its addresses"
     if refused.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} of {host} is not for this user ({refused.strerror}); --port 0 takes any that is free"
-    return f"cannot listen on port {port} of {host}: {refused.strerror}; --port 0 takes any that is free"
+        return f"port {port} of {host} is not allowed for this user ({refused.strerror}); --port 0 takes any free port"
+    return f"cannot listen on port {port} of {host}: {refused.strerror}; --port 0 takes any free port"
 
 
 def _access(host: str, listener: socket.socket, token_file: Path | None) -> Access:
@@ -167,14 +167,16 @@ def _access(host: str, listener: socket.socket, token_file: Path | None) -> Acce
 
 
 def _kept_token(path: Path) -> str:
-    """What the file holds; one that is not there, or empty, gets a new token that only this user can read."""
+    """The token in the file; a missing or empty file gets a new token that only this user can read."""
     from penstock.web.access import new_token
 
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                raise PenstockError(f"{path} can be read by others, and a token is a secret; run: chmod 600 {path}")
+                raise PenstockError(
+                    f"{path} can be read by other users, and the token is secret; run: chmod 600 {path}"
+                )
             token = file.read(4096).strip()
             if not token:
                 token = new_token()
@@ -186,14 +188,14 @@ def _kept_token(path: Path) -> str:
 
 
 def _shown_host(host: str, access: Access) -> str:
-    """What a browser can ask for: 0.0.0.0 is no address to go to."""
+    """The host as a browser needs it: 0.0.0.0 is not an address to connect to."""
     name = socket.gethostname() if access.takes_any_address else host
     return f"[{name}]" if ":" in name else name
 
 
 def _redirect_to(url: str) -> Path:
-    """A file that leads there: a browser's command line is for every user of the machine to read, and in the address
-    is the token."""
+    """A file that redirects to ``url``: the address has the token, and every user of the machine can read a browser's
+    command line."""
     descriptor, name = tempfile.mkstemp(prefix="penstock-dash-", suffix=".html")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
@@ -207,6 +209,6 @@ def _open_browser(page: Path) -> None:
         is_open = False
     if not is_open:
         click.echo("penstock: no browser could be started here; open the address above", err=True)
-    # The token is not to lie in a file for as long as the server runs.
+    # The token must not stay in a file while the server runs.
     time.sleep(_REDIRECT_S)
     page.unlink(missing_ok=True)

@@ -1,25 +1,40 @@
-"""Options that several commands have: finite numbers, sizes, a drawing.
+"""Options that several commands share: sizes, numbers, a dataset's options, a settings file, drawings, JSON.
 
-In:  an option's text, such as 0.1, 4GB, 50%, chart.svg.
+In:  an option's text, such as 0.1, 4GB, 50%, chart.svg, train.yaml.
 Out: a checked value; wrong usage before anything runs.
 Runs in: command line.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from penstock._version import __version__
 from penstock.errors import ConfigError, PenstockError
 from penstock.units import parse_bytes, parse_size
 
+_BATCH_SIZE = 32
+
+json_option = click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of a page.")
+
+
+def print_json(answer: Mapping[str, Any]) -> None:
+    """Print an answer, with penstock's version as its first entry."""
+    click.echo(json.dumps({"penstock": __version__, **answer}, indent=2))
+
+
+# -- numbers and sizes ------------------------------------------------------------------------------------------------
+
 
 class FiniteRange(click.FloatRange):
-    """A number. click's own class accepts nan and inf, which make a later search or sleep fail."""
+    """A finite number. click's own class accepts nan and inf, which make a later search or sleep fail."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -29,7 +44,7 @@ class FiniteRange(click.FloatRange):
 
 
 def check_size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A callback for click: the text of a size, unchanged. None, an option that was left out, passes."""
+    """A click callback: the text of a size, unchanged; None for an option that is not given."""
     try:
         if value is not None:
             parse_size(value)
@@ -39,11 +54,75 @@ def check_size(ctx: click.Context, parameter: click.Parameter, value: str | None
 
 
 def check_bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """A callback for click: an absolute size, in bytes."""
+    """A click callback: an absolute size, in bytes."""
     try:
         return None if value is None else parse_bytes(value, name=parameter.name or "size")
     except ConfigError as wrong:
         raise click.BadParameter(str(wrong)) from None
+
+
+# -- a dataset and the user's settings file ---------------------------------------------------------------------------
+
+
+def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """TARGET and the options of every command that runs a dataset."""
+    for option in (
+        section_option,
+        click.option("--settings", "settings_file", metavar="FILE",
+                     help="Read options that are not given here from a settings file."),
+        click.option("--collate", metavar="TARGET", help="Your own collate function."),
+        click.option("--memory", callback=check_size, metavar="SIZE",
+                     help="Memory limit of penstock's loader, such as 4GB.  [default: auto, half of the free memory]"),
+        click.option("--batch-size", type=click.IntRange(min=1), help=f"Samples in a batch.  [default: {_BATCH_SIZE}]"),
+        click.argument("target"),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def check_section(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """A click callback: an unknown section is wrong usage, whatever is in the file."""
+    from penstock.settings.sections import phase_asked_for
+
+    try:
+        phase_asked_for(value)
+    except ConfigError as wrong:
+        raise click.BadParameter(str(wrong)) from None
+    return value
+
+
+section_option = click.option(
+    "--section", default="train", show_default=True, metavar="SECTION", callback=check_section,
+    help="With --settings: train, eval, val or test.",
+)  # fmt: skip
+
+
+def read_own_settings(file: str | None, section: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Argument -> value, and argument -> its key in the file. Both are empty without a file."""
+    from penstock.settings import load
+
+    if file is None:
+        return {}, {}
+    with warnings.catch_warnings():
+        # penstock settings shows them as findings.
+        warnings.simplefilter("ignore")
+        settings = load(file, section)
+    keys = {entry.argument: entry.key for entry in settings.entries if entry.key != "(call)"}
+    return dict(settings.arguments), keys
+
+
+def filled(given: Mapping[str, Any], own: Mapping[str, Any], cores: int) -> dict[str, Any]:
+    """Batch size, workers, memory and prefetch factor: as given, else from the settings file, else the default."""
+    workers = own.get("num_workers") if given.get("workers") is None else given["workers"]
+    return {
+        "batch_size": given["batch_size"] or own.get("batch_size") or _BATCH_SIZE,
+        "workers": workers if isinstance(workers, int) else cores,
+        "memory": given["memory"] or own.get("memory", "auto"),
+        "prefetch_factor": own.get("prefetch_factor"),
+    }
+
+
+# -- files to write ---------------------------------------------------------------------------------------------------
 
 
 def svg_option(help_text: str) -> Callable[[Any], Any]:
@@ -51,20 +130,22 @@ def svg_option(help_text: str) -> Callable[[Any], Any]:
     return click.option("--plot", callback=_check_svg, metavar="FILE.svg", help=help_text)
 
 
-def check_folder(plot: Path | None) -> None:
-    """Wrong usage if the folder of the file is missing: reported before minutes of measuring."""
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {plot.absolute().parent}", param_hint="--plot")
-
-
-def write_svg(plot: Path, drawing: str) -> None:
-    try:
-        plot.write_text(drawing, encoding="utf-8")
-    except OSError as refused:
-        raise PenstockError(f"{plot} cannot be written: {refused.strerror}") from None
-
-
 def _check_svg(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     if value is not None and not value.endswith(".svg"):
         raise click.BadParameter(f"{value} does not end in .svg; the drawing is an SVG file")
-    return None if value is None else Path(value)
+    return check_folder(ctx, parameter, None if value is None else Path(value))
+
+
+def check_folder(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """A click callback: a file to be written after minutes of measuring must have an existing folder."""
+    if value is not None and not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"{value} cannot be written: there is no folder {value.absolute().parent}")
+    return value
+
+
+def write_text(file: Path, text: str) -> None:
+    """Raises PenstockError if the file cannot be written."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as refused:
+        raise PenstockError(f"{file} cannot be written: {refused.strerror or refused}") from None

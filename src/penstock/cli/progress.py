@@ -1,7 +1,7 @@
 """A progress bar on stderr while a command measures; it also checks for Ctrl-C.
 
 In:  calls of ``on_progress`` from the measuring code.
-Out: a drawn bar; KeyboardInterrupt where it does no damage.
+Out: a drawn bar; KeyboardInterrupt at a point where it does no damage.
 Runs in: command line.
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from penstock.cli.signals import ctrl_c_on_request
 
 OnProgress = Callable[[str, float], None]
-"""Takes the current activity and the share that is done; raises KeyboardInterrupt if Ctrl-C was pressed."""
+"""Takes the current activity and the fraction that is done; raises KeyboardInterrupt if Ctrl-C was pressed."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""`penstock report`: a run afterwards, as one HTML file.
+"""`penstock report`: a report on a run, as one HTML file.
 
-In:  a recorded run, going on or over; a plan to compare it with.
+In:  a recorded run, running or ended; a plan to compare it with.
 Out: an HTML file, or JSON; the verdict in a few lines.
 Runs in: command line. Does not import torch.
 """
@@ -26,14 +26,16 @@ _LARGEST_PLAN_BYTES = 16 << 20
 
 @click.command(no_args_is_help=True)
 @click.argument("run")
-@click.option("--out", "-o", metavar="FILE", help="Where to write it; - for stdout. [default: penstock-report-ID.html]")
-@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
-@click.option("--plan", "plan", metavar="FILE", help="Compare with what penstock plan TARGET --json printed.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print what it says as one JSON object; a page only with -o.")
+@click.option(
+    "--out", "-o", metavar="FILE", help="Write to this file; - for stdout.  [default: penstock-report-ID.html]"
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--plan", "plan", metavar="FILE", help="Compare with the output of penstock plan TARGET --json.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object; with -o, write the page too.")
 @click.option("--open", "open_wanted", is_flag=True, help="Open it in a web browser.")
 def command(run: str, out: str | None, force: bool, plan: str | None, json_wanted: bool, open_wanted: bool) -> None:
-    """Tell what RUN (an id, the beginning of one, a name, or "last") was like: bottleneck, headroom, what to change,
-    with pictures of memory, speed and waiting, and predictions beside what was measured.
+    """Write a report on RUN (an id, the beginning of one, a name, or "last"): the bottleneck, the headroom, what to
+    change, charts of memory, speed and waiting, and predictions compared with measurements.
 
     \b
     penstock report last --open
@@ -45,14 +47,14 @@ def command(run: str, out: str | None, force: bool, plan: str | None, json_wante
     from penstock.report.page import Report
 
     if open_wanted and (out == "-" or (json_wanted and out is None)):
-        raise click.UsageError("--open needs a file: leave out --json and -o -, or name one with -o")
+        raise click.UsageError("--open needs a file; name one with -o, or leave out --json and -o -")
     if json_wanted and out == "-":
-        raise click.UsageError("--json and -o - both want stdout; name a file with -o")
+        raise click.UsageError("--json and -o - both write to stdout; name a file with -o")
     plans = () if plan is None else _read_plans(Path(plan))
     with open_run(state_folder(), run) as found:
         file = None if out == "-" or (json_wanted and out is None) else Path(out or f"penstock-report-{found.id}.html")
         if file is not None:
-            # Before anything is read: a week of points takes a moment.
+            # Check before the run is read: a week of points takes a moment.
             _check(file, force=force)
         report = Report(gather(found), plans, time.time())
     if file is not None:
@@ -62,12 +64,12 @@ def command(run: str, out: str | None, force: bool, plan: str | None, json_wante
     elif file is None:
         click.echo(report.html(), nl=False)
     else:
-        _say(report, file)
+        _print_verdict(report, file)
     if open_wanted and file is not None:
         _open(file)
 
 
-def _say(report: Report, file: Path) -> None:
+def _print_verdict(report: Report, file: Path) -> None:
     from penstock.cli.console import make_console
 
     console = make_console()
@@ -82,12 +84,12 @@ def _read_plans(file: Path) -> tuple[Prediction, ...]:
 
     try:
         if file.stat().st_size > _LARGEST_PLAN_BYTES:
-            raise PenstockError(f"{file} is too large for a plan; give what penstock plan TARGET --json printed")
+            raise PenstockError(f"{file} is too large for a plan; give the output of penstock plan TARGET --json")
         answer = json.loads(file.read_text(encoding="utf-8"))
     except OSError as refused:
         raise PenstockError(f"{file} cannot be read: {refused.strerror}") from None
     except (ValueError, RecursionError):
-        raise PenstockError(f"{file} is no JSON; give what penstock plan TARGET --json printed") from None
+        raise PenstockError(f"{file} is not JSON; give the output of penstock plan TARGET --json") from None
     return read_plans(answer, file.name)
 
 
@@ -95,13 +97,13 @@ def _check(file: Path, *, force: bool) -> None:
     if file.is_dir():
         raise PenstockError(f"{file} is a folder; name a file in it with -o")
     if file.exists() and not force:
-        raise PenstockError(f"{file} is there already; --force overwrites it, -o names another")
+        raise PenstockError(f"{file} exists already; overwrite it with --force, or name another file with -o")
     if not file.absolute().parent.is_dir():
-        raise PenstockError(f"there is no folder {file.absolute().parent}; make it, or name another file with -o")
+        raise PenstockError(f"there is no folder {file.absolute().parent}; create it, or name another file with -o")
 
 
 def _write(file: Path, html: str, *, force: bool) -> None:
-    """Whole or not at all, and never over a file that came meanwhile."""
+    """Write the whole file or nothing, and never over a file that was created in the meantime."""
     draft = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         try:
@@ -114,13 +116,13 @@ def _write(file: Path, html: str, *, force: bool) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except FileExistsError:
-        raise PenstockError(f"{file} is there already; --force overwrites it, -o names another") from None
+        raise PenstockError(f"{file} exists already; overwrite it with --force, or name another file with -o") from None
     except OSError as refused:
-        raise PenstockError(f"{file} cannot be written: {refused.strerror}; name another with -o") from None
+        raise PenstockError(f"{file} cannot be written: {refused.strerror}; name another file with -o") from None
 
 
 def _open(file: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(file.absolute().as_uri()):
-        raise PenstockError(f"no web browser could be started here; open {file.absolute()} yourself")
+        raise PenstockError(f"no web browser could be started here; the report is {file.absolute()}")

@@ -1,7 +1,7 @@
-"""`penstock set`: turn the valves of a running loader from another terminal.
+"""`penstock set`: change workers, depth and memory of a running loader from another terminal.
 
-In:  a run, ``workers=8 depth=3 memory=6GB``, which loader.
-Out: what is in force now; the reason, where it is refused.
+In:  a run, ``workers=8 depth=3 memory=6GB``, the name of a loader.
+Out: the settings after the change, or the reason of the refusal.
 Runs in: command line. Does not import torch.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.options import json_option
 from penstock.errors import ConfigError, PenstockError
 from penstock.units import format_bytes, parse_size
 
@@ -22,11 +23,11 @@ _NAMES = {"num_workers": "workers"}
 @click.command(no_args_is_help=True)
 @click.argument("run")
 @click.argument("values", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
+@json_option
 def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
     """Change RUN (an id, the beginning of one, a name, or "last") while it trains.
 
-    NAME is workers, depth (batches ahead in all) or memory; loader=NAME says which loader, where the run has several.
+    NAME is workers, depth (batches ahead in total) or memory; loader=NAME chooses the loader if the run has several.
 
     \b
     penstock set last workers=8
@@ -39,10 +40,10 @@ def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
     with open_run(state_folder(), run) as found:
         outcome = found.outcome
         if outcome is not None:
-            raise PenstockError(f"{found.id} is over ({outcome.state}): nothing is left to set")
+            raise PenstockError(f"{found.id} has ended ({outcome.state}): nothing is left to set")
         answer = ask(found, message)
     if not answer.get("ok"):
-        raise PenstockError(str(answer.get("why", "refused without a reason")))
+        raise PenstockError(str(answer.get("why", "the training refused without a reason")))
     now: dict[str, Any] = answer.get("now", {})
     if json_wanted:
         click.echo(json.dumps({"run": found.id, **now}, indent=2))
@@ -62,7 +63,7 @@ def _read(values: tuple[str, ...]) -> dict[str, Any]:
         name, equals, value = each.partition("=")
         name = _NAMES.get(name.strip(), name.strip())
         if not equals or name not in (*_COUNTS, "memory", "loader"):
-            raise click.UsageError(f"{each!r} sets nothing; write workers=8, depth=3, memory=6GB or loader=NAME")
+            raise click.UsageError(f"{each!r} is not a setting; write workers=8, depth=3, memory=6GB or loader=NAME")
         if name in wanted:
             raise click.UsageError(f"{name} is given twice")
         if name in _COUNTS and not value.strip().isdecimal():
@@ -74,5 +75,5 @@ def _read(values: tuple[str, ...]) -> dict[str, Any]:
             raise click.UsageError(str(wrong)) from None
         wanted[name] = int(value) if name in _COUNTS else value
     if set(wanted) <= {"loader"}:
-        raise click.UsageError("nothing to set; write workers=8, depth=3 or memory=6GB")
+        raise click.UsageError("there is nothing to set; write workers=8, depth=3 or memory=6GB")
     return wanted

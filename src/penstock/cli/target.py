@@ -1,7 +1,7 @@
 """TARGET on the command line: the user's own dataset, by name.
 
 In:  ``module:attribute`` or ``file.py:attribute``.
-Out: the dataset, made if the attribute is a function or class that makes one.
+Out: the dataset; if the attribute is a function or class, its result.
 Runs in: command line.
 """
 
@@ -26,19 +26,20 @@ from penstock.planner.wording import GIVE_COLLATE
 _FORM = "TARGET is module:attribute or file.py:attribute, for example train.py:make_dataset"
 
 _FILES: dict[Path, ModuleType] = {}
-"""Files that were run, each once: a second run would make classes that are not those of the first, and whatever a file
-does at its beginning would be done again."""
+"""Files that have run. Each runs once: a second run would repeat its effects and define other classes of the same
+names."""
 
 _NOT_THE_USERS = ("<frozen", __file__, str(Path(importlib.__file__).parent))
 _COLLATE_FILE = str(Path("torch", "utils", "data", "_utils", "collate.py"))
 
 
 class TargetError(PenstockError):
-    """The user's code failed while it was asked for the dataset."""
+    """The user's code failed while it made the dataset."""
 
 
 def load_target(target: str) -> Any:
-    """The dataset ``target`` names. Wrong usage is a click error; an exception in the user's code, a TargetError."""
+    """The dataset called ``target``. Raises a click error for wrong usage, TargetError for an error in the user's
+    code."""
     value = _attribute(target)
     if isinstance(value, type) or (callable(value) and not _is_dataset(value)):
         try:
@@ -47,12 +48,12 @@ def load_target(target: str) -> Any:
             raise failed(f"{target}() failed", error) from error
     problem = _problem_with(value)
     if problem is not None:
-        raise _wrong(f"{target} is {_a(value)}, which is no dataset: {problem}")
+        raise _wrong(f"{target} is {_a(value)}, which is not a dataset: {problem}")
     return value
 
 
 def load_function(target: str) -> Any:
-    """The function ``target`` names."""
+    """The function called ``target``."""
     value = _attribute(target)
     if not callable(value):
         raise _wrong(f"{target} is {_a(value)}, which cannot be called")
@@ -74,7 +75,7 @@ def _attribute(target: str) -> Any:
 
 
 def _own_names(value: Any) -> list[str]:
-    """Public names; of a module, what it made itself before what it imported, and no modules."""
+    """Public names; of a module, its own names before imported ones, without modules."""
     names = {name: each for name, each in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
     if not isinstance(value, ModuleType):
         return list(names)
@@ -86,8 +87,8 @@ def _own_names(value: Any) -> list[str]:
 
 @contextmanager
 def prints_aside() -> Iterator[None]:
-    """What the user's code prints, in workers too, goes to stderr: stdout is the answer's, and programs read it."""
-    if sys.stdout is None or sys.stderr is None:  # closed by whoever started this: nothing to keep apart
+    """Text that the user's code prints, in workers too, goes to stderr: programs read the answer from stdout."""
+    if sys.stdout is None or sys.stderr is None:  # closed before the start
         yield
         return
     sys.stdout.flush()
@@ -107,7 +108,7 @@ def _wrong(message: str) -> click.BadParameter:
 
 def _a(value: Any) -> str:
     name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _is_dataset(value: Any) -> bool:
@@ -120,7 +121,7 @@ def _problem_with(value: Any) -> str | None:
     if isinstance(value, IterableDataset):
         return None
     if hasattr(type(value), "__getitem__"):
-        return None if hasattr(type(value), "__len__") else "it has no __len__, so nobody knows which indices there are"
+        return None if hasattr(type(value), "__len__") else "it has no __len__, so its indices are unknown"
     if hasattr(type(value), "__iter__"):
         return "it can only be iterated; make it a torch.utils.data.IterableDataset"
     return "it has neither __getitem__ nor __iter__"
@@ -130,7 +131,7 @@ def _module(where: str) -> ModuleType:
     is_file = where.endswith(".py")
     if is_file and not Path(where).is_file():
         raise _wrong(f"there is no file {where} in {Path.cwd()}")
-    # Workers that start afresh import the module again, by name.
+    # Workers started by spawn import the module again, by name.
     folder = str(Path(where).resolve().parent) if is_file else str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -148,7 +149,7 @@ def _module(where: str) -> ModuleType:
 def _from_file(name: str, path: Path) -> ModuleType:
     known = _FILES.get(path.resolve())
     if known is not None:
-        # What is pickled is looked up by this name; another file of the same name may have taken it.
+        # Pickle looks classes up by this name, and another file may have taken it.
         sys.modules[name] = known
         return known
     spec = importlib.util.spec_from_file_location(name, path)
@@ -168,24 +169,24 @@ def _from_file(name: str, path: Path) -> ModuleType:
 
 
 def unreadable(target: str, error: Exception, *, has_collate: bool) -> PenstockError:
-    """What a dataset raised while it was read, in one line. ``has_collate``: whether the user named a function that
-    makes batches."""
+    """The exception of a dataset that failed while it was read, in one line. ``has_collate``: whether the user gave a
+    collate function."""
     if isinstance(error, PenstockError):
         return PenstockError(f"{target}: {' '.join(str(error).split())}")
-    # An exception of a worker brings its whole traceback along; what happened is its last line.
+    # The message of a worker's exception is a whole traceback; the last line is the exception itself.
     last = traceback.format_exception_only(error)[-1].rstrip().rpartition("\n")[2]
     advice = "" if has_collate or not _is_torchs_collate(error) else f"; {GIVE_COLLATE}"
     return PenstockError(f"{target} failed while it was read: {last}{advice}")
 
 
 def _is_torchs_collate(error: Exception) -> bool:
-    """Whether torch's own collate function refused samples, here or in a worker, whose traceback is in the message."""
+    """Whether torch's own collate function raised the error, here or in a worker (its traceback is in the message)."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return any(_COLLATE_FILE in each for each in (*files, str(error)))
 
 
 def failed(what: str, error: BaseException) -> TargetError:
-    """The user's own frames, without ours or the import system's."""
+    """An error with the frames of the user's code, without penstock's and the import system's."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     lines = "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()

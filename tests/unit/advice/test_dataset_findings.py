@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.advice.dataset import DatasetFacts, find_in_dataset, inspect_dataset
-from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.machine import MachineFacts
 from penstock.lab.dataset.containers import Container, Containers
 
 MIB = 1 << 20

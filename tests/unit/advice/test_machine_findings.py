@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.advice.machine import CHECKS, find_in_machine
-from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.machine import CHECKS, MachineFacts, find_in_machine
 from penstock.findings import Finding, needs_action
 from penstock.meter import GpuStatus
 

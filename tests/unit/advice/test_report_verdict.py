@@ -120,7 +120,7 @@ def test_a_budget_is_kept_wide_or_broken() -> None:
     wide = finding(account_of(figures=lambda second: {"loader.0.budget_bytes": 4.0 * GIB}), "budget")
     assert wide.severity == "info" and wide.fix == "lower memory to 875 MiB, which leaves the rest to other programs"
     broken = finding(account_of(figures=lambda second: {"loader.0.budget_bytes": 0.5 * GIB}), "budget")
-    assert broken.severity == "warning" and broken.title == "train was over its budget"
+    assert broken.severity == "warning" and broken.title == "train exceeded its budget"
 
 
 def test_a_failure_comes_first_with_its_exception() -> None:

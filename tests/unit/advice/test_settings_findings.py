@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import settings
-from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.machine import MachineFacts
 from penstock.advice.settings import CHECKS, find_in_settings
 from penstock.meter import GpuStatus
 

@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.advice.machine import find_in_machine
-from penstock.advice.machine_facts import MachineFacts
-from penstock.cli.bench.view import show_bench
+from penstock.advice.machine import MachineFacts, find_in_machine
+from penstock.cli.bench import show_bench
 from penstock.cli.console import make_progress
-from penstock.cli.demo.view import show_comparison, show_machine
-from penstock.cli.doctor.view import show_doctor
+from penstock.cli.demo import show_comparison, show_machine
+from penstock.cli.doctor import show_doctor
 from penstock.cli.plan.view import show_plans
 from penstock.lab.comparison import Comparison, LoaderResult, Round
 from penstock.meter import GpuStatus
@@ -30,7 +29,7 @@ What this machine allows
   memory available  48.0 GiB  75% of the limit; working set 16.0 GiB
   swap in use       0 B       of 8.00 GiB
   memory stalls     0.0%      of the last 10 s (host)
-  memory kills      0         processes killed for want of memory
+  memory kills      0         processes killed because memory ran out
   /dev/shm          32.0 GiB  0 B in use
   CPUs usable       16        16 online, this process may run on 16, no quota
   open files        65,536    may be raised to 1,048,576
@@ -149,7 +148,7 @@ def test_the_demos_table_shows_both_loaders_and_the_verdict() -> None:
     show_comparison(console, DemoSettings(), make_comparison())
     lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     assert "torch 100 0.25 s 800 MiB" in lines
-    assert "penstock 200 0.25 s not known" in lines
+    assert "penstock 200 0.25 s unknown" in lines
     assert "2 times the samples per second" in " ".join(lines)
 
 
@@ -172,9 +171,9 @@ def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(lin
     show_bench(console, settings, Measured(comparison=make_comparison(), link_bytes_per_s=link))
     lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     text = " ".join(lines)
-    assert "a step of 50 ms; 1 round of 2 s each" in text and "2 times the samples per second" in text
+    assert "a step of 50 ms; 1 round of 2 s for each loader" in text and "2 times the samples per second" in text
     assert ("torch 100 10 0.25 s 800 MiB" if link is None else "torch 100 10 20% 0.25 s 800 MiB") in lines
-    assert ("The link to cuda itself: 50.0 GB/s" in text) == (link is not None)
+    assert ("The link to cuda alone: 50.0 GB/s" in text) == (link is not None)
 
 
 @pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (1, "1 GPU"), (2, "2 GPUs")])

@@ -102,7 +102,7 @@ def test_a_function_is_left_as_it_is() -> None:
         ("no_such_module:made", "there is no module no_such_module"),
         ("own_data.inner:made", "there is no module own_data.inner"),
         ("own_data:maid", "own_data has no 'maid'; it has"),
-        ("own_data:number", "is an int, which is no dataset"),
+        ("own_data:number", "is an int, which is not a dataset"),
         ("own_data:Shelf.maid", "own_data.Shelf has no 'maid'; it has made"),
         ("own_data:generate", "can only be iterated"),
         ("own_data:Endless", "has no __len__"),

@@ -3,70 +3,74 @@ GPU memory beside it.
 
 In:  a TARGET and a configuration, perhaps a MODEL.
 Out: a page or JSON; a picture.
-Runs in: command line; what is measured runs in a process of its own.
+Runs in: command line; the measurements run in a process of their own.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock._version import __version__
-from penstock.advice.machine_facts import gather_facts
-from penstock.cli.explain.configuration import read_configuration
+from penstock.advice.machine import gather_facts
 from penstock.cli.gpu.model import training_options
-from penstock.cli.options import FiniteRange, check_bytes, check_folder, check_size, svg_option, write_svg
-from penstock.cli.own_settings import read_own_settings, section_option
+from penstock.cli.options import (
+    FiniteRange,
+    check_bytes,
+    dataset_options,
+    filled,
+    json_option,
+    print_json,
+    read_own_settings,
+    svg_option,
+    write_text,
+)
 from penstock.cli.progress import measuring
 from penstock.errors import ConfigError
 from penstock.lab.explain.gpu import estimate_beside
 from penstock.meter import Roots
+from penstock.units import parse_size
 
 if TYPE_CHECKING:
     from penstock.lab.explain.explanation import Explanation
     from penstock.lab.explain.gpu import GpuSide
 
-_BATCH_SIZE = 32
+_TRUE, _FALSE = {"true", "on", "yes", "1"}, {"false", "off", "no", "0"}
+_LEAST = {"batch_size": 1, "workers": 0, "depth": 1, "prefetch_factor": 1}
+_CHANGEABLE = ("target", *_LEAST, "memory", "pin_memory")
 
 
 def _changes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
     try:
-        return None if value is None else read_configuration(value)
+        return None if value is None else _read_changes(value)
     except ConfigError as wrong:
         raise click.BadParameter(str(wrong)) from None
 
 
 @click.command(
-    epilog="Exit status: 1 when TARGET or a file cannot be read, 0 otherwise, whatever is found. 2 is wrong usage."
+    epilog="Exit status: 1 if TARGET or a file cannot be read, 2 for wrong usage, 0 otherwise, whatever is found."
 )
-@click.argument("target")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Samples in a batch.  [default: 32]")
-@click.option("--workers", type=click.IntRange(min=0), help="Workers of both loaders.  [default: usable CPUs]")
-@click.option("--depth", type=click.IntRange(min=1), help="Batches penstock keeps ahead, in all.  [default: its own]")
-@click.option("--memory", callback=check_size, metavar="SIZE",
-              help="Budget of penstock's loader, such as 4GB.  [default: auto, half of what is free]")  # fmt: skip
-@click.option("--pin-memory", is_flag=True, help="Ask both loaders for page-locked batches.")
-@click.option("--collate", metavar="TARGET", help="A collate function of your own.")
-@click.option("--settings", "settings_file", metavar="FILE", help="Take what is not given here from a settings file.")
-@section_option
+@dataset_options
+@click.option("--workers", type=click.IntRange(min=0), help="Workers of each loader.  [default: usable CPUs]")
+@click.option("--depth", type=click.IntRange(min=1),
+              help="Batches that penstock prepares ahead, in total.  [default: its own choice]")  # fmt: skip
+@click.option("--pin-memory", is_flag=True, help="Both loaders deliver page-locked batches.")
 @click.option("--against", callback=_changes, metavar="CHANGES",
               help='Another configuration, such as "workers=0", "pin_memory=true" or "target=other.py:dataset": shows '
               "the difference by component.")  # fmt: skip
 @click.option("--step-time", type=FiniteRange(min=0, min_open=True), metavar="SECONDS",
-              help="Pretend a training step of this length: tells whether loading holds it up.")  # fmt: skip
+              help="Simulate a training step of this length, to see whether loading delays it.")  # fmt: skip
 @click.option("--train", metavar="TARGET", help="The same with your own training step, a function that takes a batch.")
 @click.option("--seconds", type=FiniteRange(min=0.1), default=1.5, show_default=True,
-              help="How long one run lasts; there are several.")  # fmt: skip
+              help="Length of each run; there are several.")  # fmt: skip
 @click.option("--model", metavar="MODEL",
               help="Also estimate the GPU memory of training this model, as penstock gpu does.")  # fmt: skip
 @training_options
 @click.option("--gpu-memory", "gpu_bytes", callback=check_bytes, metavar="SIZE",
-              help="With --model: what the card has, such as 20GB.  [default: the GPU's here]")  # fmt: skip
+              help="With --model: memory of the GPU, such as 20GB.  [default: this machine's GPU]")  # fmt: skip
 @svg_option("Draw memory by batch size into this file.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print what was measured as one JSON object.")
+@json_option
 @click.pass_obj
 def command(
     roots: Roots, target: str, settings_file: str | None, section: str, against: dict[str, Any] | None,
@@ -83,20 +87,23 @@ def command(
     from penstock.lab.explain.process import measure
 
     if given["step_time"] is not None and given["train"] is not None:
-        raise click.UsageError("--step-time pretends a step and --train is one: give one of them")
+        raise click.UsageError("--step-time simulates a training step and --train is a real one; give one of them")
     if model is None and any((batch, optimizer, precision, checkpointing, gpu_bytes)):
-        raise click.UsageError("--batch, --optimizer, --precision, --checkpointing and --gpu-memory go with --model")
-    check_folder(plot)
+        raise click.UsageError("--batch, --optimizer, --precision, --checkpointing and --gpu-memory need --model")
     facts = gather_facts(roots)
     own, keys = read_own_settings(settings_file, section)
-    settings = _settings(given, own, max(1, int(facts.limits.cpu_usable)))
+    settings = filled(given, own, max(1, int(facts.limits.cpu_usable))) | {
+        "depth": given["depth"],
+        "pin_memory": given["pin_memory"] or bool(own.get("pin_memory")),
+        "cache": own.get("cache"),
+    }
     job = Job(
         target=target, settings=settings, collate=given["collate"], step_s=given["step_time"], train=given["train"],
         seconds=given["seconds"],
     )  # fmt: skip
     gpu_side = None
     if model is not None:
-        # What is wrong with it is better said before half a minute of measuring.
+        # A mistake in the model must be reported before half a minute of measuring.
         gpu_side = estimate_beside(
             model, settings["batch_size"], gpu_bytes, batch=batch, optimizer=optimizer, precision=precision,
             checkpointing=checkpointing,
@@ -129,10 +136,8 @@ def command(
     if plot is not None:
         _draw(plot, explanation, gpu_side)
     if json_wanted:
-        answer = {"penstock": __version__, "machine": facts.as_json(), **explanation.as_json()}
-        if gpu_side is not None:
-            answer["gpu"] = gpu_side.as_json()
-        click.echo(json.dumps(answer, indent=2))
+        of_gpu = {} if gpu_side is None else {"gpu": gpu_side.as_json()}
+        print_json({"machine": facts.as_json(), **explanation.as_json(), **of_gpu})
         return
     from penstock.cli.explain.view import show_explanation
 
@@ -141,26 +146,36 @@ def command(
         click.echo(f"Drawn: {plot}")
 
 
-def _settings(given: dict[str, Any], own: dict[str, Any], cores: int) -> dict[str, Any]:
-    """What is given counts, then the file, then what is usual."""
-
-    def first(option: str, argument: str, usual: Any) -> Any:
-        return next((value for value in (given.get(option), own.get(argument)) if value is not None), usual)
-
-    workers = first("workers", "num_workers", cores)
-    return {
-        "batch_size": first("batch_size", "batch_size", _BATCH_SIZE),
-        "workers": workers if isinstance(workers, int) else cores,
-        "depth": given["depth"],
-        "prefetch_factor": own.get("prefetch_factor"),
-        "memory": first("memory", "memory", "auto"),
-        "pin_memory": given["pin_memory"] or bool(own.get("pin_memory")),
-        "cache": own.get("cache"),
-    }
-
-
 def _draw(file: Path, explanation: Explanation, gpu_side: GpuSide | None) -> None:
     from penstock.charts.plane import stacked
 
     host = explanation.chart().svg()
-    write_svg(file, host if gpu_side is None else stacked([host, gpu_side.svg()]))
+    write_text(file, host if gpu_side is None else stacked([host, gpu_side.svg()]))
+
+
+def _read_changes(text: str) -> dict[str, Any]:
+    """``"workers=0,pin_memory=false,target=other.py:dataset"`` as name -> value. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        name = {"num_workers": "workers"}.get(name, name).replace("-", "_")
+        if not equals or name not in _CHANGEABLE:
+            raise ConfigError(
+                f"{part.strip()!r} changes nothing; write NAME=VALUE, where NAME is one of {', '.join(_CHANGEABLE)}"
+            )
+        found[name] = _value(name, value)
+    return found
+
+
+def _value(name: str, text: str) -> Any:
+    if name in _LEAST:
+        if not text.isdecimal() or int(text) < _LEAST[name]:
+            raise ConfigError(f"{name}={text} is not a whole number of at least {_LEAST[name]}")
+        return int(text)
+    if name == "pin_memory":
+        if text.lower() not in _TRUE | _FALSE:
+            raise ConfigError(f"{name}={text} is neither true nor false")
+        return text.lower() in _TRUE
+    if name == "memory":
+        parse_size(text)
+    return text

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.doctor.view import show_findings
+from penstock.cli.console import make_table, show_findings
+from penstock.formatting import counted
 from penstock.planner.components import Change, Component
 from penstock.units import format_bytes
 
@@ -35,7 +34,7 @@ def show_explanation(console: Console, explanation: Explanation, gpu_side: GpuSi
         console.print(Text(f"Against {_words(explanation.against[0])}", style="bold"))
         for name, found in explanation.changes().items():
             _show_changes(console, name, found)
-    console.print(Text("Memory by batch size (from what was measured at this one)", style="bold"))
+    console.print(Text("Memory by batch size (calculated from this measurement)", style="bold"))
     for row in explanation.chart().bars(console.width):
         console.print(Text(row), no_wrap=True, crop=True)
     console.print()
@@ -53,24 +52,21 @@ def _words(job: Job) -> str:
     depth = f", {settings['depth']} ahead" if settings["depth"] else ""
     pinned = ", pinned" if settings["pin_memory"] else ""
     memory = "" if settings["memory"] == "auto" else f", memory={settings['memory']}"
-    return f"{job.target}, batches of {settings['batch_size']}, {settings['workers']} workers{depth}{pinned}{memory}"
+    workers = counted(settings["workers"], "worker")
+    return f"{job.target}, batches of {settings['batch_size']}, {workers}{depth}{pinned}{memory}"
 
 
 def _show_components(console: Console, explanation: Explanation) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("component")
-    table.add_column("penstock", justify="right")
-    table.add_column("torch", justify="right")
-    table.add_column("grows with (torch's, if not the same)")
+    table = make_table("component", "penstock", "torch", last="grows with (torch's, if it differs)")
     for ours, theirs in zip(explanation.ours, explanation.torchs, strict=True):
         table.add_row(ours.what, format_bytes(ours.bytes), format_bytes(theirs.bytes), _grows(ours, theirs))
     runs = explanation.explained.ours.reading, explanation.explained.torchs.reading
     table.add_section()
     table.add_row("together", *(format_bytes(each.total_bytes) for each in runs), "")
     building = (format_bytes(each.building_bytes) for each in runs)
-    table.add_row("at moments, more", *building, "samples of batches that workers build")
-    files = ["not known" if each.page_cache_bytes is None else format_bytes(each.page_cache_bytes) for each in runs]
-    table.add_row("page cache, meanwhile", *files, "not counted: the kernel gives it back")
+    table.add_row("at times, also", *building, "samples of batches that workers build")
+    files = ["unknown" if each.page_cache_bytes is None else format_bytes(each.page_cache_bytes) for each in runs]
+    table.add_row("page cache", *files, "not counted: the kernel can free it")
     console.print(table)
 
 
@@ -80,10 +76,7 @@ def _grows(ours: Component, theirs: Component) -> str:
 
 
 def _show_changes(console: Console, name: str, found: Sequence[Change]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(name)
-    for heading in ("this", "the other", "difference"):
-        table.add_column(heading, justify="right")
+    table = make_table(name, "this", "the other", "difference")
     for each in found:
         table.add_row(
             each.what, format_bytes(each.before_bytes), format_bytes(each.after_bytes), _signed(each.change_bytes)

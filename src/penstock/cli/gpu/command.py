@@ -1,23 +1,21 @@
 """`penstock gpu`: GPU memory of a model by batch size, before it is trained.
 
-In:  a MODEL or an example's name, batch sizes, a card's memory.
-Out: a page or JSON; a picture; exit status 1 when MODEL fails, or nothing fits that --find looked for.
-Runs in: command line; imports torch once a model is there. With or without a GPU.
+In:  a MODEL or an example's name, batch sizes, a GPU's memory.
+Out: a page or JSON; a picture; exit status 1 if MODEL fails, or if --find finds no batch size that fits.
+Runs in: command line; imports torch when it loads a model. With or without a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock._version import __version__
 from penstock.cli.gpu.model import load_model, memory_here, training_options
-from penstock.cli.options import check_bytes, check_folder, svg_option, write_svg
+from penstock.cli.options import check_bytes, json_option, print_json, svg_option, write_text
 
 if TYPE_CHECKING:
     from penstock.cli.gpu.model import Model
@@ -30,41 +28,43 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> list[i
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a list of batch sizes; write 8,16,24") from None
     if min(sizes) < 1:
-        raise click.BadParameter(f"{min(sizes)} is no batch size; they are whole numbers from 1 up")
+        raise click.BadParameter(f"{min(sizes)} is not a batch size; write whole numbers from 1 up")
     return sorted(set(sizes))
 
 
-@click.command(epilog="Exit status: 1 when MODEL fails or not even one sample fits --find, 2 wrong usage, else 0.")
+@click.command(
+    epilog="Exit status: 1 if MODEL fails or if --find finds no batch that fits, 2 for wrong usage, 0 otherwise."
+)
 @click.argument("model", required=False)
 @click.option("--batch-size", "sizes", default="8,16,32", show_default=True, callback=_sizes, metavar="N,N,...",
               help="Batch sizes to estimate.")  # fmt: skip
 @click.option("--memory", "memory_bytes", callback=check_bytes, metavar="SIZE",
-              help="What the card has, such as 20GB.  [default: the GPU's here]")  # fmt: skip
+              help="Memory of the GPU, such as 20GB.  [default: this machine's GPU]")  # fmt: skip
 @training_options
-@click.option("--calibrate", is_flag=True, help="Run real steps at two small batches on the GPU here, and correct.")
+@click.option("--calibrate", is_flag=True,
+              help="Correct the estimates by real steps at two small batch sizes, on this machine's GPU.")  # fmt: skip
 @click.option("--find", "finds", is_flag=True, help="Find the largest batch that leaves --margin of the memory free.")
 @click.option("--margin", type=click.FloatRange(min=0, max=1, max_open=True), default=0.1, show_default=True,
               help="Share of the memory that --find leaves free.")  # fmt: skip
 @click.option("--accumulate-to", type=click.IntRange(min=1), metavar="N",
-              help="Samples the optimizer is to see in one step: --find then says in how many batches.")  # fmt: skip
+              help="Samples in one optimizer step: --find then also finds how many batches to accumulate.")  # fmt: skip
 @svg_option("Draw memory by batch size, stacked by component, into this file.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print everything as one JSON object.")
+@json_option
 def command(
     model: str | None, sizes: list[int], memory_bytes: int | None, calibrate: bool, finds: bool, margin: float,
     accumulate_to: int | None, plot: Path | None, json_wanted: bool, **given: Any,
 ) -> int:  # fmt: skip
-    """Estimate the GPU memory that training MODEL takes, by component and batch size, without a GPU and without
-    allocating anything, and what checkpointing, precision, optimizer and accumulation would change.
+    """Estimate the GPU memory that training MODEL needs, by component and batch size, and what checkpointing,
+    precision, optimizer and accumulation would change. Needs no GPU and allocates nothing.
 
-    MODEL is module:attribute or file.py:attribute: a class or function that makes the model. Its batches come from
-    make_batch(n): of MODEL itself, of its module, or named with --batch. Or MODEL is an example's name; without MODEL,
-    the examples are listed.
+    MODEL is module:attribute or file.py:attribute: a class or function that makes the model. A function make_batch(n),
+    an attribute of MODEL or of its module, or named with --batch, makes its batches. MODEL can also be the name of an
+    example; without MODEL, the examples are listed.
     """
     if model is None:
         _list_examples(json_wanted=json_wanted)
         return 0
-    check_folder(plot)
-    # What the user's code prints must not end up in the answer.
+    # Text that the user's code prints must not be part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         loaded = load_model(model, **given)
         answer = _answer(
@@ -72,9 +72,9 @@ def command(
             accumulate_to=accumulate_to,
         )  # fmt: skip
     if plot is not None:
-        write_svg(plot, answer.chart().svg())
+        write_text(plot, answer.chart().svg())
     if json_wanted:
-        click.echo(json.dumps({"penstock": __version__, **answer.as_json()}, indent=2))
+        print_json(answer.as_json())
     else:
         from penstock.cli.console import make_console
         from penstock.cli.gpu.view import show_answer
@@ -116,8 +116,7 @@ def _list_examples(*, json_wanted: bool) -> None:
     from penstock.gpu.examples import EXAMPLES
 
     if json_wanted:
-        examples = {name: example.what for name, example in EXAMPLES.items()}
-        click.echo(json.dumps({"penstock": __version__, "examples": examples}, indent=2))
+        print_json({"examples": {name: example.what for name, example in EXAMPLES.items()}})
         return
     click.echo("Examples to try:")
     for name, example in EXAMPLES.items():

@@ -1,8 +1,8 @@
 """MODEL on the command line: the user's own model and its batches by name, or one of the examples.
 
-In:  ``module:attribute``, ``file.py:attribute`` or an example's name; the options that say how it is trained.
+In:  ``module:attribute``, ``file.py:attribute`` or an example's name; the options of the training.
 Out: ``Model``: functions that make a model and a batch.
-Runs in: command line; torch is imported only here.
+Runs in: command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONVENTION = "make_batch"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is trained, and how."""
+    """A model, its batches and the choices of its training."""
 
     name: str
     make_model: Callable[[], Any]
@@ -44,11 +44,11 @@ class Model:
 
 
 def training_options(command: _Command) -> _Command:
-    """The options that say how MODEL is trained."""
+    """The options of the training of MODEL."""
     for option in (
         click.option("--checkpointing", is_flag=True, help="Train MODEL with gradient checkpointing."),
         click.option("--precision", metavar="NAME",
-                     help="fp32; bf16 or fp16 for autocast; bf16-true or fp16-true for everything.  [default: fp32]"),
+                     help="fp32; bf16 or fp16 with autocast; bf16-true or fp16-true throughout.  [default: fp32]"),
         click.option("--optimizer", metavar="NAME", help="adamw, sgd, adamw-8bit and others.  [default: adamw]"),
         click.option("--batch", metavar="TARGET",
                      help="A function that makes a batch of n samples.  [default: make_batch of MODEL or its module]"),
@@ -60,7 +60,7 @@ def training_options(command: _Command) -> _Command:
 def load_model(
     name: str, *, batch: str | None, optimizer: str | None, precision: str | None, checkpointing: bool
 ) -> Model:
-    """The model ``name`` names. Wrong usage is a click error; an exception in the user's code, a TargetError."""
+    """The model called ``name``. Raises a click error for wrong usage, TargetError for an error in the user's code."""
     if ":" in name:
         make_model = _function(name, "MODEL")
         make_batch = _function(batch, "--batch") if batch is not None else _batch_of(name, make_model)
@@ -70,8 +70,8 @@ def load_model(
         example = EXAMPLES.get(name)
         if example is None:
             raise click.BadParameter(
-                f"{name!r} is no example; those are {', '.join(EXAMPLES)}. A model of your own is module:attribute or "
-                f"file.py:attribute, for example train.py:make_model",
+                f"{name!r} is not an example; the examples are {', '.join(EXAMPLES)}. Write your own model as "
+                f"module:attribute or file.py:attribute, for example train.py:make_model",
                 param_hint="MODEL",
             )
         if batch is not None:
@@ -84,7 +84,7 @@ def load_model(
 
 
 def memory_here() -> int | None:
-    """Of the first GPU of this machine; None without one."""
+    """Memory of this machine's first GPU; None without a GPU."""
     return next((one.memory_total_bytes for one in gpus()), None)
 
 
@@ -97,14 +97,13 @@ def _function(target: str, where: str) -> Callable[..., Any]:
 
 
 def _batch_of(name: str, make_model: Any) -> Callable[[int], Any]:
-    """An attribute of the model's maker, else of its module."""
+    """The attribute ``make_batch`` of the function that makes the model, else of its module."""
     where, _, _ = name.rpartition(":")
     module = sys.modules.get(Path(where).stem if where.endswith(".py") else where) or importlib.import_module(where)
     found = getattr(make_model, _CONVENTION, None) or getattr(module, _CONVENTION, None)
     if found is None:
         raise click.UsageError(
-            f"{name} comes without batches: write a function {_CONVENTION}(n) beside it in {where}, or name one with "
-            f"--batch"
+            f"{name} has no batches: write a function {_CONVENTION}(n) in {where}, or name a function with --batch"
         )
     if not callable(found):
         raise click.UsageError(f"{_CONVENTION} of {name} is {type(found).__name__}, which cannot be called")

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from penstock.charts.gpu_memory import GpuMemoryChart
+from penstock.cli.console import make_table
 from penstock.cli.gpu.model import Model
 from penstock.gpu import COMPONENTS, BatchSize, Estimate, WhatIf
 from penstock.units import format_bytes
@@ -24,16 +23,16 @@ from penstock.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Everything there is to say."""
+    """All results for one model."""
 
     model: Model
     estimates: list[Estimate]
     what_ifs: list[WhatIf]
     """For the largest of the batch sizes."""
     found: BatchSize | None
-    """None: not asked for."""
+    """None: not requested."""
     memory_bytes: int | None
-    """What the card has; None: not known."""
+    """Memory of the GPU; None: unknown."""
 
     def chart(self) -> GpuMemoryChart:
         return chart_of(self.model.name, self.estimates, self.memory_bytes)
@@ -63,7 +62,7 @@ class Answer:
 
 
 def how_trained(model: Model) -> dict[str, Any]:
-    """For people and programs: the choices made."""
+    """The choices of the training, for pages and JSON."""
     return {"optimizer": model.optimizer, "precision": model.precision, "checkpointing": model.checkpointing}
 
 
@@ -77,11 +76,7 @@ def show_answer(console: Console, answer: Answer) -> None:
     """Print the whole page."""
     show_estimates(console, answer.model, answer.estimates, answer.memory_bytes)
     console.print(Text(f"Other choices, at batch size {answer.estimates[-1].batch_size}", style="bold"))
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("change", overflow="fold")
-    table.add_column("reserved", justify="right", no_wrap=True)
-    table.add_column("allocated", justify="right", no_wrap=True)
-    table.add_column("time (as a rule, not measured)")
+    table = make_table("change", "reserved", "allocated", last="time (typical, not measured)")
     for row in answer.choices():
         table.add_row(*row)
     console.print(table)
@@ -91,15 +86,12 @@ def show_answer(console: Console, answer: Answer) -> None:
 
 
 def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
-    """The table by component."""
+    """Print the table by component."""
     more = ", checkpointing" if model.checkpointing else ""
     state = "estimated, corrected by real steps" if estimates[0].correction is not None else "estimated"
     console.print(Text(f"{model.name}, {model.optimizer}, {model.precision}{more}: GPU memory by batch size, {state}"))
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("component", no_wrap=True)
-    for each in estimates:
-        table.add_column(str(each.batch_size), justify="right")
-    table.add_column("grows")
+    table = make_table("component", *(str(each.batch_size) for each in estimates), last="grows")
+    table.columns[0].no_wrap = True
     for name in COMPONENTS:
         if any(each.components.get(name, 0) for each in estimates):
             counts = [format_bytes(each.components.get(name, 0)) for each in estimates]
@@ -113,7 +105,7 @@ def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate]
     if estimates[0].correction is not None:
         traced = [each.uncalibrated or each for each in estimates]
         table.add_row("reserved, uncorrected", *(format_bytes(each.reserved_bytes) for each in traced), "")
-    table.add_row("most is taken in", *(each.peak_phase for each in estimates), "")
+    table.add_row("peak is in", *(each.peak_phase for each in estimates), "")
     if memory_bytes is not None:
         fits = ("yes" if each.fits else "no" for each in estimates)
         table.add_row(f"fits {format_bytes(memory_bytes)}", *fits, "")
@@ -131,7 +123,7 @@ def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate]
 
 
 def show_picture(console: Console, title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
-    """The picture alone."""
+    """Print the picture alone."""
     _show_bars(console, chart_of(title, estimates, memory_bytes))
 
 
@@ -154,8 +146,8 @@ def _show_found(console: Console, found: BatchSize) -> None:
 def _growth(estimate: Estimate, name: str) -> str:
     growth = estimate.growth.get(name)
     if growth is None:
-        return "not regular"
-    return f"+ {format_bytes(growth.per_sample_bytes)} a sample" if growth.grows else "no"
+        return "irregular"
+    return f"+ {format_bytes(growth.per_sample_bytes)} per sample" if growth.grows else "no"
 
 
 def _signed(saved_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""What `penstock plan` is given besides a dataset: a machine, a profile's file, a settings file, answers.
+"""Inputs of `penstock plan` other than a dataset: a machine, a profile, a settings file, answers.
 
 In:  options of the command line, files, stdin.
 Out: ``Facts`` and ``Machine``, ``GivenProfile``, ``GivenSettings``, a plan's name.
@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from penstock.advice.machine_facts import gather_facts
+from penstock.advice.machine import gather_facts
+from penstock.cli.options import write_text
 from penstock.environment import local_ranks
 from penstock.errors import ConfigError
 from penstock.meter import Roots
@@ -32,18 +33,18 @@ _YOURS = "your settings"
 
 @dataclass(frozen=True, kw_only=True)
 class GivenProfile:
-    """A profile's file."""
+    """A dataset's profile, measured or from a file."""
 
     profile: Profile
     step_s: float | None
-    """How long a step takes, if the file says."""
+    """Length of a training step, if it is known."""
     stated: tuple[Stated, ...]
-    """Settings to be shown beside the plans."""
+    """Settings to be compared with the plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenSettings:
-    """What of a settings file a plan wants."""
+    """The values of a settings file that a plan uses."""
 
     batch_size: int | None = None
     memory: Any = None
@@ -54,7 +55,7 @@ class GivenSettings:
 def find_machine(
     roots: Roots, *, cores: float | None, ram_bytes: int | None, gpu_bytes: int | None, ranks: int | None
 ) -> tuple[Facts, Machine]:
-    """This machine, or the one that stands in for it."""
+    """This machine, or one with the given cores and memory."""
     here = gather_facts(roots)
     ranks = local_ranks(default=ranks)
     cores = here.limits.cpu_usable if cores is None else cores
@@ -72,7 +73,7 @@ def find_machine(
 
 
 def read_given_profile(path: Path) -> GivenProfile:
-    """A file that ``--save-profile`` wrote, or one written by hand; it may say ``step_s`` and ``beside`` too."""
+    """A file written by ``--save-profile`` or by hand; it may also have ``step_s`` and ``beside``."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
@@ -80,41 +81,35 @@ def read_given_profile(path: Path) -> GivenProfile:
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
         raise ConfigError(f"{path} cannot be read as a profile: {problem}") from None
     if not isinstance(given, dict):
-        raise ConfigError(f"{path} is no profile: it holds {type(given).__name__}, not named figures")
+        raise ConfigError(f"{path} is not a profile: it holds {type(given).__name__}, and named figures are needed")
     if "samples" not in given and "sample_bytes" not in given:
         raise ConfigError(
-            f"{path} is no profile: it has neither samples nor sample_bytes; plan TARGET --save-profile FILE writes one"
+            f"{path} is not a profile: it has neither samples nor sample_bytes; "
+            "penstock plan TARGET --save-profile FILE writes one"
         )
     step_s, beside = given.pop("step_s", None), given.pop("beside", {})
     if step_s is not None and not is_amount(step_s):
-        raise ConfigError(f"{path}: step_s={step_s!r} is no length of time; give seconds")
+        raise ConfigError(f"{path}: step_s={step_s!r} is not a length of time; write seconds")
     try:
         profile = read_profile(given)
         for sample in profile.samples:
             if not all(map(is_amount, (sample.size_bytes, sample.wait_s, sample.cpu_s))):
-                raise ConfigError(f"{sample} is not made of sizes and times")
+                raise ConfigError(f"{sample} does not consist of sizes and times")
     except (ConfigError, AttributeError) as problem:
         raise ConfigError(f"{path}: {problem}") from None
     return GivenProfile(profile=profile, step_s=step_s, stated=read_stated(beside, str(path)))
 
 
 def save_profile(path: Path, profile: Profile, step_s: float | None) -> None:
-    """For ``--profile``, here or on another machine."""
+    """Write a file for ``--profile``."""
     content = profile.as_json() | ({} if step_s is None else {"step_s": step_s})
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise ConfigError(f"{path} cannot be written: {problem.strerror or problem}") from None
-
-
 def read_settings(path: str, section: str) -> GivenSettings:
-    """A team's own file: its batch size, budget and ranks, and its workers to be shown beside the plans."""
+    """A team's own file: its batch size, memory limit and ranks, and its workers for the comparison."""
     with warnings.catch_warnings():
-        # What they say, `penstock settings` shows.
+        # `penstock settings` shows them.
         warnings.simplefilter("ignore")
         settings = load(path, section)
     given = settings.arguments
@@ -132,7 +127,7 @@ def read_settings(path: str, section: str) -> GivenSettings:
 
 
 def ask() -> str:
-    """Walk the decision tree: questions on stderr, a line of stdin for each answer. The plan's name."""
+    """The name of the plan that the answers lead to: questions on stderr, one line of stdin for each answer."""
     place = FIRST
     while place in QUESTIONS:
         question = QUESTIONS[place]
@@ -140,7 +135,9 @@ def ask() -> str:
         line = sys.stdin.readline()
         if not line:
             click.echo(err=True)
-            raise click.UsageError("the answers ended before the questions did; give one line for each, or leave --ask")
+            raise click.UsageError(
+                "the answers ended before the questions did; give one line for each question, or leave out --ask"
+            )
         found = question.leads_to(line)
         if found is None:
             click.echo(f"{line.strip()!r} is not one of {', '.join(question.answers)}.", err=True)

@@ -1,7 +1,7 @@
-"""The pages of `penstock plan`: the table of plans, the one to take and why, what to know; or starting points.
+"""The pages of `penstock plan`: the table of plans, the recommended one with its reasons, notes; or starting points.
 
-In:  ``PlanTable``, settings beside it, ``StartingPoint``.
-Out: lines on a rich console, 80 columns wide, no colour needed to read them.
+In:  ``PlanTable``, settings to compare with it, ``StartingPoint``.
+Out: lines on a rich console, 80 columns wide, readable without colour.
 Runs in: command line.
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import make_grid
-from penstock.formatting import milliseconds
+from penstock.cli.console import indented, make_grid
+from penstock.formatting import counted, milliseconds
 from penstock.planner import wording
 from penstock.planner.plans import Plan, PlanTable
 from penstock.planner.starting_points import StartingPoint
@@ -23,45 +22,49 @@ from penstock.planner.stated_settings import Beside
 from penstock.units import GIB, MIB, format_bytes
 
 FULL_COLUMNS = 80
-"""In narrower pages figures fold rather than being cut off."""
+"""On narrower pages figures fold; they are never cut off."""
 
 
 def show_plans(console: Console, table: PlanTable, chosen: Plan | None, beside: Sequence[Beside]) -> None:
-    """Print the whole page. ``chosen``: what the answers led to."""
+    """Print the whole page. ``chosen``: the plan that the answers led to."""
     _show_head(console, table)
     console.print(_table_of(table, console.width))
-    console.print(Text(f"* recommended for {format_bytes(table.budget_bytes)} a rank", style="dim"))
+    console.print(Text(f"* recommended for {format_bytes(table.budget_bytes)} per rank", style="dim"))
     if beside:
         _show_beside(console, table, beside)
     if chosen is not None:
         _show_plan(console, "Your answers lead to", chosen)
         if not chosen.fits and table.recommended.fits:
-            console.print(_item("It may take more than was allowed: memory= holds it to that, at the cost of speed."))
+            console.print(
+                indented(
+                    "It may need more than the memory limit; memory= keeps it within the limit, but makes it slower."
+                )
+            )
     if chosen is None or chosen.name != table.recommended.name:
         _show_plan(console, "Recommended", table.recommended)
     console.print()
     for note in table.notes:
-        console.print(_item(note))
+        console.print(indented(note))
 
 
 def _show_head(console: Console, table: PlanTable) -> None:
     profile, facts = table.profile, table.facts
-    length = "" if profile.length is None else f", {profile.length:,} sample{'s' * (profile.length != 1)}"
+    length = "" if profile.length is None else f", {counted(profile.length, 'sample')}"
     console.print(Text(f"Plans for {profile.name}{length}", style="bold"))
     largest = f" (largest {format_bytes(profile.largest_bytes)})" if profile.spread > 0.05 else ""
     gpu = "" if facts.gpu_bytes is None else f", a GPU of {format_bytes(facts.gpu_bytes)}"
-    step = "" if table.step_s is None else f" A step takes {milliseconds(table.step_s)}."
-    verb = "takes" if profile.is_measured else "is said to take"
+    step = "" if table.step_s is None else f" A training step takes {milliseconds(table.step_s)}."
+    source = "" if profile.is_measured else " (figures from the file)"
+    ranks = ("each of " if facts.ranks > 1 else "") + counted(facts.ranks, "rank")
     console.print(
         Text(
-            f"A sample is {format_bytes(profile.sample_bytes)}{largest} and {verb} "
-            f"{milliseconds(profile.cpu_s)} of a processor and {milliseconds(profile.wait_s)} of "
-            f"waiting.{step}"
+            f"A sample is {format_bytes(profile.sample_bytes)}{largest} and takes "
+            f"{milliseconds(profile.cpu_s)} of computing and {milliseconds(profile.wait_s)} of waiting{source}.{step}"
         )
     )
     console.print(
         Text(
-            f"For each of {facts.ranks} rank{'s' * (facts.ranks > 1)}: {facts.cores:g} cores, "
+            f"For {ranks}: {counted(facts.cores, 'core')}, "
             f"{format_bytes(table.budget_bytes)} of {format_bytes(facts.available_bytes)} free memory{gpu}."
         )
     )
@@ -91,7 +94,7 @@ def _table_of(table: PlanTable, columns: int) -> Table:
 
 
 def _grid(*headings: str, columns: int) -> Table:
-    """A table of figures between a name and a word: where there is room, only those two fold."""
+    """A table of figures between two columns of text: if there is room, only those two fold."""
     grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for number, heading in enumerate(headings):
         is_text = number in (0, len(headings) - 1)
@@ -106,59 +109,58 @@ def _grid(*headings: str, columns: int) -> Table:
 
 def _show_beside(console: Console, table: PlanTable, beside: Sequence[Beside]) -> None:
     console.print()
-    console.print(Text("Beside others' settings", style="bold"))
-    grid = _grid("settings", "workers ×\nprefetch", "batch", "they\nsay", "torch\ntakes", "they\nsay",
-                 "torch\ndoes", "penstock", "takes", "does", "", columns=console.width)  # fmt: skip
+    console.print(Text("Compared with other settings", style="bold"))
     plans = {plan.name: plan for plan in table.plans}
-    for each in beside:
-        stated, ours = each.stated, plans.get(each.stated.name)
-        grid.add_row(
-            stated.name,
-            f"{stated.workers} × {stated.prefetch_factor}",
-            f"{stated.batch_size}",
-            "-" if stated.memory_bytes is None else _short(stated.memory_bytes),
-            _short(each.memory_bytes),
-            "-" if stated.speed is None else f"{stated.speed:.0%}",
-            f"{each.speed:.0%}",
-            "-" if ours is None else f"{ours.workers} × {ours.depth}",
-            "-" if ours is None else _short(ours.memory.expected),
-            "-" if ours is None else f"{ours.speed:.0%}",
-            "",
-        )
+    ours = [plans.get(each.stated.name) for each in beside]
+    columns = {
+        "settings": [each.stated.name for each in beside],
+        "workers,\nprefetch": [f"{each.stated.workers} × {each.stated.prefetch_factor}" for each in beside],
+        "batch": [f"{each.stated.batch_size}" for each in beside],
+        "stated\nmemory": [_short(each.stated.memory_bytes) if each.stated.memory_bytes else "-" for each in beside],
+        "torch\nmemory": [_short(each.memory_bytes) for each in beside],
+        "stated\nspeed": ["-" if each.stated.speed is None else f"{each.stated.speed:.0%}" for each in beside],
+        "torch\nspeed": [f"{each.speed:.0%}" for each in beside],
+        "our\nplan": ["-" if plan is None else f"{plan.workers} × {plan.depth}" for plan in ours],
+        "our\nmemory": ["-" if plan is None else _short(plan.memory.expected) for plan in ours],
+        "our\nspeed": ["-" if plan is None else f"{plan.speed:.0%}" for plan in ours],
+    }  # fmt: skip
+    # Columns without any figure are left out.
+    columns = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
+    grid = _grid(*columns, columns=console.width)
+    grid.columns[-1].justify = "right"
+    for row in zip(*columns.values(), strict=True):
+        grid.add_row(*row)
     console.print(grid)
+    console.print(indented("Speeds are shares of the fastest plan's samples/s."))
 
 
 def _show_plan(console: Console, heading: str, plan: Plan) -> None:
     console.print()
     console.print(Text(f"{heading}: {plan.name}", style="bold"))
     for line in wording.describe(plan):
-        console.print(_item(line))
-
-
-def _item(line: str) -> Padding:
-    return Padding(Text(line), (0, 0, 0, 2))
+        console.print(indented(line))
 
 
 def show_starting_point(console: Console, point: StartingPoint, target: str | None) -> None:
-    """Print where to begin, and from where that comes. ``target``: the dataset that had nothing to measure."""
+    """Print settings to start with, and their source. ``target``: a dataset without data to measure."""
     console.print(Text("Starting points: nothing was measured", style="bold"))
     if target is None:
-        console.print("Name a dataset (penstock plan TARGET) for plans of its own samples.")
+        console.print("Name a dataset (penstock plan TARGET) for plans made for its samples.")
     else:
-        console.print(Text(f"{target} has nothing to measure here; with its data there are plans of its own samples."))
+        console.print(Text(f"{target} has no data to measure here; where the data is, plans are made for its samples."))
     grid = make_grid("dim", "")
     torchs = "" if point.torch_workers == point.workers else f" (torch's DataLoader: {point.torch_workers})"
     up_to = f", up to {point.batch_high}" if point.batch_high > point.batch_size else ""
     grid.add_row("batch size", f"{point.batch_size}{up_to}")
     grid.add_row("workers", f"{point.workers} per rank, {point.workers_on_node} on this node{torchs}")
     grid.add_row("prefetch factor", f"{point.prefetch_factor}")
-    grid.add_row("pinned memory", "yes" if point.pin_memory else "no: no GPU is known")
+    grid.add_row("pinned memory", "yes" if point.pin_memory else "no: no GPU was found")
     grid.add_row("persistent workers", "yes")
     grid.add_row("cache", f"{_span(point.cache_low_bytes, point.cache_high_bytes)}, one for the node")
-    console.print(Padding(grid, (0, 0, 0, 2)))
-    console.print(Text("Where they come from", style="bold"))
+    console.print(indented(grid))
+    console.print(Text("Sources", style="bold"))
     for line in point.why:
-        console.print(_item(line))
+        console.print(indented(line))
 
 
 def _span(low: float, high: float) -> str:

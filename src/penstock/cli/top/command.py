@@ -1,7 +1,7 @@
 """`penstock top`: trainings live in the terminal, penstock's or any other.
 
 In:  a run, a process id, a pattern, or nothing for all runs; keys.
-Out: a screen that is drawn again every second, one frame, or JSON.
+Out: a page that is drawn again every second, one frame, or JSON.
 Runs in: command line. Does not import torch.
 """
 
@@ -18,42 +18,42 @@ from penstock.cli.signals import sigterm_as_exit
 from penstock.meter import Roots
 
 if TYPE_CHECKING:
-    from penstock.cli.top.selection import Gathering
+    from penstock.cli.top.trainings import TrainingSource
 
 
-@click.command(epilog="Exit status: 0 after q or --once; 1 where there is no such run or process; 130 after Ctrl-C.")
+@click.command(epilog="Exit status: 0 after q or --once; 1 if there is no such run or process; 130 after Ctrl-C.")
 @click.argument("run", required=False)
 @click.option("--pid", type=click.IntRange(1), metavar="N", help="Show a process and its descendants, penstock or not.")
 @click.option("--match", metavar="REGEX", help="Show all processes whose command line matches, with descendants.")
 @click.option("--every", type=click.FloatRange(0.2, 3600), metavar="SECONDS", default=1.0, show_default=True,
               help="Time between frames.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one frame and leave; so it does where stdout is no terminal.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print one snapshot as a JSON object and leave.")
+@click.option("--once", is_flag=True, help="Print one frame and exit, as without a terminal on stdout.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print one snapshot as a JSON object and exit.")
 @click.pass_obj
 def command(
     roots: Roots, run: str | None, pid: int | None, match: str | None, every: float, once: bool, json_wanted: bool
 ) -> None:
-    """Show RUN (an id, the beginning of one, a name, or "last") or all running ones: memory by component against the
-    limit, workers and what each does, speed and waiting, GPUs, cache, and what happened last.
+    """Show RUN (an id, the beginning of one, a name, or "last"), or all running runs: memory by component against the
+    limit, the workers and their activity, speed and waiting, GPUs, cache, and the latest events.
 
     \b
     + and -          one worker more or less
     [ and ]          one batch ahead less or more
     up and down      choose the run; left and right the loader
-    q                leave
+    q                quit
 
-    With --pid or --match, any training, with what its processes tell.
+    --pid and --match show any training, by its processes alone.
     """
     if sum(each is not None for each in (run, pid, match)) > 1:
-        raise click.UsageError("RUN, --pid and --match are three ways to say what to show; give one")
+        raise click.UsageError("RUN, --pid and --match each choose what to show; give one of them")
     from penstock.cli.console import make_console
     from penstock.monitor.system_levels import system_levels
 
-    gathering = _gathering(run, pid, match, roots)
+    source = _source(run, pid, match, roots)
     console = make_console()
     try:
         if json_wanted:
-            found = gathering.look(None)
+            found = source.snapshots(None)
             answer = {
                 "t_s": time.time(),
                 "machine": system_levels(roots),
@@ -63,23 +63,23 @@ def command(
         elif once or not console.is_terminal:
             from penstock.cli.top.view import Page
 
-            found = gathering.look(None)
-            console.print(Page(console, has_keys=False).once(system_levels(roots), found, gathering.nothing))
+            found = source.snapshots(None)
+            console.print(Page(console, has_keys=False).once(system_levels(roots), found, source.nothing))
         else:
             from penstock.cli.top.keys import terminal_keys
             from penstock.cli.top.live import run_live
 
             with sigterm_as_exit():
-                run_live(gathering, console, terminal_keys(), roots, every_s=every)
+                run_live(source, console, terminal_keys(), roots, every_s=every)
     finally:
-        gathering.close()
+        source.close()
 
 
-def _gathering(run: str | None, pid: int | None, match: str | None, roots: Roots) -> Gathering:
-    from penstock.cli.top.selection import Processes, Runs
+def _source(run: str | None, pid: int | None, match: str | None, roots: Roots) -> TrainingSource:
+    from penstock.cli.top.trainings import ProcessTrainings, RunningRuns
     from penstock.cli.watch.command import pattern_of
     from penstock.environment import state_folder
 
     if pid is None and match is None:
-        return Runs(state_folder(), run)
-    return Processes(pid, None if match is None else pattern_of(match), roots)
+        return RunningRuns(state_folder(), run)
+    return ProcessTrainings(pid, None if match is None else pattern_of(match), roots)

@@ -1,4 +1,4 @@
-"""Keys of a terminal, one at a time, without Enter; the terminal is put back as it was.
+"""Keys pressed on a terminal, one at a time, without Enter; the terminal's settings are restored.
 
 In:  stdin.
 Out: names of keys: "up", "+", "q".
@@ -20,10 +20,12 @@ _UNFINISHED = re.compile(r"\x1b(?:[\[O][0-9;]*)?$")
 
 
 class Keys(Protocol):
+    """A source of keys."""
+
     is_there: bool
 
     def read(self, within_s: float) -> list[str] | None:
-        """Keys pressed, waiting for the first as long as told; None once the terminal is gone."""
+        """Keys pressed, after a wait of at most ``within_s`` for the first; None if the terminal is gone."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -31,7 +33,7 @@ class Keys(Protocol):
 
 
 class NoKeys:
-    """Where stdin is no terminal."""
+    """Without a terminal on stdin."""
 
     is_there = False
 
@@ -46,6 +48,8 @@ class NoKeys:
 
 
 class TerminalKeys:
+    """Keys of the terminal behind a descriptor."""
+
     is_there = True
 
     def __init__(self, fd: int) -> None:
@@ -58,7 +62,7 @@ class TerminalKeys:
         import tty
 
         self._before = termios.tcgetattr(self._fd)
-        # Ctrl-C stays a signal. Ctrl-Z would leave the shell on a screen that is not its own.
+        # Ctrl-C stays a signal. Ctrl-Z must not: the shell would continue on the alternate screen.
         tty.setcbreak(self._fd)
         now = termios.tcgetattr(self._fd)
         now[6][termios.VSUSP] = b"\0"
@@ -73,7 +77,7 @@ class TerminalKeys:
     def read(self, within_s: float) -> list[str] | None:
         ready, _, _ = select.select([self._fd], [], [], within_s)
         if not ready:
-            # What began like an arrow and did not go on was the Escape key.
+            # An unfinished sequence was the Escape key.
             self._unread = ""
             return []
         try:
@@ -87,7 +91,7 @@ class TerminalKeys:
 
 
 def parsed(text: str) -> tuple[list[str], str]:
-    """Names of the keys in what a terminal has sent, and the beginning of one that is still on its way."""
+    """The names of the keys in the characters from a terminal, and the unfinished sequence at their end."""
     unfinished = _UNFINISHED.search(text)
     rest = "" if unfinished is None else unfinished.group()
     text = text[: len(text) - len(rest)]
@@ -106,7 +110,7 @@ def parsed(text: str) -> tuple[list[str], str]:
 
 
 def terminal_keys() -> Keys:
-    """Keys of stdin, where that is a terminal."""
+    """The keys of stdin, if it is a terminal."""
     try:
         import termios  # noqa: F401 - absent on Windows
     except ImportError:

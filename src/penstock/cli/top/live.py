@@ -1,7 +1,7 @@
 """The live view of `penstock top`: a frame a second, keys in between.
 
-In:  trainings that are looked at again and again; keys.
-Out: frames on a terminal; valves turned.
+In:  a source of trainings; keys.
+Out: frames on a terminal; settings changed in the trainings.
 Runs in: command line.
 """
 
@@ -16,8 +16,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from penstock.cli.top.keys import Keys
-from penstock.cli.top.selection import Gathering
-from penstock.cli.top.trainings import Training
+from penstock.cli.top.trainings import TrainingSnapshot, TrainingSource
 from penstock.cli.top.view import Choice, Page
 from penstock.errors import PenstockError
 from penstock.meter import Roots
@@ -25,25 +24,25 @@ from penstock.monitor.figures import part
 from penstock.monitor.system_levels import system_levels
 
 _GLANCE_S = 0.25
-"""How often the size of the window is looked at."""
-_SAID_FOR_S = 6.0
+"""Time between checks of the window's size."""
+_MESSAGE_S = 6.0
 _VALVES = {"+": ("workers", 1), "=": ("workers", 1), "-": ("workers", -1), "]": ("depth", 1), "[": ("depth", -1)}
 
 
-def run_live(gathering: Gathering, console: Console, keys: Keys, roots: Roots, *, every_s: float) -> None:
-    """Until q, or until the terminal is gone."""
+def run_live(source: TrainingSource, console: Console, keys: Keys, roots: Roots, *, every_s: float) -> None:
+    """Draw frames until q is pressed or the terminal is gone."""
     page = Page(console, has_keys=keys.is_there)
-    choice, said_s = Choice(), 0.0
+    choice, message_s = Choice(), 0.0
     with keys, _painter(console) as paint:
         while True:
-            trainings = gathering.look(choice.training or "")
+            trainings = source.snapshots(choice.training or "")
             if choice.training not in {each.id for each in trainings}:
-                # The first frame, or the run that was looked at is over.
+                # This is the first frame, or the chosen run has ended.
                 choice = replace(choice, training=trainings[0].id if trainings else None, loader=0)
-                trainings = gathering.look(choice.training or "")
+                trainings = source.snapshots(choice.training or "")
             due_s = time.monotonic() + every_s
             machine = system_levels(roots)
-            paint(page.live(machine, trainings, choice, gathering.nothing))
+            paint(page.live(machine, trainings, choice, source.nothing))
             size = console.size
             while (left_s := due_s - time.monotonic()) > 0:
                 pressed = keys.read(min(left_s, _GLANCE_S))
@@ -51,19 +50,19 @@ def run_live(gathering: Gathering, console: Console, keys: Keys, roots: Roots, *
                     return
                 if pressed:
                     for key in pressed:
-                        choice = _pressed(key, choice, trainings, gathering)
-                        said_s = time.monotonic()
+                        choice = _pressed(key, choice, trainings, source)
+                        message_s = time.monotonic()
                     break
                 if console.size != size:
                     break
-            if choice.said and time.monotonic() - said_s > _SAID_FOR_S:
-                choice = replace(choice, said="")
+            if choice.message and time.monotonic() - message_s > _MESSAGE_S:
+                choice = replace(choice, message="")
 
 
 @contextlib.contextmanager
 def _painter(console: Console) -> Iterator[Callable[[RenderableType], None]]:
     if console.is_dumb_terminal:
-        # It cannot go back: one frame below the other.
+        # It cannot move the cursor: each frame is printed below the last.
         yield lambda frame: console.print(frame, "")
         return
     live = Live(
@@ -73,7 +72,7 @@ def _painter(console: Console) -> Iterator[Callable[[RenderableType], None]]:
         yield lambda frame: live.update(frame, refresh=True)
 
 
-def _pressed(key: str, choice: Choice, trainings: list[Training], gathering: Gathering) -> Choice:
+def _pressed(key: str, choice: Choice, trainings: list[TrainingSnapshot], source: TrainingSource) -> Choice:
     chosen = next((each for each in trainings if each.id == choice.training), None)
     if chosen is None:
         return choice
@@ -86,30 +85,30 @@ def _pressed(key: str, choice: Choice, trainings: list[Training], gathering: Gat
     if key not in _VALVES:
         return choice
     valve, more = _VALVES[key]
-    return replace(choice, said=_turned(chosen, choice.loader, valve, more, gathering))
+    return replace(choice, message=_change(chosen, choice.loader, valve, more, source))
 
 
-def _turned(training: Training, loader: int, valve: str, more: int, gathering: Gathering) -> str:
-    """Turn a valve by one; what came of it, in words."""
-    recorded = gathering.recorded(training.id)
+def _change(training: TrainingSnapshot, loader: int, valve: str, more: int, source: TrainingSource) -> str:
+    """Change a setting by one; returns the result in words."""
+    recorded = source.recorded(training.id)
     if recorded is None or not training.loaders:
         return f"{training.id} has no loader whose {valve} can be changed from here"
     try:
-        # As it is now: on the page it may be a second old, and keys come faster.
-        now = recorded.look(in_detail=True)
+        # Read it again: the value on the page may be a second old, and keys come faster.
+        now = recorded.snapshot(in_detail=True)
         if now.state != "running":
-            return f"{training.id} is over ({now.state})"
-        if not now.loaders or loader >= len(now.loaders) or now.trouble:
-            return now.trouble or f"{training.id} has no such loader"
+            return f"{training.id} has ended ({now.state})"
+        if not now.loaders or loader >= len(now.loaders) or now.problem:
+            return now.problem or f"{training.id} has no such loader"
         known = now.loaders[loader]
         is_set = known["configuration"].get(valve)
         count = is_set if is_set is not None else int(part(now.figures, f"loader.{loader}").get(valve, 0))
         if count + more < 1:
             return f"{known['name']}: {valve} stays at {count}"
-        answer = recorded.turn({"loader": loader, valve: count + more})
+        answer = recorded.set_valve({"loader": loader, valve: count + more})
     except PenstockError as problem:
         return str(problem)
     if not answer.get("ok"):
-        return str(answer.get("why", "refused without a reason"))
+        return str(answer.get("why", "the training refused without a reason"))
     remark = answer.get("now", {}).get("remark")
     return f"{known['name']}: {valve} {count} -> {answer['now'].get(valve)}" + (f" ({remark})" if remark else "")

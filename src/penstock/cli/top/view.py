@@ -1,6 +1,6 @@
-"""The page of `penstock top`: lines of text that fit any terminal, the least needed ones left out first.
+"""The page of `penstock top`: lines of text that fit any terminal; the least important ones are left out first.
 
-In:  trainings, the machine's figures, the size of the screen.
+In:  trainings, the machine's figures, the size of the terminal.
 Out: a rich renderable.
 Runs in: command line.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from penstock.cli.top.trainings import Training
+from penstock.cli.top.trainings import TrainingSnapshot
 from penstock.formatting import duration, memory, one_line, rate, share
 from penstock.monitor.figures import FIGURES, MEMORY_PARTS, part, shown
 
@@ -29,37 +29,39 @@ _EIGHTHS = "▏▎▍▌▋▊▉"
 _STALE_S = 10.0
 _MOST_GPUS, _MOST_EVENTS = 16, 10
 _SLOW_S = 1.0
-"""From here on it is told how long a worker has had its sample."""
+"""From this time on the page shows how long a worker has had its sample."""
 _EVENTS_AT_LEAST, _LINES_AT_LEAST = 2, 2
 _FIRST_LIST = 3
-"""Blocks before this one say what the training is, its memory and its speed."""
+"""The blocks before this one are the training, its memory and its speed."""
 KEYS = "+ - workers   [ ] depth   up/down run   left/right loader   q quit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the keys are about."""
+    """What the keys act on."""
 
     training: str | None = None
-    """Id of the run; None: the first."""
+    """Id of the run; None for the first."""
     loader: int = 0
-    said: str = ""
-    """What came of the last key."""
+    message: str = ""
+    """The result of the last key."""
 
 
 class Page:
-    """Draws for one console."""
+    """The page on one console."""
 
     def __init__(self, console: Console, *, has_keys: bool) -> None:
         self._console = console
         self._has_keys = has_keys
         self._is_ascii = console.options.ascii_only
 
-    def live(self, machine: dict[str, float], trainings: Sequence[Training], choice: Choice, nothing: str) -> Group:
-        """One screen: all trainings in a line each, the chosen one in detail."""
+    def live(
+        self, machine: dict[str, float], trainings: Sequence[TrainingSnapshot], choice: Choice, nothing: str
+    ) -> Group:
+        """One screen: a line for each training, and the chosen one in detail."""
         chosen = next((each for each in trainings if each.id == choice.training), trainings[0] if trainings else None)
         head = [self._machine(machine, len(trainings))]
-        foot = [self._line(one_line(choice.said, 300), "yellow")] if choice.said else []
+        foot = [self._line(one_line(choice.message, 300), "yellow")] if choice.message else []
         foot += [self._line(KEYS, "dim")] if self._has_keys else []
         rows = max(4, self._console.size.height)
         if chosen is None:
@@ -72,8 +74,8 @@ class Page:
         blocks = self._blocks(chosen, choice.loader)
         return Group(*_fitted(head, blocks, self._events(chosen), foot, rows))
 
-    def once(self, machine: dict[str, float], trainings: Sequence[Training], nothing: str) -> Group:
-        """Everything, however long."""
+    def once(self, machine: dict[str, float], trainings: Sequence[TrainingSnapshot], nothing: str) -> Group:
+        """All trainings in detail, of any length."""
         lines = [self._machine(machine, len(trainings))]
         if not trainings:
             lines.append(Text(nothing))
@@ -83,15 +85,15 @@ class Page:
 
     # -- parts ------------------------------------------------------------------------------
 
-    def _blocks(self, training: Training, loader: int | None) -> list[list[Text]]:
-        """What it is, its memory, its speed; then lists, which may be long."""
+    def _blocks(self, training: TrainingSnapshot, loader: int | None) -> list[list[Text]]:
+        """The training, its memory, its speed; then lists, which may be long."""
         blocks = [self._about(training), self._memory(training), self._speed(training)]
         blocks += self._loaders(training, loader)
         if training.processes:
             blocks.append(self._processes(training))
         return blocks
 
-    def _events(self, training: Training) -> list[Text]:
+    def _events(self, training: TrainingSnapshot) -> list[Text]:
         return [self._event(each) for each in reversed(training.events[-_MOST_EVENTS:])]
 
     def _machine(self, machine: dict[str, float], count: int) -> Text:
@@ -102,7 +104,7 @@ class Page:
         several = f", {count} trainings" if count > 1 else ""
         return self._line(f"{time.strftime('%H:%M:%S')}  {text}{swap}{several}", "bold red" if is_full else "bold")
 
-    def _in_short(self, training: Training, *, is_chosen: bool) -> Text:
+    def _in_short(self, training: TrainingSnapshot, *, is_chosen: bool) -> Text:
         figures = training.figures
         mark = ">" if is_chosen else " "
         facts = f"{memory(figures.get('tree_bytes')):>9}"
@@ -117,7 +119,7 @@ class Page:
         name = one_line(training.name, max(4, room))
         return self._line(f"{mark} {training.id} {name:<{max(0, room)}} {facts}", "reverse" if is_chosen else "")
 
-    def _about(self, training: Training) -> list[Text]:
+    def _about(self, training: TrainingSnapshot) -> list[Text]:
         is_over = training.state != "running"
         ran_s = max(0.0, (training.heard_s if is_over else time.time()) - training.started_s)
         words = [f"{training.state} {duration(ran_s)}"]
@@ -129,7 +131,7 @@ class Page:
             words.append(f"step {training.figures['step']:,.0f}")
         old_s = time.time() - training.heard_s
         if not is_over and training.heard_s and old_s > _STALE_S:
-            words.append(f"last heard of {duration(old_s)} ago")
+            words.append(f"figures are {duration(old_s)} old")
         lines = [
             self._line(f"{training.id}  {one_line(training.name, 200)}", "bold"),
             self._line(", ".join(words), _STYLES.get(training.state, "")),
@@ -137,15 +139,15 @@ class Page:
         if training.what:
             lines.append(self._line(one_line(training.what, 200), "red"))
         lines += [self._line(f"ALERT {one_line(each, 200)}", "bold red") for each in training.alerts]
-        if training.trouble:
-            lines.append(self._line(one_line(training.trouble, 200), "yellow"))
+        if training.problem:
+            lines.append(self._line(one_line(training.problem, 200), "yellow"))
         return lines
 
-    def _memory(self, training: Training) -> list[Text]:
+    def _memory(self, training: TrainingSnapshot) -> list[Text]:
         figures = training.figures
         total, limit = figures.get("tree_bytes"), figures.get("limit_bytes")
         if total is None:
-            return [self._row("memory", "not known")]
+            return [self._row("memory", "unknown")]
         how = "" if training.measure in ("pss", "") else f", {training.measure}"
         of = f"of {memory(limit)} ({share(total / limit)})" if limit else ""
         lines = [self._bar("memory", total, limit, f"{of}{how}".strip(", "), is_total=True)]
@@ -158,7 +160,7 @@ class Page:
                 lines.append(self._bar(f"  {label}", figures.get(name, 0.0), limit, note))
         return lines
 
-    def _speed(self, training: Training) -> list[Text]:
+    def _speed(self, training: TrainingSnapshot) -> list[Text]:
         figures = training.figures
         lines: list[Text] = []
         rates = [name for name in ("samples_per_s", "steps_per_s") if name in figures]
@@ -175,7 +177,7 @@ class Page:
             if gpu := part(figures, f"gpu.{number}"):
                 lines.append(self._gpu(number, gpu, training))
         if figures.get("gpu_tree_bytes"):
-            lines.append(self._row("", f"of it {memory(figures['gpu_tree_bytes'])} by this training"))
+            lines.append(self._row("", f"{memory(figures['gpu_tree_bytes'])} of it used by this training"))
         hits, misses = figures.get("cache_hits"), figures.get("cache_misses")
         if hits is not None and misses is not None:
             recent = figures.get("cache_hit_rate", hits / (hits + misses) if hits + misses else None)
@@ -184,7 +186,7 @@ class Page:
             lines.append(self._row("cache", f"{has}, {FIGURES['cache_hit_rate'].label} {share(recent)}, {counts}"))
         return lines
 
-    def _gpu(self, number: int, gpu: dict[str, float], training: Training) -> Text:
+    def _gpu(self, number: int, gpu: dict[str, float], training: TrainingSnapshot) -> Text:
         name = one_line(training.gpus[number].removeprefix("NVIDIA "), 20) if number < len(training.gpus) else ""
         words = [f"busy {share(gpu.get('busy_fraction'))}"]
         if "used_bytes" in gpu:
@@ -193,7 +195,7 @@ class Page:
             words.append(f"torch {memory(gpu['allocated_bytes'])}, reserved {memory(gpu.get('reserved_bytes'))}")
         return self._row(f"GPU {number} {name}".rstrip(), ", ".join(words))
 
-    def _loaders(self, training: Training, chosen: int | None) -> list[list[Text]]:
+    def _loaders(self, training: TrainingSnapshot, chosen: int | None) -> list[list[Text]]:
         blocks = []
         for place, loader in enumerate(training.loaders):
             figures = part(training.figures, f"loader.{loader.get('number', place)}")
@@ -215,7 +217,7 @@ class Page:
             blocks.append(lines)
         return blocks
 
-    def _processes(self, training: Training) -> list[Text]:
+    def _processes(self, training: TrainingSnapshot) -> list[Text]:
         first, *rest = training.processes
         lines = [self._line(f"  {'pid':>8}  {'name':<16} {'doing':<18} {'CPU':>6} {'own':>10}", "dim")]
         for each in (first, *sorted(rest, key=lambda each: -each["bytes"])):
@@ -246,7 +248,7 @@ class Page:
     def _filled(self, width: int, fraction: float) -> str:
         if self._is_ascii:
             return "#" * round(width * fraction)
-        # By eighths of a cell: a training of 2 GiB is to be seen on a machine of 512.
+        # By eighths of a cell, so that a training of 2 GiB is visible on a machine of 512 GiB.
         whole, eighths = divmod(math.ceil(width * fraction * 8), 8)
         return "█" * whole + (_EIGHTHS[eighths - 1] if eighths else "")
 
@@ -258,7 +260,7 @@ class Page:
         return self._cut(Text(text, style=style, no_wrap=True, overflow="crop"))
 
     def _cut(self, line: Text) -> Text:
-        # By cells, not characters: half the names of this world are twice as wide.
+        # By cells, not characters: Chinese characters are two cells wide.
         line.truncate(self._console.width, overflow="crop" if self._is_ascii else "ellipsis")
         return line
 
@@ -280,8 +282,8 @@ def _worker(worker: dict[str, Any]) -> str:
 
 
 def _fitted(head: list[Text], blocks: list[list[Text]], events: list[Text], foot: list[Text], rows: int) -> list[Text]:
-    """Shorten the longest block until all fit, lists of workers first; what was left out is counted. Events, newest
-    first, get what room is left."""
+    """Shorten the longest block until all fit, lists of workers first, and count the lines left out. Events, newest
+    first, fill the remaining lines."""
     room = max(0, rows - len(head) - len(foot) - 1)
     sizes = [len(block) for block in blocks]
     for places in (range(_FIRST_LIST, len(sizes)), range(len(sizes))):

@@ -1,7 +1,7 @@
-"""What `penstock watch` looks at: this machine, a process tree, all that match a pattern, or a run.
+"""What `penstock watch` watches: this machine, processes with their descendants, or a run.
 
-In:  which of them.
-Out: figures at each look; how it ended, once it has.
+In:  the choice on the command line.
+Out: figures at each check; the reason of the end, once the subject has ended.
 Runs in: command line. Does not import torch.
 """
 
@@ -23,28 +23,28 @@ from penstock.monitor.runs.reader import Run, ask, open_run
 from penstock.monitor.system_levels import system_levels
 
 _STALE_S = 15.0
-"""A record that is older has stopped, or its process is stuck; the process itself is asked then."""
+"""The recorder of an older record has stopped, or its process is stuck; the process itself is asked then."""
 
 
 class Subject(Protocol):
-    """Something that has memory."""
+    """Something that uses memory."""
 
     whose: str
-    """As the subject of a sentence."""
+    """The subject of a sentence."""
     facts: dict[str, Any]
     """For commands and webhooks: pid, run."""
     is_tree: bool
     """Whether it has memory of its own, apart from the machine's."""
 
-    def look(self) -> dict[str, float] | str:
-        """Figures, or, once it has ended, how."""
+    def sample(self) -> dict[str, float] | str:
+        """Figures; or, once it has ended, a sentence about the end."""
         ...
 
     def close(self) -> None: ...
 
 
-class Machine:
-    """The machine, or the container this runs in."""
+class WatchedMachine:
+    """The machine, or the container that this process is in."""
 
     is_tree = False
 
@@ -53,67 +53,42 @@ class Machine:
         self.facts: dict[str, Any] = {}
         self._roots = roots
 
-    def look(self) -> dict[str, float]:
+    def sample(self) -> dict[str, float]:
         return system_levels(self._roots)
 
     def close(self) -> None: ...
 
 
-class OneProcess:
-    """A process and its descendants."""
+class WatchedProcesses:
+    """A process, or all processes whose command line matches, with their descendants."""
 
     is_tree = True
 
-    def __init__(self, pid: int, roots: Roots) -> None:
-        self.whose = f"process {pid}"
-        self.facts: dict[str, Any] = {"pid": pid}
-        self._roots = roots
-        self._tree = tree_of(pid)
-
-    def look(self) -> dict[str, float] | str:
-        now = self._tree.sample()
-        return f"{self.whose} has ended" if now is None else system_levels(self._roots) | now.figures
-
-    def close(self) -> None: ...
-
-
-class Matching:
-    """All processes whose command line matches, with their descendants."""
-
-    is_tree = True
-
-    def __init__(self, pattern: re.Pattern[str], roots: Roots) -> None:
-        self.whose = f"what matches {one_line(pattern.pattern, 40)!r}"
-        self.facts: dict[str, Any] = {}
+    def __init__(self, pid: int | None, pattern: re.Pattern[str] | None, roots: Roots) -> None:
+        self.whose = f"process {pid}" if pattern is None else f"what matches {one_line(pattern.pattern, 40)!r}"
+        self.facts: dict[str, Any] = {} if pid is None else {"pid": pid}
         self._pattern = pattern
         self._roots = roots
-        self._trees: dict[int, WatchedTree] = {}
-        self._refresh()
-        if not self._trees:
+        self._trees = {} if pid is None else {pid: tree_of(pid)}
+        add_matching(self._trees, pattern)
+        if pattern is not None and not self._trees:
             raise PenstockError(f"no process matches {one_line(pattern.pattern)!r}; start the training first")
 
-    def look(self) -> dict[str, float] | str:
-        self._refresh()
-        seen = {pid: now for pid, tree in self._trees.items() if (now := tree.sample()) is not None}
-        self._trees = {pid: self._trees[pid] for pid in seen}
-        if not seen:
+    def sample(self) -> dict[str, float] | str:
+        add_matching(self._trees, self._pattern)
+        samples = {pid: now for pid, tree in self._trees.items() if (now := tree.sample()) is not None}
+        self._trees = {pid: self._trees[pid] for pid in samples}
+        if not samples:
             return f"{self.whose} has ended"
-        names = ("tree_bytes", "processes")
-        return system_levels(self._roots) | {
-            name: sum(now.figures[name] for now in seen.values()) for name in names
-        }  # fmt: skip
+        names = {name for now in samples.values() for name in now.figures}
+        sums = {name: sum(now.figures.get(name, 0.0) for now in samples.values()) for name in names}
+        return system_levels(self._roots) | sums
 
     def close(self) -> None: ...
-
-    def _refresh(self) -> None:
-        for pid in find_roots(self._pattern):
-            if pid not in self._trees:
-                with contextlib.suppress(psutil.Error):  # gone meanwhile
-                    self._trees[pid] = WatchedTree(pid)
 
 
 class RecordedRun:
-    """A training with a monitor, by what it writes down itself."""
+    """A training with a monitor, by its record."""
 
     is_tree = True
 
@@ -124,9 +99,9 @@ class RecordedRun:
         outcome = self._run.outcome
         if outcome is not None:
             self._run.close()
-            raise PenstockError(f"{self._run.id} is over ({outcome.state}): nothing is left to watch")
+            raise PenstockError(f"{self._run.id} has ended ({outcome.state}): nothing is left to watch")
 
-    def look(self) -> dict[str, float] | str:
+    def sample(self) -> dict[str, float] | str:
         outcome = self._run.outcome
         if outcome is not None:
             return f"{self.whose} has ended: {outcome.state}" + (f", {one_line(outcome.what)}" if outcome.what else "")
@@ -142,8 +117,16 @@ class RecordedRun:
 
 
 def tree_of(pid: int) -> WatchedTree:
-    """Raises PenstockError where there is no such process."""
+    """Raises PenstockError if there is no such process."""
     try:
         return WatchedTree(pid)
     except psutil.Error:
         raise PenstockError(f"there is no process {pid} here") from None
+
+
+def add_matching(trees: dict[int, WatchedTree], pattern: re.Pattern[str] | None) -> None:
+    """Add the trees of processes that match and are new."""
+    for pid in find_roots(pattern) if pattern is not None else ():
+        if pid not in trees:
+            with contextlib.suppress(psutil.Error):  # ended in the meantime
+                trees[pid] = WatchedTree(pid)

@@ -1,8 +1,8 @@
-"""What `penstock watch` says: a line per alert on stdout, a status line on a terminal's stderr.
+"""The output of `penstock watch`: a line for each alert on stdout, a status line on a terminal's stderr.
 
-In:  news, figures.
+In:  alerts, figures.
 Out: lines, or JSON.
-Runs in: command line; what came of an action is told from its thread.
+Runs in: command line; results of actions are printed from the threads of the actions.
 """
 
 from __future__ import annotations
@@ -23,31 +23,33 @@ from penstock.monitor.alerts.rules import AlertRule
 from penstock.units import format_bytes
 
 _STDERR = 2
-_STANDING = {"raised": "ALERT", "cleared": "over:"}
+_STATES = {"raised": "ALERT", "cleared": "over:"}
 
 
-class Report:
+class AlertPrinter:
+    """Prints alerts and the status line, one thread at a time."""
+
     def __init__(self, subject: Subject, *, json_wanted: bool) -> None:
         self._subject = subject
         self._json = json_wanted
         self._is_live = sys.stderr is not None and sys.stderr.isatty()
         self._lock = threading.Lock()
         self._shown = 0
-        """Characters of the status line that stands on the terminal."""
+        """Characters of the status line that is on the terminal."""
         self._has_begun = False
-        # stdout is for the alerts alone: a program may be reading them.
-        self.performer = ActionRunner(self._told, output=_STDERR)
+        # Only alerts go to stdout: a program may be reading them.
+        self.actions = ActionRunner(self._show_result, output=_STDERR)
 
     def alert(self, facts: dict[str, Any]) -> None:
-        self._line(facts, f"{_time(facts['t_s'])} {_STANDING[facts['state']]} {facts['text']}")
+        self._line(facts, f"{_time(facts['t_s'])} {_STATES[facts['state']]} {facts['text']}")
 
     def end(self, how: str) -> None:
         facts = {"t_s": time.time(), "state": "ended", "text": how, "subject": self._subject.whose}
         self._line(facts, f"{_time(facts['t_s'])} {how}")
 
     def status(self, figures: dict[str, float], rules: Sequence[AlertRule], *, is_raised: bool) -> None:
-        """Where things stand, over what stood there before; not on a terminal, once at the start."""
-        text = self._standing(figures, rules)
+        """Replace the status line; without a terminal, print it once at the start."""
+        text = self._status(figures, rules)
         if self._is_live:
             columns = shutil.get_terminal_size().columns
             with self._lock:
@@ -67,13 +69,13 @@ class Report:
             for facts in found:
                 click.echo(f"ALERT {facts['text']}")
         else:
-            click.echo(self._standing(figures, rules))
+            click.echo(self._status(figures, rules))
 
     def close(self) -> None:
-        """Commands under way are ended."""
+        """End the commands that are still running."""
         with self._lock:
             self._wipe()
-        self.performer.close(0.0)
+        self.actions.close(0.0)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -81,32 +83,32 @@ class Report:
         with self._lock:
             self._wipe()
             click.echo(json.dumps(facts) if self._json else text)
-            # Who reads it through a pipe wants it now.
+            # A reader at the other end of a pipe must get the line now.
             sys.stdout.flush()
 
-    def _told(self, said: str) -> None:
+    def _show_result(self, text: str) -> None:
         with self._lock:
             self._wipe()
-            click.echo(f"  {said}", err=True)
+            click.echo(f"  {text}", err=True)
 
     def _wipe(self) -> None:
         if self._shown:
-            # Spaces, not an escape sequence: a terminal that knows none can do this.
+            # Spaces work on terminals without escape sequences too.
             click.echo("\r" + " " * self._shown + "\r", nl=False, err=True)
             self._shown = 0
 
-    def _standing(self, figures: dict[str, float], rules: Sequence[AlertRule]) -> str:
+    def _status(self, figures: dict[str, float], rules: Sequence[AlertRule]) -> str:
         parts = []
         used, limit = figures.get("used_bytes"), figures.get("limit_bytes")
         if self._subject.is_tree:
             has = figures.get("tree_bytes")
-            parts.append(f"{self._subject.whose}: {'not heard of' if has is None else format_bytes(has)}")
+            parts.append(f"{self._subject.whose}: {'memory unknown' if has is None else format_bytes(has)}")
         if used is not None and limit:
             parts.append(f"memory in use {format_bytes(used)} of {format_bytes(limit)} ({used / limit:.0%})")
         if "swap_used_bytes" in figures and any(rule.on == "swap" for rule in rules):
             parts.append(f"swap {format_bytes(figures['swap_used_bytes'])}")
         lines = [f"+{rule.at} swap" if rule.on == "swap" else str(rule.at) for rule in rules]
-        return f"{', '.join(parts) or 'nothing is known'}; alert at {' and '.join(lines)}"
+        return f"{', '.join(parts) or 'no figures yet'}; alert at {' and '.join(lines)}"
 
 
 def _time(t_s: float) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from penstock.advice.machine_facts import MachineFacts
+from penstock.advice.machine import MachineFacts
 from penstock.advice.run import Evidence, find_in_run
 from penstock.charts.host_memory import HostMemoryChart
 from penstock.findings import Finding
