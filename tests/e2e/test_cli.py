@@ -57,6 +57,12 @@ def test_help_lists_every_command_and_the_exit_statuses() -> None:
     assert "0 done, 1 found a problem or failed, 2 wrong usage" in help_text
 
 
+def test_a_misspelt_command_gets_a_suggestion() -> None:
+    done = run("pln")
+    assert done.returncode == 2 and "No such command 'pln'. Did you mean 'plan'?" in done.stderr
+    assert "Did you mean" not in run("nonsense").stderr
+
+
 def test_python_dash_m_is_the_same_program() -> None:
     command = [sys.executable, "-m", "penstock", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

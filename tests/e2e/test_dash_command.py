@@ -212,7 +212,7 @@ def test_what_cannot_be_is_one_line(home: Path, run_here: RunHere, monkeypatch: 
     wrongs = [
         (["nobody"], "no run in"),
         (["--host", "no.such.host.invalid"], "is not an address"),
-        (["--host", "192.0.2.1"], "no address of this machine"),
+        (["--host", "192.0.2.1"], "not an address of this machine"),
         (["--token-file", str(loose)], "chmod 600"),
         (["--token-file", str(home)], "--token-file"),
         (["--token-file", str(home / "none" / "token")], "cannot be used"),
@@ -228,7 +228,7 @@ def test_what_cannot_be_is_one_line(home: Path, run_here: RunHere, monkeypatch: 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "starlette" else real(name))
     found = run_here("dash", "--port", "0")
     assert found.returncode == 1 and found.stderr.count("\n") == 1
-    assert 'needs starlette, not installed here; run: pip install "penstock[dash]"' in found.stderr
+    assert 'needs starlette, which is not installed; run: pip install "penstock[dash]"' in found.stderr
 
 
 def test_it_does_without_torch(home: Path) -> None:

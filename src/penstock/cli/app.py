@@ -1,4 +1,4 @@
-"""The program around the commands: loads the one asked for and turns every ending into an exit status.
+"""The program around the commands: it imports the command to run and ends with its exit status.
 
 In:  arguments; the ``Roots`` to read the machine from.
 Out: an exit status; errors as one line on stderr.
@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import click
 
@@ -24,30 +25,30 @@ from penstock.meter import Roots
 COMMANDS = {
     "bench": "Compare torch's DataLoader and penstock's on your own dataset.",
     "cache": "Show and clear the caches of this node.",
-    "dash": "Show trainings in a web browser, live; turn valves, compare runs.",
+    "dash": "Show trainings live in a web browser, change their settings, compare runs.",
     "demo": "Compare torch's DataLoader and penstock's on this machine, on a built-in dataset.",
-    "doctor": "Show what this machine or container allows, and what in it (and in a dataset) will hurt.",
-    "explain": "Show host and GPU memory by component, what it grows with, and whether loading is the bottleneck.",
-    "gpu": "Show a model's GPU memory by batch size before it is trained, and the largest batch that fits.",
+    "doctor": "Show what this machine or container allows, and what in it (or in a dataset) will hurt.",
+    "explain": "Show host and GPU memory by component, and whether loading is the bottleneck.",
+    "gpu": "Estimate a model's GPU memory by batch size, and find the largest batch that fits.",
     "pack": "Rewrite a dataset into tar shards or memory-mappable Arrow files.",
     "plan": "Recommend workers, prefetch and memory for a dataset, before anything is trained.",
-    "report": "Tell what a run was like, as one HTML file: bottleneck, headroom, what to change.",
+    "report": "Write a report on a run as one HTML file: bottleneck, headroom, what to change.",
     "runs": "List, compare and remove recorded runs.",
     "set": "Change workers, depth and memory of a running training.",
     "settings": "Show how a team's own settings file maps to arguments, and what in it will hurt here.",
     "top": "Show running trainings live in the terminal: memory, workers, speed, GPUs.",
-    "tune": "Find the best workers and depth by measuring, on one live loader.",
-    "watch": "Alert when the memory of a machine or a training goes over a line.",
+    "tune": "Find the best workers and depth by measuring them on one running loader.",
+    "watch": "Alert when the memory of a machine or a training rises above a threshold.",
 }
-"""Command -> what it is for. Its click command is ``command`` in ``penstock.cli.<command>``, or in that folder's
-``command`` module."""
+"""Command -> its purpose. Its click command is ``command`` in the file ``penstock.cli.<command>``, or in the file
+``command`` of that folder."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""What a write to stdout fails with when the file behind it cannot take it; a failed open names its file."""
+"""Errors of a write to stdout if its file cannot grow; the error of a failed open names its file."""
 
 
 class LazyCommands(click.Group):
-    """Imports a command's module when it is called, so that no command pays for another's imports."""
+    """Imports a command's file when it is called, so that no command pays for another's imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -59,6 +60,13 @@ class LazyCommands(click.Group):
         if hasattr(room, "__path__"):
             room = importlib.import_module(f"{room.__name__}.command")
         return room.command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and (near := get_close_matches(args[0], COMMANDS, n=1)):
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -78,13 +86,13 @@ def program() -> None:
 def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -> int:
     """Run one command and return its exit status; ``arguments`` defaults to the process's own."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character of some path must not end the program.
+        # A character that the terminal cannot show, in a path for example, must not end the program.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         status = program.main(args=arguments, prog_name="penstock", standalone_mode=False, obj=roots or Roots())
         if sys.stdout is not None:
-            # At interpreter exit a failed write would be a traceback and status 120.
+            # A write that fails at interpreter exit would print a traceback and end with status 120.
             sys.stdout.flush()
     except click.ClickException as wrong:
         wrong.show()
@@ -96,7 +104,7 @@ def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -
         _drop_output()
         return INTERRUPTED
     except SystemExit as ended:
-        # click and rich both answer a closed pipe with an exit; what is still buffered would raise again.
+        # click and rich exit when a pipe is closed; buffered text would raise again.
         _drop_output()
         return ended.code if isinstance(ended.code, int) else 1
     except OSError as refused:
@@ -106,16 +114,16 @@ def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -
         if refused.errno not in _UNWRITABLE or refused.filename is not None:
             raise
         _drop_output()
-        click.echo(f"penstock: cannot write the answer: {refused.strerror}", err=True)
+        click.echo(f"penstock: cannot write the output: {refused.strerror}", err=True)
         return 1
     return status if isinstance(status, int) else 0
 
 
 def _drop_output() -> None:
-    """Point stdout at nothing: what is still buffered would end the interpreter with a traceback."""
+    """Redirect stdout to /dev/null: buffered text would end the interpreter with a traceback."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
     except (OSError, ValueError, AttributeError):
-        pass  # stdout is closed already, or is no file
+        pass  # stdout is closed or is not a file
