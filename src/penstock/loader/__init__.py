@@ -1,1 +1,1 @@
-"""The front door: DataLoader, and the pipeline that is put together behind it."""
+"""The DataLoader, and the engine that delivers its batches."""

@@ -1,11 +1,11 @@
-"""What a loader tells its cache: which keys it is going to need, in what order, and how far it is.
+"""A loader's forecast for its cache: the keys it is going to need, in order, and the batch it is at.
 
-In:  the sampler's batches, read ahead; the keys each index needs.
-Out: the same batches; a plan in the cache that all ranks of the node see.
+In:  the sampler's batches, read ahead; the keys that each index needs.
+Out: the same batches; a forecast in the cache that all ranks of the node see.
 Runs in: trainer.
 
-A short epoch is known whole before its first batch. Of a long one, so much as not to be waited for; from then on, two
-batches more for every one that is delivered, as far ahead as the cache has room to note.
+A short epoch is read whole before its first batch. Of a long epoch, the first part is read before the first batch, and
+then two batches more for every batch that is delivered, as far ahead as the cache has room for.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from penstock.errors import CacheError
 _FIRST_USES = 1 << 17
 _MOST_USES = 1 << 19
 _USE_BYTES = 16
-"""What one use takes in a plan, its key included."""
-_PLAN_SHARE = 32
-"""One part in so many of the cache is the most that all plans take; twice that while they are replaced."""
+"""What one use takes in a forecast, including its key."""
+_FORECAST_SHARE = 32
+"""All forecasts together take at most this fraction (1/32) of the cache; twice as much while they are replaced."""
 _REMEMBERED = 1 << 16
 _CANNOT = (CacheError, TooLong, OSError)
-"""What a cache raises that is closed, or that somebody has stopped in the middle of a change."""
+"""What a cache raises if it is closed, or if a process was stopped in the middle of a change."""
 
 
 class CacheOrder:
-    """One loader's part in a cache."""
+    """One loader's forecast in a cache."""
 
     def __init__(self, cache: Cache, keys: Callable[[Any], Any], *, batched: bool) -> None:
-        """``keys`` gives an index's keys; ``batched`` says whether the sampler gives lists of indices."""
+        """``keys`` gives the keys of an index; ``batched``: whether the sampler gives lists of indices."""
         self._cache = cache
         self._keys = keys
         self._batched = batched
         self._low = functools.lru_cache(_REMEMBERED)(lambda key: int.from_bytes(cache.digest_of(key)[8:], "little"))
         self._claim: int | None = None
-        """Under which the cache knows this epoch's plans, if it does."""
+        """The cache's number for this epoch's forecast, if it has one."""
         self._pid = os.getpid()
 
     def begin(self, batches: Iterator[Any], following: Iterator[Any], first: int) -> Iterator[Any]:
-        """The epoch's batches from number ``first`` on, known to the cache, and those of the next epoch, if anybody
-        knows them."""
+        """The epoch's batches from number ``first`` on, after announcing them to the cache. ``following``: the next
+        epoch's batches, as far as they can be foreseen; they are announced as well."""
         self.end()
         self._source, self._following = batches, following
         self._first, self._now, self._count = first, 0, 0
@@ -61,9 +61,9 @@ class CacheOrder:
         self._is_drawn = False
         self._failure: Exception | None = None
         self._lows, self._numbers, self._published = array("Q"), array("q"), 0
-        self._is_planning = True
+        self._is_forecasting = True
         try:
-            share_bytes = self._cache.limit_bytes // _PLAN_SHARE // (1 + self._cache.plans)
+            share_bytes = self._cache.limit_bytes // _FORECAST_SHARE // (1 + self._cache.plans)
         except _CANNOT:
             share_bytes = 0
         self._most_uses = min(_MOST_USES, share_bytes // _USE_BYTES)
@@ -74,19 +74,19 @@ class CacheOrder:
         return self._batches()
 
     def position(self, number: int) -> int:
-        """What workers note on values that batch ``number`` uses."""
+        """The position that workers attach to the values that batch ``number`` uses."""
         return 0 if self._claim is None else position_of(self._claim, number - self._first)
 
     def advance(self, number: int) -> None:
-        """Of the batches before ``number``, none is to be fetched any more."""
-        if os.getpid() != self._pid or not self._is_planning:
+        """No batch before ``number`` will be fetched any more."""
+        if os.getpid() != self._pid or not self._is_forecasting:
             return
         self._now = number - self._first
         try:
             if self._claim is not None:
                 self._cache.advance(self._claim, self._now)
         except _CANNOT:
-            self._stop_planning()
+            self._stop_forecasting()
             return
         past = bisect.bisect_left(self._numbers, self._now)
         is_dry = False
@@ -100,7 +100,8 @@ class CacheOrder:
             self._publish()
 
     def end(self) -> None:
-        """The epoch is over. Any thread, also within the garbage collector; in a forked child it is the parent's."""
+        """The epoch is over. Any thread, also inside the garbage collector. Does nothing in a forked child, where the
+        forecast is the parent's."""
         claim, self._claim = self._claim, None
         if claim is not None and os.getpid() == self._pid:
             self._cache.withdraw(claim)
@@ -114,8 +115,8 @@ class CacheOrder:
             raise self._failure
 
     def _look_ahead(self) -> bool:
-        """Note one more batch; False if none is known."""
-        if not self._is_planning or self._failure is not None:
+        """Note one more batch; False if none can be foreseen."""
+        if not self._is_forecasting or self._failure is not None:
             return False
         if self._draw():
             return True
@@ -126,7 +127,7 @@ class CacheOrder:
         return True
 
     def _draw(self) -> bool:
-        """Read one more batch from the sampler; what it raises is raised when that batch's turn comes."""
+        """Read one more batch from the sampler; an error of the sampler is raised when that batch is due."""
         if self._is_drawn:
             return False
         try:
@@ -135,7 +136,7 @@ class CacheOrder:
             self._is_drawn = True
             self._failure = None if isinstance(end, StopIteration) else end
             return False
-        # Some samplers fill the same list again, or give what can be read once.
+        # Some samplers fill the same list again, or give an iterator that can be read only once.
         if self._batched and isinstance(batch, (list, Iterator)):
             batch = list(batch)
         self._drawn.append(batch)
@@ -144,15 +145,15 @@ class CacheOrder:
 
     def _note(self, batch: Any) -> None:
         number, self._count = self._count, self._count + 1
-        if not self._is_planning:
+        if not self._is_forecasting:
             return
         try:
             lows = [self._low(key) for index in (batch if self._batched else (batch,)) for key in self._keys(index)]
         except Exception as problem:
-            self._stop_planning()
+            self._stop_forecasting()
             warnings.warn(
-                f"dataset.keys() failed ({problem!r}): until the epoch ends the cache goes by what was used last, not "
-                "by what comes next",
+                f"dataset.keys() failed ({problem!r}). Until the epoch ends, the cache evicts what was not used for "
+                "longest, because it cannot see what comes next",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -161,15 +162,15 @@ class CacheOrder:
         self._numbers.extend([number] * len(lows))
 
     def _publish(self) -> None:
-        if not self._lows or not self._is_planning:
+        if not self._lows or not self._is_forecasting:
             return
         self._published = len(self._lows)
         plan = Plan.of(np.array(self._lows, np.uint64), np.array(self._numbers, np.int64), self._count)
         try:
             self._claim = self._cache.publish(plan, self._claim, self._now)
         except _CANNOT:
-            self._stop_planning()
+            self._stop_forecasting()
 
-    def _stop_planning(self) -> None:
-        self._is_planning = False
+    def _stop_forecasting(self) -> None:
+        self._is_forecasting = False
         self.end()

@@ -1,7 +1,7 @@
-"""Where an iteration stands, to be saved and gone on from.
+"""Where an iteration stands, to be saved and continued later.
 
 In:  what the iterator has delivered.
-Out: ``state_dict``'s dictionary: small, versioned, checked when it is loaded.
+Out: the dictionary of ``state_dict``: small, with a version, checked when it is loaded.
 Runs in: trainer.
 
 A state names a batch, not what was read ahead: batches in flight are fetched again, with the same randomness. Map-style
@@ -24,7 +24,7 @@ from penstock.workers.rng import get_generators, set_generators
 
 VERSION = 1
 KEPT_BATCHES_AGO = 16
-"""How far back a state can be asked for: frameworks read a batch or two ahead."""
+"""How many batches back a state can be asked for: frameworks read a batch or two ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,34 +34,34 @@ class Waypoint:
     batches: int
     """Batches delivered in this epoch."""
     turn: int
-    """Number of the next batch; larger than ``batches`` where exhausted workers were passed over."""
+    """Number of the next batch; larger than ``batches`` if turns of exhausted workers were skipped."""
     sampler: Any
-    """The sampler's own state, where it keeps one."""
+    """The sampler's own state, if it has one."""
     resume: dict[int, Resume]
-    """Per worker, where batches belong to workers in turn."""
+    """Where each worker continues, if batches belong to workers in turn."""
     drained: bool = False
-    """Whether the sampler had no more to give: its own state may already be the next epoch's."""
+    """Whether the sampler was at its end: its own state may already be that of the next epoch."""
 
 
 @dataclass(kw_only=True)
 class Position:
-    """The latest iteration of a loader. The loader keeps it when the iterator is gone."""
+    """The latest iteration of a loader. The loader keeps it after the iterator is gone."""
 
     base_seed: int | None
-    """None before anything was drawn: the generators say what it will be."""
+    """None before it is drawn: the generators determine it."""
     epoch: int
     """Which epoch of its (persistent) workers this is."""
     generators: Generators
-    """All generators as they were before the sampler was asked for its iterator."""
+    """All generators as they were before the sampler made its iterator."""
     draws_seed: bool
-    """Whether the base seed was drawn after that: always, except in later epochs of persistent workers."""
+    """Whether the base seed was drawn after that, as in every epoch but the later ones of persistent workers."""
     waypoints: deque[Waypoint] = field(default_factory=lambda: deque(maxlen=KEPT_BATCHES_AGO + 1))
     finished: bool = False
 
     def waypoint(self, batches_ago: int) -> Waypoint:
         if not 0 <= batches_ago < len(self.waypoints):
             raise ConfigError(
-                f"batches_ago={batches_ago!r} is out of reach: states are kept for the last {len(self.waypoints) - 1} "
+                f"batches_ago={batches_ago!r} is out of range: states are kept for the last {len(self.waypoints) - 1} "
                 "batches of this epoch"
             )
         return self.waypoints[-1 - batches_ago]
@@ -80,7 +80,7 @@ class Generators:
             self._own.set_state(self.state["own"])
 
     def restore_global(self) -> None:
-        """The user's generators only: the loader's own goes on from where its sampler left it."""
+        """Only the global ones: the loader's own continues from where its sampler left it."""
         set_generators(self.state["global"])
 
 
@@ -94,7 +94,7 @@ class Shape:
     drop_last: bool
     seeding: str
     workers: int | None
-    """Only where batches belong to workers in turn."""
+    """None unless batches belong to workers in turn."""
 
 
 def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any)
 
 
 def _plain(value: Any) -> Any:
-    """Without numpy's arrays, which ``torch.load`` refuses to make unless it is told to trust a file."""
+    """Without numpy arrays, which ``torch.load`` refuses with ``weights_only=True``."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if type(value) in (tuple, list):
@@ -126,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 def nothing_begun(shape: Shape, generators: Generators, *, dataset: Any) -> dict[str, Any]:
-    """The state of a loader that has not been iterated: the first epoch, as it would be now."""
+    """The state of a loader that was never iterated: the start of the first epoch, if it began now."""
     first = Waypoint(batches=0, turn=0, sampler=None, resume={})
     position = Position(base_seed=None, epoch=0, generators=generators, draws_seed=True)
     position.waypoints.append(first)
@@ -134,15 +134,15 @@ def nothing_begun(shape: Shape, generators: Generators, *, dataset: Any) -> dict
 
 
 def check(state: Any, shape: Shape) -> None:
-    """Refuse a state that is not one, or not of this loader."""
+    """Raise if ``state`` is no state, or one of a different loader."""
     if not isinstance(state, dict) or "version" not in state:
         raise ConfigError(f"this is not a state of a penstock DataLoader: {type(state).__name__} without a version")
     if state["version"] != VERSION:
-        raise ConfigError(f"the state has version {state['version']!r}, this penstock reads version {VERSION}")
+        raise ConfigError(f"the state has version {state['version']!r}; this penstock reads version {VERSION}")
     saved = state["shape"]
     for name, value in vars(shape).items():
         if saved.get(name) != value:
             raise ConfigError(
                 f"the state was saved with {name.replace('_', ' ')} {saved.get(name)!r} and this loader has {value!r}: "
-                "it would go on somewhere else; use the same, or start the epoch anew"
+                "it would not continue with the same batches; use the same value, or begin the epoch again"
             )

@@ -43,28 +43,28 @@ class DataLoader(TorchDataLoader[_T_co]):
     All of torch's arguments keep their meaning and order. Further ones:
 
     Args:
-        num_workers: as in torch, or ``"auto"``: samples are read for a second or two as the loader is made, in a
-            process of their own, and a plan of what was seen says how many. It reads back as that number. Streams get
-            1, since one that does not tell workers apart would give all of its samples with each; ``seeding="worker"``
-            and datasets that could not be read get one for each core.
-        memory: what the batches in flight and the workers' private memory may take together: ``"8GB"``, bytes, a
-            fraction of what is available, or ``"auto"`` (half of it, divided among the ranks of the node).
-        autotune: that workers and depth may be changed while training runs; ``num_workers="auto"`` sets it. For now it
-            is only kept: nothing changes them yet but ``resize()``.
-        device: where batches are delivered, e.g. ``"cuda"``: copied ahead on a stream of their own out of page-locked
+        num_workers: as in torch, or ``"auto"``: when the loader is created, a separate process reads samples for a
+            second or two, and a plan made from the measurement gives the number. It reads back as that number. Streams
+            get 1, since a stream that ignores ``get_worker_info()`` would give all its samples once per worker;
+            ``seeding="worker"`` and datasets that could not be read get one per core.
+        memory: what batches in flight and the workers' private memory may take together: ``"8GB"``, bytes, a fraction
+            of the available memory, or ``"auto"`` (half of it, divided among the ranks of the node).
+        autotune: whether workers and depth may change while training runs; ``num_workers="auto"`` sets it. It has no
+            effect yet: only ``resize()`` changes them.
+        device: where batches are delivered, e.g. ``"cuda"``: a separate stream copies them ahead out of page-locked
             memory, at most two batches ahead.
         seeding: ``"batch"`` makes randomness depend on seed, epoch, rank and place in the epoch only, so that
             batches are the same for any number of workers; ``"worker"`` is torch's own assignment.
         backend: ``"process"``, ``"thread"``, or None for the platform's best.
-        cache: keeps samples by index in memory that all processes of the node share: a ``penstock.Cache``, or the size
-            of one. Of a dataset with ``keys(index)``, which asks a cache for parts of its samples itself, the loader
-            tells that cache what comes next; the sampler is then read ahead of its batches.
-        name: what monitors call this loader.
+        cache: a ``penstock.Cache``, or the size of one: it keeps samples by index in memory that all processes of the
+            node share. A dataset with ``keys(index)`` uses a cache for parts of its samples itself; the loader then
+            gives that cache a forecast of the keys, and reads the sampler ahead for it.
+        name: the loader's name in monitors.
     """
 
     _rules = LoaderRules()
     _settings_keys: Mapping[str, str] = MappingProxyType({})
-    """Argument -> its name in the settings it came from: what advice calls it."""
+    """Argument -> its name in the settings that it came from, which advice uses."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if seeding not in ("batch", "worker"):
             raise ConfigError(f'seeding={seeding!r} is unknown; write "batch" or "worker"')
         if backend == "ray":
-            raise ConfigError('backend="ray" is not there yet; write "process", "thread", or leave it out')
+            raise ConfigError('backend="ray" is not available yet; write "process", "thread", or leave it out')
         if backend not in (None, "process", "thread"):
             raise ConfigError(f'backend={backend!r} is unknown; write "process", "thread", or leave it out')
         if not isinstance(autotune, bool):
@@ -106,7 +106,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if is_auto:
             if num_workers != "auto":
                 raise ConfigError(f'num_workers={num_workers!r} is neither a number nor "auto"')
-            # Stands in until all other arguments have been found right.
+            # A placeholder until all other arguments are checked.
             num_workers = 1
         self._memory = parse_size(memory)
         self._beginning: Beginning | None = None
@@ -118,7 +118,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._latest: weakref.ref[PipelineIterator | PlainIterator] | None = None
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
-        """A loaded state that the next iteration goes on from."""
+        """A loaded state that the next iteration continues from."""
         self._device = _parse_device(device)
         self.memory = memory
         self.autotune = autotune or is_auto
@@ -129,7 +129,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.cache: Cache | None = None
         uncached = dataset
         if cache is not None:
-            # Not every platform has what it takes.
+            # Not every platform has what the cache needs.
             from penstock.loader import caching
 
             self.cache, dataset = caching.attach(cache, dataset)
@@ -154,18 +154,18 @@ class DataLoader(TorchDataLoader[_T_co]):
         )
         if self._runs_threads and num_workers > 1 and isinstance(dataset, IterableDataset):
             raise ConfigError(
-                f"{num_workers} threads would each read all of an iterable dataset, which cannot tell them apart; use "
-                'num_workers=1 or backend="process"'
+                f"{num_workers} threads would each read the whole iterable dataset, because get_worker_info() does not "
+                'work in threads; use num_workers=1 or backend="process"'
             )
         if is_auto:
             self._plan_workers(uncached)
 
     @classmethod
     def from_settings(cls, dataset: Dataset[_T_co], source: Source, section: str = "train", **overrides: Any) -> Self:
-        """A loader with the arguments of a settings file or mapping, in whatever team's names (``penstock.settings``).
+        """A loader with the arguments of a settings file or mapping, under any team's names (``penstock.settings``).
 
-        ``section``: ``"train"``, or ``"eval"``, ``"val"`` or ``"test"``, which take over from training what they do
-        not set themselves. ``overrides``: arguments that count whatever the file says.
+        ``section``: ``"train"``, or ``"eval"``, ``"val"`` or ``"test"``, which inherit from training what they do not
+        set themselves. ``overrides``: arguments that replace those of the file.
         """
         from penstock.settings import load
 
@@ -175,7 +175,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         return loader
 
     def _plan_workers(self, dataset: Any) -> None:
-        """Begin with as many workers as a plan says. ``dataset``: without our cache, which a plan must not fill."""
+        """Begin with the number of workers that a plan gives. ``dataset`` has no cache: a plan must not fill it."""
         # Plans run loaders themselves.
         from penstock.lab.auto_workers import Wanted, first_workers
 
@@ -193,12 +193,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.resize(workers=self._beginning.workers)
 
     def check_worker_number_rationality(self) -> None:
-        # Samples that wait are read by more workers than there are cores: torch would warn of what nobody asked for.
+        # A plan may use more workers than cores, for samples that wait; torch would warn about a number that the user
+        # did not choose.
         if self._beginning is None or self.num_workers != self._beginning.workers:
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Any:
-        # Workers that own batches cannot change in number while they run, so another number means another iterator.
+        # Workers that own batches cannot change in number while they run: another number needs a new iterator.
         kept = self._iterator
         if isinstance(kept, PipelineIterator) and (self._state is not None or kept.is_outgrown(self.num_workers)):
             kept.close()
@@ -219,7 +220,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         return iterator
 
     def __setattr__(self, attr: str, value: Any) -> None:
-        # Assigned by __init__ these are only stored; on a finished loader they are valves.
+        # While __init__ runs, an assignment only stores the value; afterwards it turns a valve.
         if attr in ("num_workers", "prefetch_factor") and "_iterator" in self.__dict__:
             self._turn_valve(attr, value)
         else:
@@ -236,11 +237,11 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._apply()
 
     def resize(self, workers: int | None = None, depth: int | None = None) -> None:
-        """Change the number of workers, or of batches ahead in total, now: in the middle of an epoch, without losing,
-        repeating or reordering anything.
+        """Change the number of workers, or of batches ahead in total, now: also in the middle of an epoch. No batch is
+        lost, repeated or reordered.
 
-        New workers join when they are up; others leave when their work is done; with 0 the training thread fetches.
-        For iterable datasets and seeding="worker" the number of workers changes at the epoch's edge.
+        New workers join when they have started; others leave when their tasks are done; with 0 the training thread
+        fetches. For iterable datasets and seeding="worker" the number of workers changes when the next epoch begins.
         """
         if workers is not None:
             _check_count("workers", workers, least=0)
@@ -255,7 +256,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._apply()
 
     def set_memory(self, memory: str | int | float) -> None:
-        """Change the budget now. If it shrinks, batches ahead are given back and fetched again later."""
+        """Change the budget now. If it shrinks, batches ahead are dropped and fetched again later."""
         self._memory = parse_size(memory)
         self.memory = memory
         for iterator in self._live():
@@ -266,9 +267,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             iterator.resize(self.num_workers, self._depth, self._depth_ceiling)
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
-        """Where the latest iteration stands; ``load_state_dict`` on a loader like this one goes on from there.
+        """Where the latest iteration stands; ``load_state_dict`` on a loader like this one continues there.
 
-        ``batches_ago``: as of so many batches earlier, for training loops that read ahead.
+        ``batches_ago``: the state that many batches earlier, for training loops that read ahead.
         """
         if self._state is not None:
             return self._state
@@ -279,8 +280,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         return state.to_dict(position, self._shape, batches_ago=batches_ago, dataset=self.dataset)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next ``iter(loader)`` go on where ``state_dict`` was taken; one taken at the end starts anew, with a
-        sampler that counts epochs at the next one."""
+        """Make the next ``iter(loader)`` continue where ``state_dict`` was taken. A state taken at the end of an epoch
+        begins a new one; a sampler that counts epochs is then at the next epoch."""
         state.check(state_dict, self._shape)
         counting = counting_sampler(self._index_sampler)
         if state_dict["finished"] and state_dict["sampler"] is not None and counting is not None:
@@ -321,7 +322,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         try:
             return None if self.cache is None else self.cache.stats()
         except CacheError:
-            # It was closed.
+            # The cache is closed.
             return None
 
     def _live(self) -> list[PipelineIterator]:
@@ -361,13 +362,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         )
 
     def close(self) -> None:
-        """Stop all workers and give back all memory but that of batches still held. May be called twice."""
+        """Stop all workers and release all memory except batches still held. May be called twice."""
         for iterator in self._live():
             iterator.close()
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles and copies are loaders of their own: nothing that runs goes with them."""
+        """Pickles and copies are independent loaders: they take nothing along that runs."""
         running = dict.fromkeys(("_iterator", "_latest", "_position", "_counters"))
         return {**self.__dict__, **running, "_iterators": ()}
 
@@ -385,21 +386,21 @@ def _parse_device(device: Any) -> torch.device | None:
     if device is None:
         return None
     try:
-        # A number is a GPU's, also where torch would look for another accelerator.
+        # A number means a GPU, even where torch would choose another accelerator.
         parsed = torch.device("cuda", device) if type(device) is int else torch.device(device)
     except (RuntimeError, TypeError) as problem:
         raise ConfigError(
-            f'device={device!r} is no device: {problem}; write "cuda", "cuda:1" or a torch.device'
+            f'device={device!r} is not a device: {problem}; write "cuda", "cuda:1" or a torch.device'
         ) from None
     if parsed.type == "cuda":
         count = torch.cuda.device_count()
         if (parsed.index or 0) >= count:
-            why = f"torch sees {count} CUDA devices here; leave device= out, or use another"
+            why = f"torch finds {count} CUDA devices here; leave device= out, or use another device"
             if torch.version.cuda is None and torch.version.hip is None:
                 why = "this torch was built without CUDA; install one with it, or leave device= out"
             raise ConfigError(f"device={device!r}: {why}")
     elif parsed.type in ("mps", "xpu") and not getattr(torch, parsed.type).is_available():
-        raise ConfigError(f"device={device!r}: torch finds no such device here; leave device= out, or use another")
+        raise ConfigError(f"device={device!r}: torch finds no such device here; leave device= out, or use another one")
     return parsed
 
 

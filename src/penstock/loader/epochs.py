@@ -1,7 +1,7 @@
-"""What samplers tell about their epochs.
+"""The epochs of samplers: which of them count epochs, and which batches come in the next one.
 
-In:  a loader's sampler, or batch sampler.
-Out: the one in it that counts epochs; the batches of the next epoch.
+In:  a loader's sampler or batch sampler.
+Out: the sampler in it that counts epochs; the batches of the next epoch.
 Runs in: trainer.
 """
 
@@ -18,14 +18,14 @@ from penstock.data.samplers import CountingSampler
 
 
 def counting_sampler(sampler: Any) -> CountingSampler | None:
-    """The sampler, or the one it makes batches of, if its order is told by the number of the epoch alone."""
+    """The sampler, or the one inside it, if its order depends on the number of the epoch alone."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, CountingSampler) else None
 
 
 def next_epoch_of(sampler: Any, epoch: int | None = None) -> Iterator[Any]:
-    """The batches a sampler will give in the epoch after this one, where that can be told. ``epoch``: which this one
-    is, of a sampler that counts."""
+    """The batches that a sampler will give in the epoch after this one, as far as they can be foreseen. ``epoch``: the
+    number of this epoch, for a sampler that counts."""
     if type(sampler) is BatchSampler:
         first = next(inner := next_epoch_of(sampler.sampler, epoch), None)
         if first is None:
@@ -35,7 +35,7 @@ def next_epoch_of(sampler: Any, epoch: int | None = None) -> Iterator[Any]:
     if type(sampler) is SequentialSampler:
         return iter(sampler)
     if type(sampler) is DistributedSampler:
-        # Whoever forgets set_epoch() gets the same order again; all others count up.
+        # Without set_epoch() the same order comes again, which this gets wrong; otherwise epochs count up.
         following = copy.copy(sampler)
         following.epoch += 1
         return iter(following)

@@ -1,11 +1,11 @@
-"""One pass over a DataLoader, after another: draws indices, takes batches out of the engine, knows where it is.
+"""The iterator of a DataLoader: draws indices, takes batches from the engine, keeps its position.
 
 In:  a DataLoader; its sampler's indices, drawn in the training thread only.
 Out: batches.
 Runs in: trainer.
 
-Builds on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. It does not
-hold on to its loader: dropping the loader must stop the workers at once.
+It builds on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. It keeps
+no reference to its loader: dropping the loader must stop the workers at once.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
 
 _DRAWN_AHEAD = 16
-"""Batches of indices drawn ahead of need at least, where nobody can tell how far the sampler was read."""
+"""At least this many batches of indices are drawn ahead, if the user cannot notice how far the sampler was read."""
 
 
 class PipelineIterator(_BaseDataLoaderIter):
-    """Iterates with any number of workers, also none, and changes that number while it runs."""
+    """Iterates with any number of workers, including 0, and can change that number while it runs."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
         kept = Generators(loader.generator)
@@ -64,7 +64,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         before = Generators(loader.generator)
         super().__init__(loader)
         if self._num_workers == 0 and self._timeout != 0:
-            raise AssertionError("timeout needs num_workers > 0: nobody could be waited for")
+            raise AssertionError("timeout needs num_workers > 0: without workers there is nothing to wait for")
         self._generator = loader.generator
         self._counters = loader._counters
         self._cache_order = self._order_for(loader.cache)
@@ -137,7 +137,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
 
     def _order_for(self, cache: Cache | None) -> CacheOrder | None:
-        """What tells the cache what comes next. A sampler with a state of its own must not be read ahead for it."""
+        """The forecast for the cache. None for a sampler with a state of its own, which must not be read ahead."""
         if cache is None or self._state_keeper() is not None:
             return None
         from penstock.loader.caching import order_of
@@ -157,9 +157,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._begin_epoch(before, None, {})
 
     def _take_over(self, state: dict[str, Any]) -> None:
-        """Be the iterator the state was saved from, as far as seeds and sampler go."""
+        """Take over seeds and sampler of the iterator that the state was saved from."""
         if not state["draws_seed"]:
-            # The generators are past the base seed's draw, which torch's base class has just made.
+            # torch's base class has just drawn a base seed, which the saved iterator had not.
             Generators(self._generator, state["generators"]).restore()
             self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
         if state["base_seed"] is not None:
@@ -172,12 +172,12 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._exhausted = False
         self._drawn = 0
         counting = counting_sampler(self._index_sampler)
-        # Read before the sampler begins, which is when its first index is drawn.
+        # Read before the first index is drawn, since that begins the sampler's epoch.
         self._sampler_epoch = None if counting is None else counting.epoch
         waypoint = Waypoint(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
         if state is not None:
             waypoint = Waypoint(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
-            # A sampler that counts finds its end again, and is at its next epoch then.
+            # A sampler that counts epochs reaches its end again, and then counts up.
             self._sampler_done = state["drained"] and counting is None
             self._go_to(waypoint)
         if self._cache_order is not None:
@@ -190,11 +190,11 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
         self.position.waypoints.append(waypoint)
         self._counters.begin_iteration()
-        # A state's generators are put back after this, so the sampler must have begun by then.
+        # The caller restores the generators after this, so the sampler must have begun before.
         self._draw_ahead(self._wanted_ahead() if state is None else max(1, self._wanted_ahead()))
 
     def _go_to(self, waypoint: Waypoint) -> None:
-        """Bring the sampler to where ``waypoint`` is: by its own state, or past what it has given already."""
+        """Bring the sampler to ``waypoint``: by its own state, or by drawing what it has given already."""
         self._drawn = waypoint.turn
         keeper, counting = self._state_keeper(), counting_sampler(self._index_sampler)
         if waypoint.sampler is not None and keeper is not None:
@@ -208,7 +208,7 @@ class PipelineIterator(_BaseDataLoaderIter):
                 next(self._sampler_iter, None)
 
     def _state_keeper(self) -> Any:
-        """The sampler that keeps a state of its own, if there is one."""
+        """The sampler with a state of its own, if there is one."""
         sampler = self._index_sampler
         if counting_sampler(sampler) is not None:
             return None
@@ -226,27 +226,27 @@ class PipelineIterator(_BaseDataLoaderIter):
     # -- indices ----------------------------------------------------------------------------
 
     def _wanted_ahead(self) -> int:
-        """How many batches of indices to have drawn and not delivered."""
+        """How many batches of indices should be drawn and not delivered."""
         if self._num_workers:
             as_torch = self._most_ahead * self._num_workers
             return max(_DRAWN_AHEAD, as_torch, self.engine.depth + 1) if self._reads_unseen else as_torch
-        # A sampler with a state must be seen to end while its state is still that of this epoch.
+        # The end of a sampler with a state must be noticed while its state is still that of this epoch.
         return 0 if self._state_keeper() is None else 1
 
     def _draws_nothing_global(self) -> bool:
-        """Whether the sampler can be read ahead unseen: torch's own, and not drawing from the user's generator."""
+        """Whether the user cannot notice reading ahead: the sampler is torch's and has no generator of the user's."""
         sampler = self._index_sampler
         if type(sampler) is BatchSampler:
             sampler = sampler.sampler
         return type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and sampler.generator is None)
 
     def _draw_ahead(self, count: int) -> None:
-        """Have ``count`` batches of indices drawn that are not delivered yet, if the sampler has so many."""
+        """Draw until ``count`` batches of indices are drawn and not delivered, or the sampler ends."""
         while not self._sampler_done and self.engine.undelivered < count:
             self._draw()
 
     def _draw(self) -> None:
-        """Draw one more batch of indices, here in the training thread: samplers may use the global generators."""
+        """Draw one more batch of indices, in the training thread: samplers may use the global generators."""
         indices: Any = None
         failure: BaseException | None = None
         try:
@@ -281,7 +281,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     # -- batches ----------------------------------------------------------------------------
 
     def __next__(self) -> Any:
-        # torch's way round costs as much as a small batch; it matters to profilers and iterable datasets only.
+        # torch's own __next__ costs as much as a small batch, and only profilers and iterable datasets need it.
         profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         if profiled or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
@@ -304,7 +304,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _next_on_device(self) -> Any:
         if self._ahead is None:
-            # Not before the workers were forked: they have no use for a CUDA context.
+            # After the workers were forked: they must not inherit a CUDA context.
             assert self._device is not None
             self._ahead = AheadOnDevice(self.engine, self._device)
         sent = self._ahead.next(self._wait_for_next)
@@ -315,7 +315,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         return data
 
     def _wait_for_next(self) -> Batch:
-        """The next batch that can be had. Ends the epoch if there is none."""
+        """Wait for the next batch. Ends the epoch if there is none."""
         self._draw_ahead(1)
         try:
             found = self.engine.next_batch(self._timeout)
@@ -327,7 +327,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         return found
 
     def _note(self, batch: Batch) -> None:
-        """The batch counts as delivered, even if it turns out to be an exception."""
+        """Count the batch as delivered, even if it raises an exception."""
         resume = self._at.resume
         if self._bound and batch.worker_id is not None:
             before = resume.get(batch.worker_id, Resume(0, None))
@@ -338,7 +338,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self.position.waypoints.append(self._at)
         self._draw_ahead(self._wanted_ahead())
         if self._cache_order is not None:
-            # Without workers it is still to be fetched.
+            # Without workers it has yet to be fetched.
             self._cache_order.advance(batch.number + batch.ready)
         if self._sampler_done and not self.engine.undelivered and not self._ahead:
             self.position.waypoints[-1] = self._at = dataclasses.replace(self._at, drained=True)
@@ -356,7 +356,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     # -- valves -----------------------------------------------------------------------------
 
     def resize(self, workers: int, depth: int | None, ceiling: int | None) -> None:
-        """Take over the loader's settings now; workers that own batches change at the epoch's edge instead."""
+        """Apply the loader's settings now; workers that own batches change when the next epoch begins instead."""
         self.engine.set_depth(depth, ceiling)
         if self._bound or self.engine.is_closed or workers == self._num_workers:
             return
@@ -364,7 +364,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self.engine.set_workers(workers)
 
     def is_outgrown(self, workers: int) -> bool:
-        """Whether another number of workers is wanted than this iterator can ever have."""
+        """Whether ``workers`` is a number that this iterator cannot change to."""
         return self._bound and workers != self._num_workers
 
     def set_memory(self, memory_bytes: int) -> None:
@@ -386,7 +386,7 @@ def _end(engine: Engine, counters: Counters, cache_order: CacheOrder | None) -> 
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
-    """torch's promise: at most so many batches ahead per worker."""
+    """torch's promise: at most ``prefetch_factor`` batches ahead per worker."""
     return None if prefetch_factor is None else max(1, workers * prefetch_factor)
 
 

@@ -1,4 +1,4 @@
-"""torch's own iterator without workers, counted.
+"""torch's own iterator without workers, with counters and a position.
 
 In:  a DataLoader without workers over an iterable dataset or data pipe, or with seeding="worker".
 Out: batches, exactly torch's.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PlainIterator(_SingleProcessDataLoaderIter):
-    """torch's own iterator without workers, counted: for iterable datasets, data pipes and seeding="worker"."""
+    """For iterable datasets, data pipes and seeding="worker" without workers."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
         kept = Generators(loader.generator)
@@ -38,7 +38,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         self._counters.begin_iteration()
 
     def _go_past(self, batches: int, *, has_own_state: bool) -> None:
-        """Be after ``batches`` batches: a stream without a state of its own is read again up to there."""
+        """Move past ``batches`` batches; a stream without a state of its own is read again up to there."""
         for _ in range(batches):
             if self._dataset_kind != _DatasetKind.Iterable:
                 next(self._sampler_iter, None)

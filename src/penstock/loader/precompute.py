@@ -1,8 +1,8 @@
-"""Fill a disk cache before training: latents, embeddings, whatever is computed once and read every epoch.
+"""Fill a disk cache before training with latents, embeddings or other samples that are expensive to compute.
 
-In:  a dataset whose samples are expensive, a cache with a disk tier.
-Out: every sample on disk; a line that says how far it is.
-Runs in: trainer (and its workers, where asked for).
+In:  a dataset whose samples are expensive; a cache with a disk store.
+Out: every sample on disk; a line that shows the progress.
+Runs in: trainer (and workers, with ``num_workers=``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.loader.dataloader import DataLoader
 from penstock.units import format_bytes
 
 _MOST_IN_VAIN = 32
-"""So many samples in a row that were not kept, and the rest will not be either."""
+"""After this many samples in a row that could not be kept, the rest is not tried."""
 _SHOWN_EVERY_S = 0.5
 _SHOWN_EVERY_SHARE = 0.1
-"""Where lines cannot be written over, one per tenth."""
+"""Where a line cannot be overwritten, a new one comes after this share of the samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class Precomputed:
     found: int
     """Samples that were on disk already."""
     not_kept: int
-    """Samples that found no room, or cannot be kept on disk; after many of those in a row it stops."""
+    """Samples without room, or of a kind that cannot be kept on disk, and those that were not tried."""
     dataset: CachedDataset
-    """The dataset to train on: it reads what was computed."""
+    """The dataset to train on: it reads the computed samples."""
 
 
 def precompute(
@@ -52,16 +52,16 @@ def precompute(
 ) -> Precomputed:
     """Compute every sample that is not in the disk cache yet, and keep it there.
 
-    Interrupted, it goes on where it was when called again. ``num_workers``: 0 computes in this process, as an encoder
-    on a GPU wants. ``progress``: a line on stderr; by default where that is a terminal.
+    After an interruption, the next call continues where it stopped. ``num_workers``: 0 computes in this process, which
+    suits an encoder on a GPU. ``progress``: whether to show a line on stderr; by default only on a terminal.
     """
     if cache.disk is None:
         raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')
     if isinstance(dataset, CachedDataset) and dataset.cache is not cache:
-        raise ConfigError("this dataset is wrapped by another cache than the one to be filled; give that one")
+        raise ConfigError("this dataset is wrapped by another cache than the one to fill; pass the cache that wraps it")
     cached = dataset if isinstance(dataset, CachedDataset) else cache.wrap(dataset, fingerprint=fingerprint)
     total = len(cached)
-    with _Line(total, wanted=progress) as line:
+    with _ProgressLine(total, wanted=progress) as line:
         missing = [index for index in range(total) if not cached.is_on_disk(index)]
         kept = in_vain = 0
         found = total - len(missing)
@@ -77,9 +77,9 @@ def precompute(
         stats = cache.stats()
         warnings.warn(
             f"precompute() kept {found + kept} of {total} samples"
-            + (f" and stopped after {in_vain} in a row that were not" if in_vain >= _MOST_IN_VAIN else "")
-            + f"; the disk tier holds {format_bytes(stats.disk_bytes)} of {format_bytes(stats.disk_limit_bytes)}. "
-            "Raise disk_limit if it is full; only detached CPU tensors, arrays, texts and numbers can be kept",
+            + (f" and stopped after {in_vain} in a row that could not be kept" if in_vain >= _MOST_IN_VAIN else "")
+            + f"; the disk store holds {format_bytes(stats.disk_bytes)} of {format_bytes(stats.disk_limit_bytes)}. "
+            "Raise disk_limit if it is full. Only detached CPU tensors, arrays, texts and numbers can be kept",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -87,7 +87,7 @@ def precompute(
 
 
 class _Missing(Dataset):
-    """Computes what is missing, and says only whether it was kept: the samples stay where they are."""
+    """Computes missing samples and returns only whether each was kept: the samples themselves do not travel."""
 
     def __init__(self, cached: CachedDataset, missing: list[int]) -> None:
         self._cached = cached
@@ -100,8 +100,8 @@ class _Missing(Dataset):
         return self._cached.keep_on_disk(self._missing[place])
 
 
-class _Line:
-    """How far it is, at what rate, and how long it still takes."""
+class _ProgressLine:
+    """Samples done, the rate, and the time left."""
 
     def __init__(self, total: int, *, wanted: bool | None, out: TextIO | None = None) -> None:
         self._total = total
@@ -112,7 +112,7 @@ class _Line:
         self._began_at = 0
         self._shown_s, self._shown_at = 0.0, 0
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:

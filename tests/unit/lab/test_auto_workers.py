@@ -229,7 +229,7 @@ def test_autotune_is_a_plain_argument() -> None:
     ("given", "said"),
     [
         ({"num_workers": "many"}, "num_workers='many' is neither a number nor"),
-        ({"backend": "ray"}, 'backend="ray" is not there yet'),
+        ({"backend": "ray"}, 'backend="ray" is not available yet'),
     ],
 )
 def test_what_is_not_known_is_refused_in_words(given: dict[str, Any], said: str) -> None:

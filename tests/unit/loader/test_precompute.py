@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 import penstock
-from penstock.loader.precompute import _Line
+from penstock.loader.precompute import _ProgressLine
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
 
@@ -54,7 +54,7 @@ def test_every_sample_is_computed_once_and_training_reads_it_from_disk(tmp_path:
     assert computed(log) == list(range(30)), "nothing was computed twice"
 
 
-def test_after_a_failure_it_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_after_a_failure_it_continues_where_it_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with penstock.Cache("8MB", disk=tmp_path / "disk") as cache:
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -82,7 +82,7 @@ def test_without_a_disk_it_says_what_to_give(tmp_path: Path) -> None:
         penstock.precompute(Encoded(tmp_path / "log"), cache)
 
 
-def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
+def test_samples_without_room_are_counted(tmp_path: Path) -> None:
     with penstock.Cache("8MB", disk=tmp_path / "disk", disk_limit="1MiB") as cache:
         with pytest.warns(RuntimeWarning, match="kept 4 of 20"):
             done = penstock.precompute(torch.utils.data.TensorDataset(torch.zeros(20, 50_000)), cache)
@@ -96,12 +96,12 @@ class Terminal(io.StringIO):
 
 def test_the_line_shows_progress_where_it_is_wanted() -> None:
     for out, wanted, lines in ((io.StringIO(), None, 0), (io.StringIO(), True, 11), (Terminal(), False, 0)):
-        with _Line(100, wanted=wanted, out=out) as line:
+        with _ProgressLine(100, wanted=wanted, out=out) as line:
             for done in range(101):
                 line.show(done)
         assert len(out.getvalue().splitlines()) == lines
     out = Terminal()
-    with _Line(100, wanted=None, out=out) as line:
+    with _ProgressLine(100, wanted=None, out=out) as line:
         line.show(50)
         line.show(100)
     assert out.getvalue().startswith("\rprecompute: 50 of 100 (50%)") and out.getvalue().endswith("\n")
@@ -109,7 +109,7 @@ def test_the_line_shows_progress_where_it_is_wanted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be kept on disk")
-def test_it_does_not_go_on_in_vain(tmp_path: Path) -> None:
+def test_it_stops_when_no_sample_can_be_kept(tmp_path: Path) -> None:
     class Attached(Dataset):
         computed = 0
 
