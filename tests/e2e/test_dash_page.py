@@ -635,7 +635,7 @@ def test_runs_are_compared_side_by_side(page: Page, dash: Dash, recorded: Record
     drawn.first.get_by_role("button", name="as table").click()
     cells = drawn.first.locator("tbody tr").first.locator("td").all_inner_texts()
     assert cells[:3] == ["-", "-", "-"] and cells[3].isdigit()
-    page.get_by_label(re.compile("^leave out a day,")).first.click()
+    page.get_by_label(re.compile("^remove a day,")).first.click()
     wait_until(page, lambda: "a day" not in table.inner_text())
     assert recorded.day not in page.url and training.run_id in page.url
 

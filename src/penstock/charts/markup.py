@@ -1,6 +1,6 @@
-"""Text and elements told apart: whatever is no ``Html`` is escaped, so that a run's name cannot become markup.
+"""HTML and SVG elements: everything that is not ``Html`` is escaped, so that a run's name cannot become markup.
 
-In:  text of anybody's, attributes, elements.
+In:  any text, attributes, elements.
 Out: ``Html``.
 Runs in: command line; pure.
 """
@@ -14,13 +14,13 @@ _VOID = frozenset({"meta", "br", "hr", "col"})
 
 
 class Html(str):
-    """Text that is markup already; made by ``tag`` and ``join`` alone."""
+    """Text that already is markup; only ``tag``, ``join`` and ``text`` make it."""
 
     __slots__ = ()
 
 
 def text(value: object) -> Html:
-    """Anything as text: markup, and characters that no XML may hold, are taken out of it."""
+    """Any value as escaped text, without the characters that XML forbids."""
     if isinstance(value, Html):
         return value
     plain = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in str(value))
@@ -28,7 +28,7 @@ def text(value: object) -> Html:
 
 
 def tag(name: str, /, *inside: object, **attributes: object) -> Html:
-    """An element; ``class_`` is its class, ``aria_label`` its aria-label, None leaves an attribute out."""
+    """An element. ``class_`` gives the attribute class, ``aria_label`` aria-label; None leaves an attribute out."""
     pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
         for key, value in attributes.items()
@@ -62,7 +62,7 @@ def table(
         for row in rows
     ]
     inside = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_=class_ or None)
-    # What is wider than a phone scrolls on its own, and can be reached with keys.
+    # A table wider than a phone scrolls by itself; tabindex lets the keyboard scroll it.
     return tag("div", inside, class_="wide", tabindex="0", role="region", aria_label=caption)
 
 

@@ -1,6 +1,6 @@
-"""The monitor: what a run does, written down while it runs and shown to people.
+"""The monitor: records a training while it runs, for people and for other tools.
 
-Public names load on first use, so that readers of records do not import what writes them.
+Public names load on first use, so that reading a record does not import the code that writes one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything a run is measured by, read in one go, and the figures between two such readings.
+"""The gauges of a run, sampled together, and the figures between two samples.
 
 In:  /proc, cgroups, NVML, the loaders.
 Out: ``GaugeSample``; ``figures_between``.
@@ -18,7 +18,7 @@ from penstock.monitor.system_levels import gpu_levels, system_levels
 from penstock.monitor.watched_loader import LoaderSample, WatchedLoader
 
 _EXACT_UP_TO_BYTES = 8 << 30
-"""Resident memory of the tree up to which PSS is read: that takes 15 ms for a GiB in every process that maps it."""
+"""Resident memory of the tree up to which PSS is read: reading takes 15 ms per GiB in every process that maps it."""
 _REAL = Roots()
 
 
@@ -29,12 +29,12 @@ class GaugeSample(NamedTuple):
     """On the monotonic clock."""
     step: int
     levels: dict[str, float]
-    """Figures that stand for themselves: memory, counts, GPUs."""
+    """Figures that need no earlier sample: memory, counts, GPUs."""
     loaders: tuple[LoaderSample, ...]
 
 
 class Gauges:
-    """Reads the process this is, its descendants and its loaders. For one thread at a time."""
+    """Samples this process, its descendants and its loaders. For one thread at a time."""
 
     def __init__(
         self, loaders: Sequence[WatchedLoader], *, clock: Callable[[], float], roots: Roots = _REAL, nvml: Any = None
@@ -53,7 +53,7 @@ class Gauges:
         self.tree_measure = "rss"
 
     def read(self, step: int, *, in_haste: bool = False) -> GaugeSample:
-        """``in_haste`` leaves the processes as they were last seen: who trains must not wait for /proc."""
+        """``in_haste`` reuses the last sample of the processes: the training thread must not wait for /proc."""
         loaders = tuple(each.read() for each in self._loaders)
         levels = system_levels(self._roots)
         levels |= _shared(loaders)
@@ -69,16 +69,16 @@ class Gauges:
     # -- inside -----------------------------------------------------------------------------
 
     def _tree(self, levels: dict[str, float], loaders: Sequence[LoaderSample]) -> dict[str, float]:
-        """Memory of the tree, in parts that add up to it as far as pages can be told apart."""
+        """Memory of the tree and its parts, which add up to it as far as pages can be attributed."""
         report = self._meter.poll()
         own_bytes, files_bytes = self._own_bytes(report)
         arena_bytes, cache_bytes = levels["arena_bytes"], levels["cache_bytes"]
         private_bytes = sum(each.figures.get("workers_private_bytes", 0.0) for each in loaders)
         if report.pss_bytes is not None:
             self.tree_measure = "pss"
-            # Of what no loader counts as a worker's, what a kill would free.
-            strangers = sum(each.uss_bytes or 0 for each in report.processes[1:]) if not private_bytes else 0
-            workers_bytes, tree_bytes = private_bytes + strangers, float(report.pss_bytes)
+            # Other descendants, such as torch's workers: the memory that killing them would free.
+            others = sum(each.uss_bytes or 0 for each in report.processes[1:]) if not private_bytes else 0
+            workers_bytes, tree_bytes = private_bytes + others, float(report.pss_bytes)
         elif private_bytes or len(report.processes) < 2:
             self.tree_measure = "sum of parts"
             workers_bytes = private_bytes
@@ -115,7 +115,7 @@ class Gauges:
             return figures
         numbers = {gpu["uuid"]: number for number, gpu in enumerate(self.gpus)}
         now = gpu_status(nvml=self._nvml, roots=self._roots).gpus
-        # One that falls off the bus must not pass its figures on to the next.
+        # By uuid: when a GPU fails, the numbers of the others change.
         return figures | gpu_levels((numbers[gpu.uuid], gpu) for gpu in now if gpu.uuid in numbers)
 
 
@@ -123,7 +123,7 @@ _SUMS = {"budget_bytes": "budget_bytes", "workers": "workers", "depth": "depth",
 
 
 def _shared(loaders: Sequence[LoaderSample]) -> dict[str, float]:
-    """Memory that processes have in common, each cache once."""
+    """Memory that processes share; each cache counts once."""
     caches = {each.cache_key: each.figures for each in loaders if each.cache_key is not None}
     levels = {
         "arena_bytes": sum(each.figures.get("in_flight_bytes", 0.0) for each in loaders),
@@ -136,7 +136,7 @@ def _shared(loaders: Sequence[LoaderSample]) -> dict[str, float]:
 
 
 def figures_between(before: GaugeSample | None, now: GaugeSample) -> dict[str, float]:
-    """All figures of a point: levels as they are now, rates since ``before``."""
+    """All figures of a point: present levels, and rates since ``before``."""
     figures = {**now.levels, "step": float(now.step)}
     for number, loader in enumerate(now.loaders):
         figures |= {f"loader.{number}.{name}": value for name, value in loader.figures.items()}

@@ -1,4 +1,4 @@
-"""The log line of a training: one fixed layout, because people parse it.
+"""The log line of a training, in one fixed layout because programs parse it.
 
 In:  figures.
 Out: ``[Step 100] Memory - Process: 15678.9MB (6.1%), System: 125.4/256.0GB (49.0%), GPU: 8192.0MB allocated, ...``
@@ -31,7 +31,7 @@ def log_line(label: str, figures: Mapping[str, float]) -> str:
         f"{reserved / MIB:.1f}MB reserved",
     ]
     for name, figure in FIGURES.items():
-        # Zero restarts and, next to samples, steps are not worth their width.
+        # No restarts are not shown, nor steps where samples are.
         is_shown = figures.get(name) if name == "worker_restarts" else name in figures
         if figure.log is not None and is_shown and not (name == "steps_per_s" and "samples_per_s" in figures):
             parts.append(figure.log.format(figures[name]))
@@ -47,7 +47,7 @@ def say(level: int, text: str) -> None:
         try:
             sys.stderr.write(text + "\n")
         except (OSError, ValueError):
-            pass  # the terminal is gone or closed
+            pass  # the terminal is closed
 
 
 def _has_handler() -> bool:

@@ -1,7 +1,7 @@
-"""Any training seen from outside, penstock's or not: a process and its descendants, by id or by pattern.
+"""Any training, watched from outside: a process and its descendants, chosen by id or by pattern.
 
 In:  a process id, or a pattern of command lines; /proc.
-Out: ``TreeSample``: figures named as in ``figures``, and each process with what it does.
+Out: ``TreeSample``: figures named as in ``figures``, and each process with its activity.
 Runs in: command line. Does not import torch.
 """
 
@@ -20,7 +20,7 @@ from penstock.meter import MemoryReport, Roots, TreeMeter
 from penstock.monitor.runs.facts import without_secrets
 
 _EXACT_UP_TO_BYTES = 32 << 30
-"""Resident memory up to which PSS is read: half a second, during which the page faults of the training wait."""
+"""Resident memory up to which PSS is read. That takes half a second, during which page faults of the training wait."""
 _REAL = Roots()
 _DOING = {
     psutil.STATUS_RUNNING: "running", psutil.STATUS_SLEEPING: "waiting", psutil.STATUS_IDLE: "waiting",
@@ -38,9 +38,9 @@ class ProcessSample:
     doing: str
     """running, waiting, waiting for disk, stopped."""
     processors: float | None
-    """How many it has kept busy since the last look; None: not known yet."""
+    """Processors it has kept busy since the last sample; None: not known yet."""
     bytes: int
-    """Memory no other process has; where that cannot be read, all it has resident."""
+    """Private memory; where that cannot be read, resident memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +49,19 @@ class TreeSample:
 
     pid: int
     command: str
-    """Its command line, without what looks like a secret."""
+    """Its command line without secrets."""
     started_s: float
     measure: str
-    """How tree_bytes was taken: pss, rss, or sum of parts."""
+    """How tree_bytes was measured: pss, rss, or sum of parts."""
     figures: dict[str, float]
-    """tree_bytes in trainer_bytes (the process's own), workers_bytes (its descendants' own) and other_bytes (what they
-    share); processes; processors_busy and read_bytes_per_s since the last look."""
+    """tree_bytes as the sum of trainer_bytes (private to the process), workers_bytes (private to its descendants) and
+    other_bytes (shared); processes; processors_busy and read_bytes_per_s since the last sample."""
     processes: tuple[ProcessSample, ...]
     """Root first."""
 
 
 class WatchedTree:
-    """One tree, looked at again and again."""
+    """One process tree, sampled repeatedly."""
 
     def __init__(self, pid: int, *, clock: Callable[[], float] = time.monotonic, roots: Roots = _REAL) -> None:
         """Raises psutil.NoSuchProcess."""
@@ -72,7 +72,7 @@ class WatchedTree:
         self._meter = TreeMeter(pid, exact_up_to_bytes=_EXACT_UP_TO_BYTES, clock=clock, roots=roots)
         self._known: dict[int, psutil.Process] = {pid: root}
         self._before: dict[psutil.Process, tuple[float, float]] = {}
-        """Seconds of processor and bytes read, as of the last look."""
+        """Processor seconds and bytes read, as of the last sample."""
         self._sampled_s: float | None = None
         self._command = ""
 
@@ -89,14 +89,14 @@ class WatchedTree:
         elapsed_s = None if self._sampled_s is None else max(1e-6, now_s - self._sampled_s)
         used = {process: _used(process) for each in report.processes if (process := self._process(each.pid))}
         before, self._before, self._sampled_s = self._before, used, now_s
-        # A process that is new since then has used all it has used since then.
+        # The whole use of a new process lies after the last sample.
         more = {
             process: (each[0] - then[0], each[1] - then[1])
             for process, each in used.items()
             if (then := before.get(process, (0.0, 0.0)))
         }
         processes = tuple(self._now(each, more, elapsed_s) for each in report.processes)
-        # A training that starts workers for every epoch goes through thousands.
+        # A training that starts workers for every epoch creates thousands of processes.
         self._known = {pid: process for pid, process in self._known.items() if process in used or pid == self.pid}
         own = [each.bytes for each in processes]
         tree_bytes, measure = _tree_bytes(report)
@@ -137,7 +137,7 @@ class WatchedTree:
             try:
                 doing = _DOING.get(process.status(), "waiting")
             except psutil.Error:
-                pass  # gone meanwhile
+                pass  # it has ended in the meantime
         return ProcessSample(
             pid=each.pid,
             name=each.name,
@@ -154,12 +154,12 @@ def _tree_bytes(report: MemoryReport) -> tuple[float, str]:
     files = [each.rss_file_bytes for each in report.processes if each.rss_file_bytes is not None]
     if not files or report.rss_bytes <= _EXACT_UP_TO_BYTES:
         return float(report.rss_bytes), "rss"
-    # The process that maps most files and shared memory maps nearly all that the tree maps.
+    # The process that maps most files and shared memory maps nearly all of those of the tree.
     return float(report.rss_bytes - sum(files) + max(files)), "sum of parts"
 
 
 def find_roots(pattern: re.Pattern[str]) -> list[int]:
-    """Processes whose command line matches, without those below another that does, nor this one and who called it."""
+    """Processes whose command line matches, without descendants of others that match, this process and its callers."""
     parents: dict[int, int] = {}
     found: set[int] = set()
     for process in psutil.process_iter(["pid", "ppid", "cmdline", "status"]):
@@ -168,7 +168,7 @@ def find_roots(pattern: re.Pattern[str]) -> list[int]:
         words = facts["cmdline"]
         if words and facts["status"] != psutil.STATUS_ZOMBIE and pattern.search(" ".join(words)):
             found.add(facts["pid"])
-    # The pattern stands in this command's own line, and in that of the shell or the tmux around it.
+    # The command lines of this process and of the shell or tmux that started it contain the pattern itself.
     found -= set(_line(os.getpid(), parents))
     return sorted(pid for pid in found if not found & set(_line(pid, parents)[1:]))
 
@@ -182,14 +182,14 @@ def _line(pid: int, parents: dict[int, int]) -> list[int]:
 
 
 def _used(process: psutil.Process) -> tuple[float, float]:
-    """Seconds of processor and bytes read, of all its life; 0 where it does not say."""
+    """Processor seconds and bytes read since its start; 0 where they are unknown."""
     cpu_s = read = 0.0
     try:
         times = process.cpu_times()
         cpu_s = times.user + times.system
         read = float(getattr(process.io_counters(), "read_chars", 0))
     except (psutil.Error, AttributeError, OSError):
-        pass  # gone, another user's, or a platform that does not count
+        pass  # it has ended, belongs to another user, or the platform does not count
     return cpu_s, read
 
 

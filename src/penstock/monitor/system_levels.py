@@ -1,6 +1,6 @@
-"""Figures of the machine or container as a whole, whoever asks: memory, swap, GPUs.
+"""Figures of the whole machine or container: memory, swap, GPUs.
 
-In:  cgroups, /proc/meminfo; what NVML has said.
+In:  cgroups, /proc/meminfo; the answers of NVML.
 Out: figures, named as in ``figures``.
 Runs in: trainer, command line. Does not import torch.
 """
@@ -16,7 +16,7 @@ _REAL = Roots()
 
 
 def system_levels(roots: Roots = _REAL) -> dict[str, float]:
-    """The smallest limit there is, what is in use of it, what is left, and swap."""
+    """The smallest limit, the memory in use and available within it, and swap."""
     if not roots.is_linux:
         import psutil
 
@@ -37,7 +37,7 @@ def system_levels(roots: Roots = _REAL) -> dict[str, float]:
 
 
 def gpu_levels(numbered: Iterable[tuple[int, Gpu]]) -> dict[str, float]:
-    """Of each GPU what it says, as ``gpu.N.…``."""
+    """The known figures of each GPU, as ``gpu.N.…``."""
     figures: dict[str, float] = {}
     for number, gpu in numbered:
         busy = gpu.utilisation_percent

@@ -1,10 +1,10 @@
-"""A loader as the monitor sees it: its gauges, its settings, its valves.
+"""A loader for the monitor: its gauges, its settings, its valves.
 
 In:  a ``penstock.DataLoader``, something that has one as ``dataloader``, or torch's own DataLoader.
-Out: counters and memory now; the configuration in force; valves turned, or refused with the reason.
+Out: counters and memory now; the present configuration; valves turned, or refused with the reason.
 Runs in: trainer, mostly in the monitor's thread.
 
-The loader is not held: a training that drops it wants its workers gone.
+The reference is weak: when the training drops the loader, its workers must end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VALVES = ("workers", "depth", "memory")
 
 
 class LoaderSample(NamedTuple):
-    """A loader at one moment. None: torch's loader does not say."""
+    """A loader at one moment. None: unknown, as for torch's loader."""
 
     samples: int | None
     wait_s: float | None
@@ -34,7 +34,7 @@ class LoaderSample(NamedTuple):
     figures: dict[str, float]
     """The ``loader.N.`` ones of ``figures.FIGURES`` without that prefix; rates are not among them."""
     cache_key: str | None
-    """Which cache it has: several loaders may share one."""
+    """The name of its cache: several loaders may share one."""
 
 
 _NOTHING = LoaderSample(None, None, False, {}, None)
@@ -52,7 +52,7 @@ class WatchedLoader:
 
     @property
     def loader(self) -> Any:
-        """The loader, None once it is gone."""
+        """The loader; None once it no longer exists."""
         return self._ref()
 
     # -- gauges -----------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class WatchedLoader:
     def read(self) -> LoaderSample:
         loader = self.loader
         if loader is None:
-            # Counters stay; memory went with it.
+            # Counters stay; its memory is freed.
             gone = {name: value for name, value in self._last.figures.items() if not name.endswith("_bytes")}
             return self._last._replace(figures={**gone, "workers": 0.0, "depth": 0.0}, is_iterating=False)
         if not self.is_penstock:
@@ -70,7 +70,7 @@ class WatchedLoader:
         try:
             stats = loader.stats()
         except RuntimeError:
-            # An iteration began while its loader was looked at.
+            # An iteration began while its gauges were read.
             return self._last
         wait_s = waited_s(loader)
         figures = {
@@ -95,18 +95,18 @@ class WatchedLoader:
         return self._last
 
     def workers(self) -> list[dict[str, Any]]:
-        """Each worker and what it is doing."""
+        """Each worker and its present activity."""
         loader = self.loader
         return [asdict(each) for each in workers_now(loader)] if self.is_penstock and loader is not None else []
 
     def new_endings(self, restarts: int) -> list[str]:
-        """How workers died that were replaced since this was last asked; ``restarts`` is how many there have been."""
+        """How the workers ended that were replaced since the last call; ``restarts`` is their total number."""
         new, self._restarts = restarts - self._restarts, restarts
         loader = self.loader
         if new <= 0 or loader is None:
             return []
         known = recent_crashes(loader, new)
-        return [f"{new - len(known)} workers died", *known] if len(known) < new else known
+        return [f"{new - len(known)} workers crashed", *known] if len(known) < new else known
 
     # -- settings ---------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class WatchedLoader:
         arguments = {name: _plain(getattr(loader, name)) for name in _ARGUMENTS if hasattr(loader, name)}
         dataset = getattr(loader, "dataset", None)
         kind = "penstock" if self.is_penstock else "torch"
-        # Of num_workers="auto": what the report holds against what was measured.
+        # The plan of num_workers="auto", which the report compares with the measurements.
         plan = getattr(getattr(loader, "_beginning", None), "plan", None)
         return {
             "name": self.name,
@@ -131,13 +131,13 @@ class WatchedLoader:
 
     @property
     def keys(self) -> Mapping[str, str]:
-        """Argument -> what the user's own settings call it."""
+        """Argument -> its name in the user's own settings."""
         keys: Mapping[str, str] = getattr(self.loader, "_settings_keys", {})
         return {argument: key for argument, key in keys.items() if not key.startswith("(")}
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What was set, by the user or a valve, and counts for speed and memory. None: unset."""
+        """Settings that affect speed and memory, as set by the user or a valve. None: unset."""
         loader = self.loader
         if loader is None:
             return {}
@@ -154,13 +154,13 @@ class WatchedLoader:
     # -- valves -----------------------------------------------------------------------------
 
     def turn(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Set workers, depth, memory; all of them or, where one is refused, none. Gives what is in force now.
+        """Set workers, depth, memory: all of them, or none where one is refused. Returns the values now in force.
 
         Raises ConfigError with the reason.
         """
         loader = self.loader
         if loader is None:
-            raise ConfigError(f"{self.name} is gone: the training has dropped it")
+            raise ConfigError(f"{self.name} no longer exists: the training has dropped it")
         if not self.is_penstock:
             raise ConfigError(f"{self.name} is torch's own DataLoader, which cannot be changed while it runs")
         unknown = [name for name in wanted if name not in _VALVES]
@@ -195,7 +195,7 @@ def _check_memory(wanted: Any) -> None:
     size, allowed = parse_size(wanted), limits().memory_limit_bytes
     if size.fixed_bytes is not None and size.fixed_bytes > allowed:
         raise ConfigError(
-            f"memory={wanted} is more than the {format_bytes(allowed)} there is here; the loader would be killed"
+            f"memory={wanted} is more than the {format_bytes(allowed)} available here; the training would be killed"
         )
 
 
@@ -209,7 +209,7 @@ def _count(wanted: Mapping[str, Any], name: str, *, least: int, most: int) -> in
 
 
 def _inner(loader: Any) -> Any:
-    """The loader itself, where an integration wraps it."""
+    """The loader itself, which an integration may wrap."""
     inner = getattr(loader, "dataloader", None)
     return inner if inner is not None and hasattr(inner, "num_workers") else loader
 
@@ -222,5 +222,5 @@ def _length_of(dataset: Any) -> int | None:
     try:
         return len(dataset)
     except Exception:
-        # A dataset's own code: whatever it raises, it has no length to tell.
+        # The code of the user's dataset may raise anything; then the length is unknown.
         return None

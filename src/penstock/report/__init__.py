@@ -1,1 +1,1 @@
-"""A run afterwards: what it was like, what held it back and what to change, as one HTML file."""
+"""The report of a run as one HTML file: its figures over time, its bottleneck, and what to change."""

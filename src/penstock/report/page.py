@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no script, no font, no network.
+"""A report as one self-contained HTML file: no script, no font, no network access.
 
 In:  an ``Account``, plans to compare with.
 Out: HTML.

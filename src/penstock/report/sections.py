@@ -1,4 +1,4 @@
-"""The parts of a report's page.
+"""The sections of a report's page.
 
 In:  an ``Account``, and what the other files of this folder make of it.
 Out: ``Html``; all text of the run passes through ``markup.text``.

@@ -29,6 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import PenstockError
 from penstock.monitor.export.prometheus import CONTENT_TYPE, exposition
+from penstock.monitor.figures import as_json
 from penstock.web.access import HEADERS, Access
 from penstock.web.answers import MOST_POINTS, POINTS, Answers, RequestError, encoded, listed
 from penstock.web.events import EVERY_S, Events
@@ -123,6 +124,7 @@ class _Routes:
         app = Starlette(
             routes=[
                 Route("/", self._page),
+                Route("/static/figures.js", self._figures),
                 Mount("/static", StaticFiles(directory=_FILES)),
                 Route("/metrics", self._metrics),
                 Route("/api/runs", self._runs),
@@ -145,6 +147,11 @@ class _Routes:
 
     async def _page(self, request: Request) -> Response:
         return FileResponse(_FILES / "index.html")
+
+    async def _figures(self, request: Request) -> Response:
+        """The table of figures as a module of the page."""
+        script = b"export const FIGURES = " + encoded(as_json()) + b";"
+        return Response(script, headers={"content-type": "text/javascript; charset=utf-8"})
 
     async def _metrics(self, request: Request) -> Response:
         text = await self._reading.run(exposition, self._answers.home)

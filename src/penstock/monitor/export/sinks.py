@@ -1,4 +1,4 @@
-"""Figures passed on to what a team already looks at: TensorBoard, Weights & Biases, or a function of its own.
+"""Figures for the tools that a team already uses: TensorBoard, Weights & Biases, or a function of its own.
 
 In:  figures once a second, from the monitor's thread.
 Out: scalars named ``penstock/<figure>``, units in their names; see ``figures``.
@@ -26,7 +26,8 @@ PREFIX = "penstock/"
 
 
 class PeriodicSink:
-    """Passes on every so many seconds' figures as one: rates their mean, memory its peak, counters the latest."""
+    """Merges the figures of ``every_s`` seconds into one set: rates as their mean, memory as its peak, counters as the
+    last value."""
 
     def __init__(self, every_s: int) -> None:
         if isinstance(every_s, bool) or not isinstance(every_s, int) or every_s < 1:
@@ -46,7 +47,7 @@ class PeriodicSink:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        # Emptied first: a sink that raises must not be given the same again.
+        # Emptied first: after an exception the same figures must not be sent again.
         kept, self._kept = self._kept, []
         self._send(self._step, merged((1.0, each) for each in kept))
 
@@ -55,11 +56,11 @@ class PeriodicSink:
 
 
 class Call(PeriodicSink):
-    """Calls ``function(step, figures)``. It runs beside the training and must return soon."""
+    """Calls ``function(step, figures)`` in the monitor's thread; it must return soon."""
 
     def __init__(self, function: Callable[[int, dict[str, float]], object], *, every_s: int = 1) -> None:
         if not callable(function):
-            raise ConfigError(f"{function!r} is no function of a step and figures")
+            raise ConfigError(f"{function!r} is not a function of a step and figures")
         super().__init__(every_s)
         self._function = function
 
@@ -71,8 +72,8 @@ class TensorBoard(PeriodicSink):
     """Writes scalars by training step.
 
     Args:
-        where: a ``SummaryWriter`` of yours, which is flushed and left open at the end, or a folder for one.
-        every_s: seconds between two values of a figure; a week of every second would be gigabytes of events.
+        where: your own ``SummaryWriter``, which is flushed and left open at the end, or a folder for a new one.
+        every_s: seconds between two values of a figure; a value each second would be gigabytes of events in a week.
     """
 
     def __init__(self, where: Any, *, every_s: int = 10) -> None:
@@ -81,7 +82,7 @@ class TensorBoard(PeriodicSink):
             raise ConfigError(f"{where!r} is neither a SummaryWriter nor a folder for one")
         self._writer: Any = where if hasattr(where, "add_scalar") else None
         self._folder = None if self._writer is not None else os.fspath(where)
-        """None: the writer is somebody else's."""
+        """None: the writer belongs to the caller."""
 
     def close(self) -> None:
         super().close()
@@ -100,16 +101,16 @@ class WandB(PeriodicSink):
     """Adds figures to a run of Weights & Biases.
 
     Args:
-        run: what ``wandb.init()`` gave; it is not finished at the end.
+        run: the run that ``wandb.init()`` returned; it is not finished at the end.
         every_s: seconds between two values of a figure.
-        commits: False adds figures to the row that your next ``run.log()`` writes, so that your own steps stay as they
-            are; True writes a row each time, for trainings that log nothing themselves.
+        commits: False adds figures to the row that your next ``run.log()`` writes, so that your own steps do not
+            change; True writes a row each time, for trainings that log nothing themselves.
     """
 
     def __init__(self, run: Any, *, every_s: int = 10, commits: bool = False) -> None:
         super().__init__(every_s)
         if not hasattr(run, "log"):
-            raise ConfigError(f"{run!r} is no run of Weights & Biases; pass what wandb.init() gave")
+            raise ConfigError(f"{run!r} is not a run of Weights & Biases; pass the run that wandb.init() returned")
         self._run, self._commits = run, commits
         self._is_defined = False
 
@@ -117,7 +118,7 @@ class WandB(PeriodicSink):
         if not self._is_defined:
             self._is_defined = True
             if hasattr(self._run, "define_metric"):
-                # Drawn over training steps, whatever wandb counts.
+                # Plotted over training steps, not over wandb's own count.
                 self._run.define_metric(PREFIX + "*", step_metric=PREFIX + "step")
         row = {PREFIX + name: value for name, value in figures.items()} | {PREFIX + "step": step}
         self._run.log(row, commit=self._commits)

@@ -47,12 +47,12 @@ _BUSY_S = 0.2
 """How long a commit waits for a reader, on file systems where readers and the writer exclude each other."""
 _THIN_EVERY_S = 60.0
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
-"""Letters and digits that are not mistaken for one another when typed."""
+"""Letters and digits that are not easily confused when typed."""
 _NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "9p", "fuse", "ceph", "afs", "glusterfs", "virtiofs")
 
 # -- forks ----------------------------------------------------------------------------------
 # SQLite has locks for the whole process. A worker that is forked while the monitor's thread holds one would wait
-# forever as soon as its dataset uses SQLite itself. So forks wait until SQLite is not in use.
+# forever as soon as its dataset uses SQLite. Therefore a fork waits until SQLite is not in use.
 
 _GATE = threading.RLock()
 """Held during every use of SQLite. A thread that holds it may fork itself: it is not inside SQLite then."""

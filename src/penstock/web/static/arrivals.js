@@ -1,11 +1,11 @@
-// What arrives from the server, in the types the rest of the page counts on: a record may hold anything.
-// In: values as JSON gave them. Out: the same, with lists that are lists and texts that are texts.
+// Values from the server, in the types that the rest of the page relies on: a record may contain anything.
+// In: values parsed from JSON. Out: the same values; lists are lists and texts are texts.
 
-/** The objects of a list; none where it is no list. */
+/** The objects of a list; none if it is not a list. */
 export const objectsOf = (value) =>
   Array.isArray(value) ? value.filter((each) => each && typeof each === "object") : [];
 
-/** The fields of an object; none where it is something else. */
+/** The fields of an object; none if it is something else. */
 export const fieldsOf = (value) => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
 
 const textOf = (value) => (typeof value === "string" ? value : value == null ? "" : JSON.stringify(value));

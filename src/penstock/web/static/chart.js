@@ -1,22 +1,23 @@
 // One chart: canvas, legend with values, a cursor for pointer and keys, and the same as a table.
-// In: series and marks. Out: an element; the cursor's time, for the charts beside it.
+// In: series and marks. Out: an element; the time at the cursor, for the neighbouring charts.
 
 import { ChartTable } from "./chart_table.js";
 import { freshId, make, mark, say } from "./elements.js";
 import { paint, theme } from "./painting.js";
 import { elapsedTicks, timeTicks, valueTicks } from "./scales.js";
-import { duration, isKnown, memory, oneLine, rate, share, when } from "./shown.js";
+import { duration, figureOf, isKnown, memory, oneLine, rate, share, when } from "./shown.js";
 
 const WRITTEN = { bytes: memory, fraction: share, "1/s": rate };
 const NEAR_PX = 6;
 const WORDS_AT_ONCE = 4;
 
-/** One line or layer: a column of `points`, its time counted from `start_s`. */
-export function series(points, name, { label, colour, dash = null, start_s = 0 }) {
-  const values = typeof name === "string" ? (points.column(name) ?? []) : name;
+/** One line or layer: a column of `points`, with times since `start_s`; without a label, the table of figures names it. */
+export function series(points, name, { label = figureOf(name).label, colour, dash = null, start_s = 0 }) {
+  const values = points.column(name) ?? [];
   const times = start_s ? points.t_s.map((t_s) => t_s - start_s) : points.t_s;
   return {
     label,
+    help: figureOf(name).help,
     colour,
     dash,
     values,
@@ -46,7 +47,7 @@ export class Chart {
     const id = freshId("chart");
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.tip = make("div", { class: "tip", hidden: true });
-    // A slider: screen readers hand it the arrow keys and read out its value when it moves.
+    // A slider: screen readers pass it the arrow keys and read its value when it moves.
     this.plot = make(
       "div",
       {
@@ -113,7 +114,7 @@ export class Chart {
   /** Draw other data. `shown`: {series, limits, marks, from, to}; marks are {t_s, look, text}, oldest first. */
   show(shown) {
     const { marks = [], from, to } = shown;
-    // A mark that is not drawn must not be found by keys either.
+    // Keys must not find a mark that is not drawn.
     const drawn = marks.filter(({ t_s }) => t_s >= from && t_s <= to);
     Object.assign(this.#picture, { limits: [], ...shown, marks: drawn });
     for (const limit of this.#picture.limits) limit.text = this.#written(limit.values.findLast(isKnown));
@@ -126,7 +127,7 @@ export class Chart {
     if (!this.plot.hidden) this.#place = paint(this.canvas, this.#picture, theme());
   }
 
-  /** Move the cursor; null: away. */
+  /** Move the cursor; null removes it. */
   setCursor(at) {
     if (this.#picture.cursor === at) return;
     this.#picture.cursor = at;
@@ -140,7 +141,7 @@ export class Chart {
 
   // -- words ------------------------------------------------------------------------------
 
-  /** The line that goes on the longest: the cursor moves along its points. */
+  /** The line that ends last: the cursor moves along its points. */
   get #longest() {
     const last = ({ times }) => times.at(-1) ?? -Infinity;
     return this.#picture.series.reduce((most, line) => (last(line) > last(most) ? line : most), { times: [] });
@@ -150,7 +151,7 @@ export class Chart {
     return this.#isElapsed ? `${duration(at)} after the start` : when(at);
   }
 
-  /** Values at the cursor, or the latest. `hasMoved`: the cursor, by the user. */
+  /** Values at the cursor, or the latest. `hasMoved`: the user has moved the cursor. */
   #write({ hasMoved = false } = {}) {
     const { series: lines, limits, cursor } = this.#picture;
     const values = [...lines, ...limits].map((line) => {
@@ -178,6 +179,7 @@ export class Chart {
             : "line",
       );
       say(label, oneLine(line.label, 40));
+      mark(item, "title", line.help);
       say(value, text);
     });
     say(this.at, cursor === null ? "" : this.#timeText(cursor));
@@ -186,7 +188,7 @@ export class Chart {
     this.#tell(near);
     mark(this.plot, "aria-valuemax", Math.max(0, this.#longest.times.length - 1));
     if (cursor === null) {
-      // Not while it has the focus: a screen reader would begin anew with every point that comes.
+      // Not while it has the focus: a screen reader would start again with every new point.
       if (document.activeElement !== this.plot || hasMoved) {
         mark(this.plot, "aria-valuenow", Math.max(0, this.#longest.times.length - 1));
         mark(this.plot, "aria-valuetext", `latest: ${words || "nothing yet"}`);

@@ -1,4 +1,4 @@
-// Two or more runs side by side: what each configuration achieved, and their course since the start, overlaid.
+// Two or more runs side by side: the results of each configuration, and their figures since the start in common charts.
 // In: the list of runs, points of those chosen. Out: an element.
 
 import { Chart, series } from "./chart.js";
@@ -6,15 +6,15 @@ import { make, mark, Rows, say } from "./elements.js";
 import { Points } from "./points.js";
 import { line } from "./run_charts.js";
 import { ask, runPath } from "./session.js";
-import { configuration, duration, isKnown, memory, oneLine, rate, share } from "./shown.js";
+import { configuration, duration, figureOf, isKnown, memory, oneLine, rate, share } from "./shown.js";
 
 const AGAIN_MS = 5000;
 const MOST_POINTS = 800;
 const TOO_MANY = 4000;
-const BRIEF_S = 10; // Below this a rate says little: workers were starting.
+const BRIEF_S = 10; // Shorter rates mean little: workers were starting.
 const FIGURES = [
-  ["samples_per_s", "samples/s", rate, (a, b) => a > b],
-  ["wait_fraction", "waits", share, (a, b) => a < b],
+  ["samples_per_s", figureOf("samples_per_s").label, rate, (a, b) => a > b],
+  ["wait_fraction", figureOf("wait_fraction").label, share, (a, b) => a < b],
   ["peak_bytes", "peak memory", memory, (a, b) => a < b],
 ];
 
@@ -31,23 +31,23 @@ export class CompareView {
     this.empty = make(
       "p",
       { class: "empty" },
-      "Choose two or more runs in the list, by the boxes in front of them, then come back here.",
+      "Select two or more runs with the boxes in the list, then come back here.",
     );
     const body = make("tbody", { role: "rowgroup" });
     this.rows = new Rows(body, (row) => this.#row(row));
-    const head = ["run", "configuration", ...FIGURES.map(([, label]) => label), "read for", ""];
+    const head = ["run", "configuration", ...FIGURES.map(([, label]) => label), "reading time", ""];
     const heads = head.map((label, i) =>
       make(
         "th",
         { scope: "col", role: "columnheader", class: i > 1 ? "number" : null },
-        label || make("span", { class: "unseen" }, "leave out"),
+        label || make("span", { class: "unseen" }, "remove"),
       ),
     );
-    // With roles: on a narrow screen its rows are laid out in two lines, and a browser would take it for no table.
+    // With roles: on a narrow screen its rows are laid out in two lines, and browsers would not treat it as a table.
     this.table = make(
       "table",
       { class: "compared", role: "table" },
-      make("caption", { class: "unseen" }, "What each configuration of each run achieved"),
+      make("caption", { class: "unseen" }, "Results of each configuration of each run"),
       make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...heads)),
       body,
     );
@@ -83,7 +83,7 @@ export class CompareView {
     if (isFirst) void this.#read();
   }
 
-  /** Another place has changed what is chosen. */
+  /** Another view has changed the choice. */
   chosenChanged() {
     this.#show();
     void this.#read();
@@ -99,7 +99,7 @@ export class CompareView {
   }
 
   get #compared() {
-    // In the order they were chosen: the colours of the others stay when one is added.
+    // In the order of choice: when one is added, the colours of the others stay.
     return [...this.chosen].map((id) => this.#runs.find((run) => run.id === id)).filter(Boolean);
   }
 
@@ -108,7 +108,7 @@ export class CompareView {
     this.#isReading = true;
     try {
       for (const run of this.#compared) {
-        // What has come in small pieces for hours is fetched anew, made fewer.
+        // Points that came in small pieces for hours are fetched again, merged into fewer.
         if (this.#points.get(run.id)?.length > TOO_MANY) this.#points.delete(run.id);
         const known = this.#points.get(run.id);
         if (known && run.state !== "running" && known.isWhole) continue;
@@ -119,7 +119,7 @@ export class CompareView {
         this.#points.set(run.id, points);
       }
     } catch {
-      // The line is down, which is said above; what is drawn stays.
+      // The connection is lost, which the top of the page shows; what is drawn stays.
     } finally {
       this.#isReading = false;
     }
@@ -192,7 +192,7 @@ export class CompareView {
     this.table.hidden = !rows.length;
     this.empty.hidden = isEnough;
     this.note.hidden = !rows.some((row) => row.isBrief);
-    say(this.note, `?: read for less than ${BRIEF_S} s, so not marked as best`);
+    say(this.note, `?: read for less than ${BRIEF_S} s, so it is not marked as best`);
     this.drawn.hidden = !rows.length;
   }
 
@@ -215,7 +215,7 @@ export class CompareView {
         {
           type: "button",
           class: "quiet",
-          title: "leave out",
+          title: "remove",
           onclick: () => {
             this.chosen.delete(run.id);
             this.onChosen();
@@ -244,6 +244,6 @@ export class CompareView {
       mark(cells[i + 2], "data-best", isBest ? "yes" : null);
     });
     say(cells[5], row.active_s ? duration(row.active_s) : "-");
-    mark(cells[6].firstChild, "aria-label", `leave out ${oneLine(run.name, 40)}, ${run.id}`);
+    mark(cells[6].firstChild, "aria-label", `remove ${oneLine(run.name, 40)}, ${run.id}`);
   }
 }

@@ -1,13 +1,13 @@
-// The line to the server: a stream of events that is taken up again whenever it breaks.
-// In: what to follow. Out: events; the state of the line: connecting, live, waiting (between tries), refused, paused.
+// The connection to the server: a stream of events that is resumed whenever it breaks.
+// In: the run to follow. Out: events; the state: connecting, live, waiting (between tries), refused, paused.
 
 import { Refusal, request } from "./session.js";
 
 const FIRST_PAUSE_S = 1;
 const LONGEST_PAUSE_S = 10;
 const GROWTH = 1.7;
-const SILENCE_MS = 25_000; // The server says something every 10 s: a line that is silent for longer is dead.
-const REPEATED_S = 2; // An entry may be written a moment after the point of its second: those are asked for again.
+const SILENCE_MS = 25_000; // The server sends something every 10 s: a connection that is silent for longer is dead.
+const REPEATED_S = 2; // An entry may be written a moment after the point of its second, so the last two seconds are requested again.
 const HIDDEN = "hidden";
 
 export class Connection {
@@ -19,7 +19,7 @@ export class Connection {
   /** `onState(state, words, pause_s)`. */
   constructor(onState) {
     this.onState = onState;
-    // A browser keeps six lines to a server, for all of its tabs: six that nobody sees would shut out the seventh.
+    // A browser keeps six connections to a server for all of its tabs: six hidden tabs would block the seventh.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) this.#abort?.abort(HIDDEN);
       else if (!this.#isRefused) this.#wake?.();
@@ -43,13 +43,13 @@ export class Connection {
     let pause_s = FIRST_PAUSE_S;
     while (round === this.#round) {
       if (document.hidden) {
-        this.onState("paused", "paused while nobody looks", 0);
+        this.onState("paused", "paused while this tab is hidden", 0);
         await this.#pause(Infinity);
         continue;
       }
       const abort = new AbortController();
       this.#abort = abort;
-      let words = "the line broke off";
+      let words = "the connection broke";
       try {
         this.onState("connecting", "connecting", 0);
         await followed.prepare?.();
@@ -60,10 +60,10 @@ export class Connection {
         });
       } catch (problem) {
         if (round !== this.#round) return;
-        // Of the token there is more to read where it is asked for.
+        // The form for the token explains more.
         if (problem instanceof Refusal) words = problem.status === 401 ? "the token is refused" : problem.message;
         else if (!abort.signal.aborted) words = String(problem?.message ?? problem);
-        // Asking again would be refused again: it waits for a token, another run, or the button.
+        // Another try would be refused again: wait for a token, another run, or the button.
         this.#isRefused = problem instanceof Refusal && problem.status >= 400 && problem.status < 500;
       }
       if (round !== this.#round) return;
@@ -98,12 +98,12 @@ export class Connection {
     onLive();
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     const parser = new EventParser((name, data) => {
-      // A late piece of a stream that is no longer followed must not land in another run's charts.
+      // A late piece of the previous stream must not reach another run's charts.
       if (abort.signal.aborted) return;
       try {
         followed.on[name]?.(JSON.parse(data));
       } catch (problem) {
-        // One event that cannot be shown would end the line, and come again with the next one.
+        // An exception would end the stream, and the next stream would send the same event again.
         console.error(`the event "${name}" cannot be shown:`, problem);
       }
     });

@@ -1,4 +1,4 @@
-// Elements of the page. Texts of users become text here, never markup: nothing in this page parses HTML.
+// Elements of the page. Texts of users stay text: nothing in this page parses HTML.
 // In: names, attributes, texts. Out: DOM nodes.
 
 /** An element. Attributes that begin with "on" are listeners; null and false ones are left out. */
@@ -13,13 +13,13 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Change a text only where it is another one: a screen reader keeps its place, a selection stays. */
+/** Change a text only if it differs, so that screen readers keep their place and selections stay. */
 export function say(element, text) {
   const wanted = String(text);
   if (element.textContent !== wanted) element.textContent = wanted;
 }
 
-/** Set or take away an attribute, where that changes something. */
+/** Set or remove an attribute, only if that changes something. */
 export function mark(element, name, value) {
   if (value === null || value === undefined || value === false) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
@@ -28,7 +28,7 @@ export function mark(element, name, value) {
   }
 }
 
-/** Keeps the children of `parent` one for each key, in order; rows that stay are not moved, so that focus stays. */
+/** Keeps one child of `parent` for each key, in order. Rows that stay are not moved, so that they keep the focus. */
 export class Rows {
   constructor(parent, create) {
     this.parent = parent;

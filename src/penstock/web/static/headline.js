@@ -1,7 +1,7 @@
-// The figures of a run that are read first. In: its summary, latest figures. Out: an element with one tile each.
+// The most important figures of a run. In: its summary, latest figures. Out: an element with one tile each.
 
 import { make, mark, Rows, say } from "./elements.js";
-import { count, duration, isKnown, memory, rate, share } from "./shown.js";
+import { count, duration, figureOf, isKnown, memory, rate, share } from "./shown.js";
 
 const FULL = 0.9;
 
@@ -29,14 +29,14 @@ export function tiles(summary, figure, now_s) {
   if (isRunning) {
     found.push([
       "speed",
-      "samples/s",
+      figureOf("samples_per_s").label,
       rate(figure("samples_per_s")),
       isKnown(summary.samples_per_s) ? `mean ${rate(summary.samples_per_s)}` : "",
       false,
     ]);
     found.push([
       "wait",
-      "waits for data",
+      figureOf("wait_fraction").label,
       share(figure("wait_fraction")),
       isKnown(summary.wait_fraction) ? `mean ${share(summary.wait_fraction)}` : "",
       false,
@@ -54,7 +54,7 @@ export function tiles(summary, figure, now_s) {
       false,
     ]);
     if (isKnown(used) && limit)
-      found.push(["used", "in use by all", share(used / limit), memory(used), used / limit >= FULL]);
+      found.push(["used", "in use, all processes", share(used / limit), memory(used), used / limit >= FULL]);
   } else {
     found.push(["speed", "samples/s", rate(summary.samples_per_s), `${count(summary.samples)} samples`, false]);
     found.push(["wait", "waited for data", share(summary.wait_fraction), "", false]);

@@ -1,5 +1,5 @@
-// What happened to a run: its journal and alerts, in one list, newest first, and as marks on the charts.
-// In: entries as the server gives them. Out: an element; marks.
+// The events of a run: journal and alerts in one list, newest first, and as marks on the charts.
+// In: entries from the server. Out: an element; marks.
 
 import { fieldsOf, objectsOf } from "./arrivals.js";
 import { freshId, make, mark, say } from "./elements.js";
@@ -15,7 +15,7 @@ const SHOWN = {
   changes: (entry) => ["resize", "memory", "cache"].includes(entry.kind),
 };
 
-/** One entry, whichever list it came from. */
+/** One entry of either list. */
 function entryOf(kind, each) {
   if (kind === "alert") {
     const look = each.state === "raised" ? "alert" : "note";
@@ -48,7 +48,7 @@ export class Journal {
   #room = AT_ONCE;
   #sorted = [];
 
-  /** `onLook(t_s or null)` is called when an entry is pointed at. */
+  /** `onLook(t_s or null)` is called when the pointer or the focus reaches or leaves an entry. */
   constructor(onLook) {
     this.onLook = onLook;
     this.list = make("ol", { class: "entries" });
@@ -96,7 +96,7 @@ export class Journal {
     );
   }
 
-  /** Entries of the journal; those known already are passed over. */
+  /** Entries of the journal; known ones are ignored. */
   addNotes(notes) {
     this.#add("note", notes);
   }
@@ -105,7 +105,7 @@ export class Journal {
     this.#add("alert", alerts);
   }
 
-  /** What was written as a time of today is one of yesterday now. */
+  /** Times of the previous day now need their date. */
   dayChanged() {
     const times = new Map(this.#sorted.map((entry) => [entry.key, entry.t_s]));
     for (const item of this.list.children) this.#date(item, times.get(item.dataset.key));
@@ -116,7 +116,7 @@ export class Journal {
     return this.#sorted;
   }
 
-  /** Alerts that stand. */
+  /** Active alerts. */
   get standing() {
     const standing = new Map();
     for (const entry of this.#sorted) {
@@ -138,7 +138,7 @@ export class Journal {
       isNew = true;
     }
     if (!isNew) return;
-    // They come in the order of their numbers: the first are the oldest.
+    // They arrive in order of their numbers: the first are the oldest.
     for (const key of known.keys()) {
       if (known.size <= MOST) break;
       known.delete(key);
@@ -154,7 +154,7 @@ export class Journal {
     const known = new Map([...this.list.children].map((item) => [item.dataset.key, item]));
     const focused = document.activeElement;
     const items = shown.map((entry) => known.get(entry.key) ?? this.#item(entry));
-    // What stays is not taken out and put in again: focus and open details would be lost.
+    // Entries that stay are not removed and inserted again: focus and open details would be lost.
     for (const item of known.values()) if (!items.includes(item)) item.remove();
     items.forEach((item, i) => {
       if (this.list.children[i] !== item) this.list.insertBefore(item, this.list.children[i] ?? null);

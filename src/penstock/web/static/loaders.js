@@ -1,4 +1,4 @@
-// The loaders of a run: settings, valves, each worker and what it does.
+// The loaders of a run: settings, valves, each worker and its activity.
 // In: the facts of the run; its live state, once a second. Out: an element.
 
 import { objectsOf } from "./arrivals.js";
@@ -9,7 +9,7 @@ import { Valves } from "./valves.js";
 const SLOW_S = 1;
 const COLUMNS = ["no.", "process", "doing", "samples", "memory"];
 
-/** What a worker does, in words. */
+/** The activity of a worker, in words. */
 export function doingOf(worker) {
   let words = String(worker.doing ?? "");
   if (isKnown(worker.batch)) {
@@ -56,7 +56,7 @@ class LoaderPanel {
     );
   }
 
-  /** `loader` as the live state has it, or as the facts do; `figures` of this loader by name. */
+  /** `loader` from the live state or from the facts; `figures` of this loader by name. */
   show(loader, figures, isLive) {
     say(this.name, oneLine(loader.name, 60));
     const settings = loader.configuration ?? {};
@@ -76,7 +76,7 @@ class LoaderPanel {
     this.none.hidden = workers.length > 0;
     say(
       this.none,
-      isLive ? (loader.kind === "torch" ? "It does not tell what its workers do." : "No workers at this moment.") : "",
+      isLive ? (loader.kind === "torch" ? "The activity of its workers is unknown." : "No workers at the moment.") : "",
     );
     this.workers.show(
       workers,

@@ -1,4 +1,4 @@
-// The page: which view is open, the line to the server, the token.
+// The page: the open view, the connection to the server, the token.
 // In: the address' fragment (#run=ID, #compare=ID,ID, #token=...). Out: one view in <main>.
 
 import { listingOf } from "./arrivals.js";
@@ -17,7 +17,7 @@ let opened = null; // What the fragment said of the view that is open.
 let countdown = null;
 let today = new Date().toDateString();
 
-// -- the line ---------------------------------------------------------------------------------
+// -- the connection ---------------------------------------------------------------------------
 
 const connection = new Connection((state, words, pause_s) => {
   clearInterval(countdown);
@@ -30,7 +30,7 @@ const connection = new Connection((state, words, pause_s) => {
     refused: words,
     paused: words,
   }[state];
-  // Tries follow each other: "connecting" in between would be read out every time.
+  // A screen reader would read "connecting" before every try.
   if (state !== "connecting" || byId("connection-words").textContent === "") say(byId("connection-words"), said);
   byId("connection-again").hidden = state !== "waiting" && state !== "refused";
   say(byId("connection-wait"), "");
@@ -58,7 +58,7 @@ function useToken() {
 
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  // A whole address that was pasted holds it, too.
+  // A pasted address contains the token, too.
   const typed = byId("token-field").value;
   keepToken(new URLSearchParams(typed.split("#").pop()).get("token") ?? typed);
   byId("token-field").value = "";
@@ -95,7 +95,7 @@ function chosenChanged() {
 
 function open() {
   const { said, hasToken } = readFragment();
-  // A new address pasted into an open tab changes nothing but the fragment: it is not loaded again.
+  // A new address pasted into an open tab changes only the fragment; the page is not loaded again.
   if (hasToken) useToken();
   const wanted = said.has("run") ? `run ${said.get("run")}` : said.has("compare") ? "compare" : "runs";
   if (said.has("compare")) {
@@ -131,11 +131,11 @@ function open() {
 }
 
 window.addEventListener("hashchange", () => {
-  // "Skip to content" is a place on the page, no view.
+  // "Skip to content" is a place on the page, not a view.
   if (location.hash !== "#main") open();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view?.themeChanged?.());
-// Times of today are written without the day: a page that stays open over midnight would show yesterday's so.
+// Times of today are written without the day: after midnight the page would show those of yesterday without it, too.
 setInterval(() => {
   const day = new Date().toDateString();
   if (day === today) return;

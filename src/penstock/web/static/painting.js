@@ -1,5 +1,5 @@
-// Puts one chart on a canvas.
-// In: a picture (series, limits, marks, ticks, cursor), colours from the style sheet. Out: pixels, and where they are.
+// Draws one chart on a canvas.
+// In: a picture (series, limits, marks, ticks, cursor), colours from the style sheet. Out: pixels; the positions of times.
 
 import { isKnown } from "./shown.js";
 
@@ -10,7 +10,7 @@ const FAR_ABOVE = 3; // A limit so many times higher than the data would press i
 const HEADROOM = 1.06;
 const HEADROOM_FOR_WORDS = 1.2;
 
-/** Colours by name, as the style sheet has them now: light or dark. */
+/** Colours by name from the style sheet, light or dark. */
 export function theme() {
   const style = getComputedStyle(document.documentElement);
   const known = new Map();
@@ -20,7 +20,7 @@ export function theme() {
   };
 }
 
-/** Highest value of what is drawn, and whether each limit is on the scale. */
+/** The highest value drawn; sets for each limit whether it lies above the scale. */
 export function heights(picture) {
   let data = 0;
   if (picture.isStacked) {
@@ -50,7 +50,7 @@ function stack(picture) {
   });
 }
 
-/** Draw. Gives {left, right, xOf(x), timeOf(px)}, null where there is no room. */
+/** Draw. Returns {left, right, xOf(x), timeOf(px)}; null where there is no room. */
 export function paint(canvas, picture, colour) {
   const width = canvas.clientWidth;
   const height = canvas.clientHeight;
@@ -117,7 +117,7 @@ function segment(pen, x1, y1, x2, y2) {
   pen.stroke();
 }
 
-/** Places from..to (one past) of points that follow each other without a gap. */
+/** Ranges of indices, [from, to), of points without a gap between them. */
 function* stretches(line) {
   let from = 0;
   for (let i = 1; i <= line.times.length; i += 1) {
@@ -134,7 +134,7 @@ function areas(pen, picture, xOf, yOf, colour) {
     const upper = sums[layer];
     const lower = layer ? sums[layer - 1] : null;
     for (const [from, to] of stretches(line)) {
-      // A single point would be an area without width.
+      // The area of a single point would have no width.
       const widen = to - from === 1 ? 1 : 0;
       pen.beginPath();
       for (let i = from; i < to; i += 1) pen.lineTo(xOf(line.times[i]) - widen, yOf(upper[i]));
@@ -188,12 +188,12 @@ function limitNames(pen, picture, { left, right, yOf }, colour) {
     const last = limit.values.findLast(isKnown);
     if (last === undefined) continue;
     const text = limit.isAbove ? `${limit.label} ${limit.text} ↑` : limit.label;
-    // Above its line; below it where that is at the edge.
+    // Above its line; below it where the line is at the edge.
     const above = yOf(last) - 2;
     const y = limit.isAbove ? TOP + 13 : above < TOP + 13 ? yOf(last) + 16 : above;
     const wide = pen.measureText(text).width;
     if (x - wide < left) continue;
-    // A plate behind the words: they may lie over an area of any colour.
+    // A background behind the words, which may lie over an area of any colour.
     pen.fillStyle = colour("panel");
     pen.fillRect(x - wide - 3, y - 13, wide + 6, 13);
     pen.fillStyle = colour(limit.colour);
@@ -206,7 +206,7 @@ function marks(pen, picture, { left, right, xOf, floor }, colour) {
   let last = -Infinity;
   for (const each of picture.marks) {
     const x = Math.round(xOf(each.t_s)) + 0.5;
-    // Thousands of entries lie on the same few pixels: one sign stands for all of them.
+    // Thousands of entries may lie on the same few pixels: one sign represents all of them.
     if (x < left || x > right || (x - last < 2 && each.look === "note")) continue;
     last = x;
     pen.strokeStyle = pen.fillStyle = colour(`mark-${each.look}`);

@@ -1,6 +1,6 @@
-// Figures over time, as columns. In: what /api/runs/ID/points and the stream give. Out: columns to draw.
+// Figures over time, as columns. In: answers of /api/runs/ID/points and the stream. Out: columns to draw.
 
-/** How far from a point its value may be shown: what is further away was not recorded. */
+/** The greatest distance from a point at which its value is shown: beyond it, nothing was recorded. */
 const reach_s = (span_s) => Math.max(6, 3 * span_s);
 
 /** Points of one run, oldest first. */
@@ -19,7 +19,7 @@ export class Points {
     return this.t_s.length ? this.t_s[this.t_s.length - 1] : null;
   }
 
-  /** Append what is newer than the last point; a stream begun anew may repeat some. Gives how many were new. */
+  /** Append points newer than the last one; a resumed stream may repeat some. Returns how many were new. */
   add(columns) {
     const times = columns?.t_s ?? [];
     const last = this.last_s ?? -Infinity;
@@ -34,7 +34,7 @@ export class Points {
     }
     for (const [name, values] of Object.entries(columns.figures ?? {})) {
       let column = this.figures.get(name);
-      // A figure that appears while a run goes on is not known for the time before.
+      // A figure that appears during the run is unknown for the time before.
       if (!column) this.figures.set(name, (column = new Array(before).fill(null)));
       for (let i = first; i < times.length; i += 1) column.push(values[i] ?? null);
     }
@@ -42,7 +42,7 @@ export class Points {
     return more;
   }
 
-  /** Forget what is older than a time. */
+  /** Remove points older than a time. */
   trim(from_s) {
     let old = 0;
     while (old < this.length && this.t_s[old] < from_s) old += 1;
@@ -79,7 +79,7 @@ export class Points {
     return found.sort((a, b) => a - b);
   }
 
-  /** The place of the point nearest to a time; -1: there is none. */
+  /** The index of the point nearest to a time; -1: there is none. */
   nearest(t_s) {
     const times = this.t_s;
     if (!times.length) return -1;
@@ -93,7 +93,7 @@ export class Points {
     return low > 0 && t_s - times[low - 1] < times[low] - t_s ? low - 1 : low;
   }
 
-  /** The place of the point that stands for a time; -1: nothing was recorded then. */
+  /** The index of the point that covers a time; -1: nothing was recorded then. */
   at(t_s) {
     const i = this.nearest(t_s);
     return i >= 0 && Math.abs(this.t_s[i] - t_s) <= reach_s(this.span_s[i]) ? i : -1;

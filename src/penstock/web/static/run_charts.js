@@ -1,16 +1,16 @@
-// The charts of one run: which there are depends on what the run has.
-// In: points, journal and alerts as marks. Out: charts with one cursor between them.
+// The charts of one run; which ones depends on the figures of the run.
+// In: points, journal and alerts as marks. Out: charts that share one cursor.
 
 import { Chart, series } from "./chart.js";
 import { make } from "./elements.js";
 
-/** Parts of the memory from the bottom up: figure, name, colour. */
-export const PARTS = [
-  ["trainer_bytes", "trainer", "blue"],
-  ["workers_bytes", "workers", "orange"],
-  ["arena_bytes", "arena", "green"],
-  ["cache_bytes", "cache", "pink"],
-  ["other_bytes", "other", "grey"],
+/** Layers of the memory from the bottom up: figure, colour. */
+const LAYERS = [
+  ["trainer_bytes", "blue"],
+  ["workers_bytes", "orange"],
+  ["arena_bytes", "green"],
+  ["cache_bytes", "pink"],
+  ["other_bytes", "grey"],
 ];
 /** Colours and dashes of lines: no two neighbours share either. */
 export const LINES = [
@@ -36,12 +36,12 @@ const CHARTS = [
     hasLimit: true,
     has: (points) => points.has("tree_bytes"),
     lines: (points) =>
-      PARTS.filter(([name]) => points.column(name)?.some((value) => value > 0)).map(([name, label, colour]) =>
-        series(points, name, { label, colour }),
+      LAYERS.filter(([name]) => points.column(name)?.some((value) => value > 0)).map(([name, colour]) =>
+        series(points, name, { colour }),
       ),
     limits: (points) => [
-      ...(points.has("limit_bytes") ? [series(points, "limit_bytes", { label: "limit", ...LIMIT })] : []),
-      ...(points.has("budget_bytes") ? [series(points, "budget_bytes", { label: "budget", ...BUDGET })] : []),
+      ...(points.has("limit_bytes") ? [series(points, "limit_bytes", LIMIT)] : []),
+      ...(points.has("budget_bytes") ? [series(points, "budget_bytes", BUDGET)] : []),
     ],
   },
   {
@@ -49,14 +49,14 @@ const CHARTS = [
     title: "Samples per second",
     unit: "1/s",
     has: (points) => points.has("samples_per_s"),
-    lines: (points) => perLoader(points, "samples_per_s", "samples/s"),
+    lines: (points) => perLoader(points, "samples_per_s"),
   },
   {
     key: "wait",
     title: "Waiting for data",
     unit: "fraction",
     has: (points) => points.has("wait_fraction"),
-    lines: (points) => perLoader(points, "wait_fraction", "waits"),
+    lines: (points) => perLoader(points, "wait_fraction"),
   },
   {
     key: "gpu-memory",
@@ -67,7 +67,7 @@ const CHARTS = [
     lines: (points) => gpuMemory(points),
     limits: (points) => {
       const [first] = points.numbers("gpu", "total_bytes");
-      return first === undefined ? [] : [series(points, `gpu.${first}.total_bytes`, { label: "of the GPU", ...LIMIT })];
+      return first === undefined ? [] : [series(points, `gpu.${first}.total_bytes`, LIMIT)];
     },
   },
   {
@@ -85,7 +85,7 @@ const CHARTS = [
     title: "Cache hit rate",
     unit: "fraction",
     has: (points) => points.has("cache_hit_rate"),
-    lines: (points) => [series(points, "cache_hit_rate", { label: "hits", ...line(0) })],
+    lines: (points) => [series(points, "cache_hit_rate", line(0))],
   },
   {
     key: "cache-memory",
@@ -93,12 +93,12 @@ const CHARTS = [
     unit: "bytes",
     hasLimit: true,
     has: (points) => points.has("cache_hits"),
-    lines: (points) => [series(points, "cache_bytes", { label: "cache", colour: "pink" })],
+    lines: (points) => [series(points, "cache_bytes", { colour: "pink" })],
     limits: (points) => {
       const [first] = points.numbers("loader", "cache_limit_bytes");
       return first === undefined
         ? []
-        : [series(points, `loader.${first}.cache_limit_bytes`, { label: "limit", ...LIMIT })];
+        : [series(points, `loader.${first}.cache_limit_bytes`, LIMIT)];
     },
   },
 ];
@@ -106,9 +106,9 @@ const CHARTS = [
 export const line = (i) => ({ colour: LINES[i % LINES.length][0], dash: LINES[i % LINES.length][1] });
 
 /** All loaders together, and each where there are several. */
-function perLoader(points, name, label) {
+function perLoader(points, name) {
   const loaders = points.numbers("loader", name);
-  const all = series(points, name, { label: loaders.length > 1 ? "all" : label, ...line(0) });
+  const all = series(points, name, { ...(loaders.length > 1 ? { label: "all" } : {}), ...line(0) });
   if (loaders.length < 2) return [all];
   return [
     all,
@@ -122,14 +122,10 @@ function gpuMemory(points) {
   const gpus = points.numbers("gpu", "used_bytes");
   if (gpus.length > 1)
     return gpus.map((number, i) => series(points, `gpu.${number}.used_bytes`, { label: `GPU ${number}`, ...line(i) }));
-  return [
-    ["used_bytes", "used"],
-    ["reserved_bytes", "reserved by torch"],
-    ["allocated_bytes", "tensors"],
-  ]
-    .map(([name, label]) => [`gpu.${gpus[0]}.${name}`, label])
-    .filter(([name]) => points.has(name))
-    .map(([name, label], i) => series(points, name, { label, ...line(i) }));
+  return ["used_bytes", "reserved_bytes", "allocated_bytes"]
+    .map((name) => `gpu.${gpus[0]}.${name}`)
+    .filter((name) => points.has(name))
+    .map((name, i) => series(points, name, line(i)));
 }
 
 export class RunCharts {
@@ -143,12 +139,12 @@ export class RunCharts {
   show(points, marks, from, to) {
     for (const kind of CHARTS) {
       let chart = this.#charts.get(kind.key);
-      // One that is there is drawn even if it is empty now: it would go on showing another time.
+      // A chart that exists is drawn even if it is empty now; otherwise it would still show another time.
       if (!chart && !kind.has(points)) continue;
       if (!chart) {
         chart = new Chart({ ...kind, onCursor: (at) => this.setCursor(at) });
         this.#charts.set(kind.key, chart);
-        // In the order of the list, whichever figure came first.
+        // In the order of the list, regardless of which figure came first.
         const order = CHARTS.map((each) => this.#charts.get(each.key)?.element).filter(Boolean);
         this.element.insertBefore(chart.element, order[order.indexOf(chart.element) + 1] ?? null);
       }
@@ -156,7 +152,7 @@ export class RunCharts {
     }
   }
 
-  /** One cursor for all: what happened at a time is seen in each. */
+  /** One cursor for all charts. */
   setCursor(at) {
     for (const chart of this.#charts.values()) chart.setCursor(at);
   }

@@ -46,7 +46,7 @@ export class RunView {
     );
     this.facts = make("details", { class: "small facts" }, make("summary", {}, "about this run"), make("dl"));
     this.what = make("p", { class: "bad what", hidden: true });
-    this.alerts = make("ul", { class: "standing", role: "status", "aria-label": "Alerts that stand", hidden: true });
+    this.alerts = make("ul", { class: "standing", role: "status", "aria-label": "Active alerts", hidden: true });
     this.headline = new Headline();
     this.charts = new RunCharts();
     this.journal = new Journal((at) => this.charts.setCursor(at));
@@ -86,7 +86,7 @@ export class RunView {
       live: (live) => this.#setLive(live),
       ended: (summary) => this.#setSummary(summaryOf(summary)),
     };
-    // The duration goes on between two points.
+    // The duration increases between two points.
     this.timer = setInterval(() => this.#showFigures(), 1000);
   }
 
@@ -94,12 +94,12 @@ export class RunView {
     return oneLine(this.#detail?.summary.name ?? this.id, 60);
   }
 
-  /** What the stream is to begin after. */
+  /** The time after which the stream begins. */
   since() {
     return this.#last_s ?? this.#detail?.summary.started_s ?? 0;
   }
 
-  /** Read what there is; later tries keep what they have. */
+  /** Read the run; later calls keep what was read. */
   async prepare() {
     if (this.#isLoaded) return;
     const began = performance.now();
@@ -118,7 +118,7 @@ export class RunView {
     this.#take(columns, began);
   }
 
-  /** The list of runs has news of this one. */
+  /** The list of runs has changed. */
   runsChanged({ now_s, runs }) {
     if (now_s) this.#ahead_s = Date.now() / 1000 - now_s;
     const summary = runs.find((each) => each.id === this.id);
@@ -141,7 +141,7 @@ export class RunView {
 
   // -- points -----------------------------------------------------------------------------
 
-  /** Where the time shown ends, by the clock of the training: the server's may be another. */
+  /** The end of the time shown, by the clock of the training, which may differ from the server's. */
   get #to_s() {
     const known = [this.#detail?.summary.ended_s, this.#last_s].filter(isKnown);
     return known.length ? Math.max(...known) : Date.now() / 1000 - this.#ahead_s;
@@ -159,21 +159,21 @@ export class RunView {
     try {
       this.#take(await this.#askPoints(), performance.now());
     } catch {
-      // The line is down, which is said above; what is drawn stays.
+      // The connection is lost, which the top of the page shows; what is drawn stays.
     } finally {
       this.#isReloading = false;
     }
     if (range_s !== this.#range_s) void this.#reload();
   }
 
-  /** Draw these points in place of what there was, and say how long that took. */
+  /** Draw these points instead of the previous ones, and measure how long that takes. */
   #take(columns, began) {
     const answered = performance.now();
     this.#points = new Points();
     this.#points.add(columns);
     this.#last_s = this.#points.last_s ?? this.#last_s;
     this.#draw();
-    // Behind the next frame: what the canvas still has to do counts, too.
+    // After the next frame, so that the work of the canvas is included.
     requestAnimationFrame(() =>
       setTimeout(() => {
         const { dataset } = document.documentElement;

@@ -1,14 +1,14 @@
-// The list of runs, with a filter, sorting, and boxes to choose those to compare.
+// The list of runs, with a filter, sorting, and boxes to choose runs for comparison.
 // In: /api/runs, again whenever it changes. Out: an element.
 
 import { freshId, make, mark, Rows, say } from "./elements.js";
-import { isKnown, memory, oneLine, rate, settingsOf, share, when, whenInFull } from "./shown.js";
+import { figureOf, isKnown, memory, oneLine, rate, settingsOf, share, when, whenInFull } from "./shown.js";
 
 const COLUMNS = [
   { key: "state", label: "state", of: (run) => run.state },
   { key: "name", label: "run", of: (run) => run.name.slice(0, 200).toLowerCase() },
-  { key: "speed", label: "samples/s", of: (run) => run.samples_per_s, isNumber: true },
-  { key: "wait", label: "waits", of: (run) => run.wait_fraction, isNumber: true },
+  { key: "speed", label: figureOf("samples_per_s").label, of: (run) => run.samples_per_s, isNumber: true },
+  { key: "wait", label: figureOf("wait_fraction").label, of: (run) => run.wait_fraction, isNumber: true },
   { key: "memory", label: "peak memory", of: (run) => run.peak_bytes, isNumber: true },
   { key: "began", label: "began", of: (run) => run.started_s, isNumber: true },
 ];
@@ -104,7 +104,7 @@ export class RunsView {
     const { of } = COLUMNS.find((column) => column.key === key);
     const order = isDown ? -1 : 1;
     const rank = (value) => (typeof value === "string" || isKnown(value) ? 0 : 1);
-    // What is not known comes last, whichever way it goes.
+    // Unknown values come last in either direction.
     found.sort((a, b) => {
       const [x, y] = [of(a), of(b)];
       return rank(x) - rank(y) || (x < y ? -order : x > y ? order : b.started_s - a.started_s);
@@ -133,7 +133,7 @@ export class RunsView {
     this.chosenChanged();
   }
 
-  /** Another place has changed what is chosen. */
+  /** Another view has changed the choice. */
   chosenChanged() {
     for (const [id, row] of this.rows.rows) row.box.checked = this.chosen.has(id);
     mark(this.compare, "href", `#compare=${[...this.chosen].join(",")}`);
@@ -152,7 +152,7 @@ export class RunsView {
     });
     const state = make("span", { class: "state" });
     const link = make("a", { href: `#run=${encodeURIComponent(run.id)}` }, make("bdi"));
-    // On a narrow screen there is no column for the state.
+    // A narrow screen has no column for the state.
     const narrow = make("span", { class: "state narrow" });
     const below = make("span", { class: "below small muted" });
     const what = make("span", { class: "below small bad" });

@@ -4,7 +4,7 @@
 const KEY = "penstock-token";
 const ANSWERS_WITHIN_MS = 15_000;
 
-/** What the server refused, with its reason. Status 0: there was no answer at all. */
+/** A refused request, with the reason. Status 0: there was no answer. */
 export class Refusal extends Error {
   constructor(status, why) {
     super(why);
@@ -38,7 +38,7 @@ export function readFragment() {
     try {
       token = sessionStorage.getItem(KEY);
     } catch {
-      // Storage is forbidden in this browser: the token lives as long as the page.
+      // This browser forbids storage: the token lasts as long as the page.
     }
   }
   return { said, hasToken };
@@ -54,10 +54,10 @@ export function keepToken(value) {
   }
 }
 
-/** One request; the response, not yet read. Raises Refusal. */
+/** One request; returns the response, not yet read. Raises Refusal. */
 export async function request(path, { body, signal } = {}) {
-  // Reading goes without the token until that is refused: on loopback it needs none, so one of a server that is gone
-  // must not be refused, nor be shown to whoever listens on its port now.
+  // Reading sends no token until that is refused. On loopback reading needs none: an old token must neither be refused
+  // nor be sent to another program that now listens on the port.
   const isSigned = body !== undefined || isTokenNeeded;
   let response = await send(path, { body, signal, isSigned });
   if (response.status === 401 && token !== null && !isSigned) {
@@ -69,7 +69,7 @@ export async function request(path, { body, signal } = {}) {
   try {
     why = (await response.json()).why ?? why;
   } catch {
-    // An answer without a reason: the status stands for it.
+    // The answer has no reason; the status takes its place.
   }
   if (response.status === 401) {
     isTokenNeeded = false;
@@ -80,7 +80,7 @@ export async function request(path, { body, signal } = {}) {
 
 async function send(path, { body, signal, isSigned }) {
   const headers = { Accept: "application/json" };
-  // What cannot be in a header cannot be a token either; fetch would throw an error that says nothing.
+  // Text that cannot be in a header cannot be a token; fetch would throw an error without an explanation.
   if (isSigned && token !== null && /^[\x21-\x7e]+$/.test(token)) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   try {
@@ -100,7 +100,7 @@ async function send(path, { body, signal, isSigned }) {
   }
 }
 
-/** One request, answered in time, as a value. */
+/** The value of one request that is answered in time. */
 export async function ask(path, body) {
   const response = await request(path, { body, signal: AbortSignal.timeout(ANSWERS_WITHIN_MS) }).catch((problem) => {
     throw problem instanceof Refusal ? problem : new Refusal(0, "penstock dash did not answer within 15 s");

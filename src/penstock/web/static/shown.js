@@ -1,5 +1,13 @@
-// How values are written for people, the same as on the terminal.
-// In: numbers, texts of users. Out: short strings.
+// Values as people read them, in the same form as on the terminal.
+// In: numbers, texts of users, names of figures. Out: short strings.
+
+import { FIGURES } from "./figures.js";
+
+const NUMBERED = /^(loader|gpu)\.\d+\./;
+
+/** Label, unit and help text of a figure, from the table that the server sends. */
+export const figureOf = (name) =>
+  FIGURES[name.replace(NUMBERED, "$1.N.")] ?? { label: name, unit: "count", help: name };
 
 const UNITS = [
   ["KiB", 2 ** 10],
@@ -26,7 +34,7 @@ export function memory(count) {
   return "-";
 }
 
-/** The unit a scale up to `most` bytes is written in: its name and its bytes. */
+/** The unit for a scale up to `most` bytes: its name and its size in bytes. */
 export function memoryUnit(most) {
   let found = ["B", 1];
   for (const each of UNITS) if (most >= each[1]) found = each;
@@ -77,7 +85,7 @@ export const clock = (at) => `${two(at.getHours())}:${two(at.getMinutes())}:${tw
 export const hourMinute = (at) => `${two(at.getHours())}:${two(at.getMinutes())}`;
 export const day = (at) => `${at.toLocaleString("en-US", { month: "short" })} ${at.getDate()}`;
 
-/** Any text on one line, cut where it is too long. Whole letters are cut off, never half of an emoji. */
+/** Any text on one line, shortened if necessary by whole characters, never by half of an emoji. */
 export function oneLine(text, longest = 80) {
   const wanted = String(text ?? "");
   const plain = wanted
@@ -89,7 +97,7 @@ export function oneLine(text, longest = 80) {
   return letters.slice(0, longest - 1).join("") + "…";
 }
 
-/** "4 workers, depth 3, 6GB, batch 32, cache 20.0 GiB": what is set. */
+/** "4 workers, depth 3, 6GB, batch 32, cache 20.0 GiB": the settings that are present. */
 export function configuration(settings) {
   if (!settings) return "";
   const parts = [];
@@ -105,7 +113,7 @@ export function configuration(settings) {
   return oneLine(parts.join(", "), 80);
 }
 
-/** Of each loader of a run (`summaryOf`), what is in force now, or was at the end. */
+/** The settings of each loader of a run (`summaryOf`), now or at its end. */
 export function settingsOf(run) {
   const latest = new Map();
   for (const each of [...run.tried].sort((a, b) => a.ended_s - b.ended_s)) {

@@ -1,5 +1,5 @@
 // The valves of one loader: workers, depth, memory, applied together.
-// In: what is in force now; what the user types. Out: POST /api/runs/ID/set, and its answer or refusal in words.
+// In: the present values; what the user types. Out: POST /api/runs/ID/set, and its answer or refusal in words.
 
 import { freshId, make, mark, say } from "./elements.js";
 import { memory } from "./shown.js";
@@ -51,7 +51,7 @@ export class Valves {
     for (const each of this.#fields.values()) each.addEventListener("input", () => this.#markChanged());
   }
 
-  /** What is in force: {workers, depth, memory}. Fields the user has changed are left alone. */
+  /** Show the present values {workers, depth, memory}, except in fields that the user has changed. */
   follow(now) {
     for (const [name, field] of this.#fields) {
       const before = this.#now[name] ?? "";
@@ -114,17 +114,17 @@ export class Valves {
     const sent = changed.map(([name, field]) => [name, field.value.trim()]);
     const body = { loader: this.loader };
     for (const [name, value] of sent) {
-      // What is no number goes as it is: the training says what is wrong with it.
+      // Text that is not a number is sent as it is; the answer explains what is wrong with it.
       body[name] = name in COUNTS && /^\d+$/.test(value) ? Number(value) : value;
     }
     mark(this.element, "aria-busy", "true");
-    this.#say("Asking…", "");
+    this.#say("Applying…", "");
     try {
       const answer = await ask(`${runPath(this.runId)}/set`, body);
       const now = answer?.now ?? {};
       const words = `Now: workers ${now.workers}, depth ${now.depth}, memory ${memory(now.memory_bytes)}.`;
       this.#say(now.remark ? `${words} ${now.remark}.` : words, "good");
-      // What was sent is in force, not what was typed while the answer was on its way.
+      // The values that were sent are in force, not those typed in the meantime.
       for (const [name, value] of sent) this.#now[name] = value;
       this.#markChanged();
     } catch (problem) {
