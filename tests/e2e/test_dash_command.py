@@ -76,13 +76,12 @@ class Dash:
         finally:
             line.close()
 
-    def end(self, number: int) -> tuple[int, str, float]:
-        """Exit status, stderr, and how long it took."""
-        began_s = time.monotonic()
+    def end(self, number: int) -> tuple[int, str]:
+        """Exit status and stderr."""
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=LONG_S)
         assert out == ""
-        return self.process.returncode, err, time.monotonic() - began_s
+        return self.process.returncode, err
 
 
 @contextmanager
@@ -158,11 +157,10 @@ def test_it_ends_by_signal_with_streams_open_and_its_port_is_free_again(home: Pa
             taken = run_here("dash", "--port", str(port))
             assert taken.returncode == 1 and f"port {port} of 127.0.0.1 is in use" in taken.stderr
             assert "--port 0" in taken.stderr and taken.stdout == ""
-            found_status, err, took_s = page.end(number)
+            # Without a limit for the unread answer this would time out.
+            found_status, err = page.end(number)
             line.close()
             assert found_status == status and err.strip() == "", "no traceback, and nothing of the token"
-            # A second, and some for a busy machine; with nobody to hurry it, for ever.
-            assert took_s < 5.0
     assert sorted(path.name for path in home.iterdir()) == ["runs"]
 
 
@@ -182,7 +180,7 @@ def test_the_token_is_kept_where_the_user_says(home: Path) -> None:
         line.request("GET", "/api/runs")
         assert line.getresponse().status == 401
         line.close()
-        _, err, _ = page.end(signal.SIGTERM)
+        _, err = page.end(signal.SIGTERM)
         assert "other machines can reach" in err and "encrypted" in err and chosen not in err
 
 
@@ -202,7 +200,7 @@ def test_a_browser_is_opened_without_the_token_on_its_command_line(home: Path) -
     assert list((home / "tmp").iterdir()) == []
 
 
-def test_what_cannot_be_is_one_line(home: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_one_line(home: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
     loose = home / "loose"
     loose.write_text("a-token-that-is-long-enough")
     loose.chmod(0o644)
@@ -231,7 +229,7 @@ def test_what_cannot_be_is_one_line(home: Path, run_here: RunHere, monkeypatch: 
     assert 'needs starlette, which is not installed; run: pip install "penstock[dash]"' in found.stderr
 
 
-def test_it_does_without_torch(home: Path) -> None:
+def test_it_does_not_import_torch(home: Path) -> None:
     code = (
         "import sys, penstock.cli.dash, penstock.web.server, penstock.monitor.export.prometheus;"
         "from penstock.cli.app import run; run(['dash', 'nobody']);"

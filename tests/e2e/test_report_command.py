@@ -54,7 +54,7 @@ def run_id(home: Path) -> str:
     return record.id
 
 
-def test_a_real_training_that_failed_is_told_in_a_file_and_as_json(
+def test_a_real_training_that_failed_is_reported_in_a_file_and_as_json(
     home: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     done = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, timeout=60)
@@ -76,7 +76,7 @@ def test_a_real_training_that_failed_is_told_in_a_file_and_as_json(
     assert budget["is_bound"] and budget["holds"] and budget["predicted"] == 64_000_000
 
 
-def test_a_file_that_is_there_is_kept_unless_told_otherwise(run_id: str, tmp_path: Path, run_here: RunHere) -> None:
+def test_an_existing_file_is_kept_unless_forced(run_id: str, tmp_path: Path, run_here: RunHere) -> None:
     kept = tmp_path / f"penstock-report-{run_id}.html"
     kept.write_text("mine")
     refused = run_here("report", run_id, folder=tmp_path)
@@ -86,7 +86,7 @@ def test_a_file_that_is_there_is_kept_unless_told_otherwise(run_id: str, tmp_pat
     assert kept.read_text().startswith("<!doctype html>") and list(tmp_path.iterdir()) == [kept]
 
 
-def test_a_file_is_made_where_it_is_wanted_and_a_plan_is_compared(
+def test_a_file_is_made_at_the_given_path_and_a_plan_is_compared(
     run_id: str, tmp_path: Path, run_here: RunHere
 ) -> None:
     plan = {
@@ -104,7 +104,7 @@ def test_a_file_is_made_where_it_is_wanted_and_a_plan_is_compared(
     assert printed.stdout.startswith("<!doctype html>") and printed.stdout.endswith("</html>\n")
 
 
-def test_it_is_opened_in_the_users_browser(run_id: str, tmp_path: Path) -> None:
+def test_the_report_is_opened_in_the_users_browser(run_id: str, tmp_path: Path) -> None:
     browser, heard = tmp_path / "browser", tmp_path / "heard"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {heard}\n')
     browser.chmod(0o755)
@@ -133,7 +133,7 @@ def test_it_is_opened_in_the_users_browser(run_id: str, tmp_path: Path) -> None:
         (["last", "--pdf"], 2, "No such option"),
     ],
 )
-def test_what_cannot_be_done_says_why_and_leaves_no_file(
+def test_an_error_gives_the_reason_and_leaves_no_file(
     run_id: str, tmp_path: Path, run_here: RunHere, arguments: list[str], status: int, words: str
 ) -> None:
     (tmp_path / "bad.json").write_text("{")
@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(run_id: str, tmp_path: Path
     assert told.returncode == 1 and "cannot be written" in told.stderr and told.stderr.count("\n") == 1
 
 
-def test_the_command_does_without_torch(run_id: str, tmp_path: Path) -> None:
+def test_the_command_does_not_import_torch(run_id: str, tmp_path: Path) -> None:
     code = (
         "import sys; from penstock.cli.app import run; status = run(['report', 'last']);"
         "sys.exit(status or (3 if {'torch', 'numpy'} & set(sys.modules) else 0))"

@@ -130,7 +130,7 @@ for _ in range(20):
         ("import os; os.kill(os.getpid(), 9)", -9, "killed", None),
     ],
 )
-def test_a_monitor_nobody_closes_tells_how_the_program_ended(
+def test_a_monitor_that_is_not_closed_records_how_the_program_ended(
     home: Path, after: str, status: int, state: str, what: str | None
 ) -> None:
     done = run(TRAINING.format(before="", after=after), status=status)
@@ -141,7 +141,7 @@ def test_a_monitor_nobody_closes_tells_how_the_program_ended(
     assert summary.step == (0 if state == "killed" else 20)
 
 
-def test_a_child_that_is_forked_and_ends_in_an_orderly_way_leaves_the_run_alone(home: Path) -> None:
+def test_a_forked_child_that_ends_normally_does_not_affect_the_run(home: Path) -> None:
     after = """
 import os
 pid = os.fork()
@@ -227,7 +227,7 @@ with penstock.Monitor(loader, every=None) as monitor:
         assert found.summary().worker_restarts == 1
 
 
-def test_a_stopped_process_is_said_not_to_answer(home: Path) -> None:
+def test_a_stopped_process_is_reported_as_not_answering(home: Path) -> None:
     from penstock.errors import PenstockError
     from penstock.monitor.runs.reader import ask
 

@@ -114,7 +114,7 @@ def test_a_command_gets_the_facts_and_none_of_the_trainings_files(heard: Heard, 
     assert names == ["/dev/null"] * 3 and not is_held and has_own_session
 
 
-def test_a_line_goes_to_the_shell_and_what_fails_is_told(heard: Heard) -> None:
+def test_a_line_goes_to_the_shell_and_its_failure_is_reported(heard: Heard) -> None:
     heard.performer.perform(Command(command='test "$PENSTOCK_ALERT" = memory && exit 3'), FACTS)
     assert heard.outcome().endswith("failed with status 3")
     heard.said.clear()
@@ -122,7 +122,7 @@ def test_a_line_goes_to_the_shell_and_what_fails_is_told(heard: Heard) -> None:
     assert "failed: FileNotFoundError" in heard.outcome()
 
 
-def test_a_command_that_hangs_is_ended_with_all_it_started(heard: Heard, tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children(heard: Heard, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     heard.performer.perform(Command(command=f"sleep 60 & echo $! > {file}; wait", within_s=0.5), FACTS)
     assert heard.outcome().endswith("killed after 0.5 s, its time limit")
@@ -130,7 +130,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(heard: Heard, tmp_pat
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_closing_ends_what_is_under_way_and_does_not_wait_for_it(heard: Heard) -> None:
+def test_closing_ends_commands_in_progress_without_waiting_for_them(heard: Heard) -> None:
     heard.performer.perform(Command(command="trap '' TERM; sleep 60"), FACTS)
     (process,) = wait_until(lambda: list(heard.performer._commands))
     began_s = time.monotonic()
@@ -139,7 +139,7 @@ def test_closing_ends_what_is_under_way_and_does_not_wait_for_it(heard: Heard) -
     assert process.wait(5) == -9
 
 
-def test_actions_that_never_end_do_not_pile_up(heard: Heard) -> None:
+def test_actions_that_never_end_do_not_accumulate(heard: Heard) -> None:
     for _ in range(6):
         heard.performer.perform(Command(command="sleep 60"), FACTS)
     assert [said.partition(": ")[2] for said in heard.said] == ["not started, 4 earlier actions are still running"] * 2
@@ -155,7 +155,7 @@ def test_a_webhook_gets_json(hook: Hook, heard: Heard) -> None:
 @pytest.mark.parametrize(
     ("hook", "said"), [(500, "answered 500"), (302, "answered 302"), (None, "timed out")], indirect=["hook"]
 )
-def test_a_webhook_that_refuses_redirects_or_hangs_is_told(hook: Hook, said: str, heard: Heard) -> None:
+def test_a_webhook_that_refuses_redirects_or_hangs_is_reported(hook: Hook, said: str, heard: Heard) -> None:
     heard.performer.perform(Webhook(url=hook.url, within_s=0.3), FACTS)
     assert "failed: " in heard.outcome() and said in heard.said[-1] and "secret" not in heard.said[-1]
 
@@ -187,7 +187,7 @@ def test_an_alert_is_logged_recorded_and_its_actions_are_in_the_journal(
     assert [line for line in caplog.messages if "ALERT" in line] == [f"ALERT: {alert.what}"]
 
 
-def test_memory_is_given_back_step_by_step_while_the_alert_stands(home: Path) -> None:
+def test_memory_is_released_step_by_step_while_the_alert_is_raised(home: Path) -> None:
     loader = penstock.DataLoader(Frames(), 4, num_workers=2, memory="64MB")
     loader.resize(depth=3)
     rule = AlertRule(**FULL, then=[GiveBack(every_s=1)])
@@ -209,7 +209,7 @@ def test_memory_is_given_back_step_by_step_while_the_alert_stands(home: Path) ->
 
 
 @pytest.mark.parametrize("hook", [None], indirect=True)
-def test_actions_that_hang_cost_a_training_nothing(hook: Hook, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_actions_that_hang_do_not_slow_the_training(hook: Hook, home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     rules = [AlertRule(**FULL, then=[Command(command="sleep 60"), Webhook(url=hook.url, within_s=60)])] * 2
     with penstock.Monitor(every=None, alerts=rules) as monitor, open_run(home, "last") as run:
@@ -226,6 +226,6 @@ def test_actions_that_hang_cost_a_training_nothing(hook: Hook, home: Path, caplo
 
 
 @pytest.mark.parametrize("alerts", [["memory"], [None], {"memory": 0.9}])
-def test_alerts_that_are_no_rules_are_refused(home: Path, alerts: Any) -> None:
+def test_alerts_that_are_not_rules_are_refused(home: Path, alerts: Any) -> None:
     with pytest.raises(ConfigError, match="AlertRule"):
         penstock.Monitor(alerts=alerts)

@@ -35,7 +35,7 @@ R, C = "raised", "cleared"
         (0, 1, [120] * 6, [R, None, None, None, None, None]),
     ],
 )  # fmt: skip
-def test_an_alert_is_raised_once_per_crossing_and_over_after_a_calm_while(
+def test_an_alert_is_raised_once_per_crossing_and_over_after_a_calm_time(
     for_s: float, calm_s: float, values: list[float | None], news: list[str | None]
 ) -> None:
     rule = AlertRule(on="memory", at=100 * GIB, for_s=for_s, calm_s=calm_s)
@@ -46,7 +46,7 @@ def test_an_alert_is_raised_once_per_crossing_and_over_after_a_calm_while(
     assert heard == news
 
 
-def test_a_threshold_that_is_not_known_decides_nothing() -> None:
+def test_an_unknown_threshold_changes_nothing() -> None:
     rule = AlertRule(on="memory", at="90%", for_s=0)
     threshold = WatchedValue(rule).threshold({"used_bytes": 1e18})
     assert next_state(AlertState(), rule, 1e18, threshold, 0.0) == (AlertState(), None)
@@ -67,7 +67,7 @@ def test_a_threshold_that_is_not_known_decides_nothing() -> None:
         ("stall", 0.3, {}, None, 0.3, None),
     ],
 )  # fmt: skip
-def test_a_rule_reads_its_value_off_the_figures(
+def test_a_rule_takes_its_value_from_the_figures(
     on: Any, at: Any, figures: dict[str, float], value: float | None, threshold: float, words: str | None
 ) -> None:
     rule = AlertRule(on=on, at=at)
@@ -79,7 +79,7 @@ def test_a_rule_reads_its_value_off_the_figures(
         assert words in in_words(rule, found, threshold, figures, whose="this training")
 
 
-def test_growth_counts_from_the_lowest_of_the_last_while() -> None:
+def test_growth_counts_from_the_lowest_level_within_the_time() -> None:
     watched = WatchedValue(AlertRule(on="swap", at="1GB", within_s=10))
     levels = {0: 5, 1: 4, 5: 6, 10: 9, 11: 9, 12: 9, 15: 9, 16: 9, 21: 9, 30: 2, 31: 3}
     grown = {now_s: watched.value({"swap_used_bytes": float(level)}, float(now_s)) for now_s, level in levels.items()}
@@ -98,13 +98,13 @@ def test_growth_counts_from_the_lowest_of_the_last_while() -> None:
         {"on": "memory", "at": 0.9, "calm_s": float("nan")},
     ],
 )  # fmt: skip
-def test_a_rule_that_means_nothing_is_refused(arguments: dict[str, Any]) -> None:
+def test_an_impossible_rule_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         AlertRule(**arguments)
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "http://", "hook", "http://host:99999", 5])
-def test_a_webhook_goes_to_the_web(url: Any) -> None:
+def test_a_webhook_needs_an_http_address(url: Any) -> None:
     with pytest.raises(ConfigError):
         Webhook(url=url)
 
@@ -119,7 +119,7 @@ def test_actions_are_values_and_show_no_password() -> None:
             Command(command=wrong)  # type: ignore[arg-type]
 
 
-def test_depth_is_given_back_before_workers_and_neither_below_1() -> None:
+def test_depth_is_released_before_workers_and_neither_below_1() -> None:
     loaders = {
         0: Holding(number=0, depth=6, workers=3, in_flight_bytes=5.0, workers_private_bytes=9.0),
         1: Holding(number=1, depth=2, workers=2, in_flight_bytes=9.0, workers_private_bytes=2.0),

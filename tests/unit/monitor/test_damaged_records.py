@@ -168,7 +168,7 @@ def test_the_socket_that_a_killed_run_left_is_removed(home: Path) -> None:
     assert not left.exists()
 
 
-def test_nobody_is_asked_but_the_run_itself(home: Path) -> None:
+def test_only_the_socket_of_the_run_itself_is_asked(home: Path) -> None:
     other = home / "agent"
     with begin_run(home) as record, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(other))
@@ -181,7 +181,7 @@ def test_nobody_is_asked_but_the_run_itself(home: Path) -> None:
             listener.accept()
 
 
-def test_a_short_place_for_sockets_serves_a_long_home_whatever_the_environment_says(
+def test_a_short_folder_for_sockets_serves_a_long_home_whatever_the_environment(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = home / "run"

@@ -27,7 +27,7 @@ def test_a_figure_that_some_points_lack_is_merged_from_those_that_have_it() -> N
     }
 
 
-def test_every_figure_of_bytes_says_so_in_its_name() -> None:
+def test_the_name_of_every_figure_in_bytes_ends_in_bytes() -> None:
     assert all((figure.unit == "bytes") == name.endswith("_bytes") for name, figure in FIGURES.items())
     assert figure_of("gpu.3.used_bytes").merge == "max" and figure_of("loader.12.samples").merge == "last"
     assert figure_of("of_somebody_elses_bytes").merge == "max"
@@ -53,18 +53,18 @@ def reading(t_s: float, samples: int, wait_s: float, hits: float, misses: float)
     return GaugeSample(t_s, samples // 8, levels, (LoaderSample(samples, wait_s, True, {"depth": 2.0}, None),))
 
 
-def test_rates_are_those_between_two_readings() -> None:
+def test_rates_are_those_between_two_samples() -> None:
     figures = figures_between(reading(10.0, 80, 1.0, 5, 5), reading(12.0, 240, 1.5, 35, 15))
     assert figures["samples_per_s"] == figures["loader.0.samples_per_s"] == 80
     assert figures["wait_fraction"] == 0.25 and figures["cache_hit_rate"] == 0.75 and figures["steps_per_s"] == 10
     assert figures["samples"] == 240 and figures["loader.0.depth"] == 2
 
 
-def test_a_wait_that_is_counted_late_is_no_more_than_all_of_the_time() -> None:
+def test_a_wait_that_is_counted_late_is_at_most_the_whole_time() -> None:
     figures = figures_between(reading(10.0, 80, 1.0, 0, 0), reading(11.0, 80, 9.0, 0, 0))
     assert figures["wait_fraction"] == 1.0 and "cache_hit_rate" not in figures
 
 
-def test_the_first_reading_has_no_rates() -> None:
+def test_the_first_sample_has_no_rates() -> None:
     figures = figures_between(None, reading(10.0, 80, 1.0, 5, 5))
     assert figures["samples"] == 80 and "samples_per_s" not in figures

@@ -85,7 +85,7 @@ def test_memory_of_forked_workers_agrees_with_proc_as_soon_as_they_are_there() -
     assert gauges.tree_measure == "pss"
 
 
-def test_a_huge_tree_is_never_walked_and_still_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_tree_gets_a_size_without_pss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges_room, "_EXACT_UP_TO_BYTES", 1)
     gauges = Gauges((), clock=time.monotonic)
     levels = gauges.read(0).levels
@@ -94,7 +94,7 @@ def test_a_huge_tree_is_never_walked_and_still_has_a_size(monkeypatch: pytest.Mo
     assert levels["tree_bytes"] == pytest.approx(penstock.memory().rss_bytes, rel=0.15)
 
 
-def test_in_haste_the_processes_are_as_they_were_last_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_haste_the_last_sample_of_the_processes_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     gauges = Gauges((), clock=time.monotonic)
     before = gauges.read(0).levels
     monkeypatch.setattr(gauges, "_tree", lambda *_: pytest.fail("who trains waits for /proc"))

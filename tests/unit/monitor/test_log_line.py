@@ -29,7 +29,7 @@ def test_the_layout_is_the_one_the_teams_have_in_their_logs() -> None:
     )
 
 
-def test_further_figures_come_after_it() -> None:
+def test_further_figures_follow_the_fixed_layout() -> None:
     line = log_line(
         "After dataset creation",
         {"limit_bytes": GIB, "samples_per_s": 812.34, "wait_fraction": 0.0321, "cache_hit_rate": 0.82454},
@@ -41,11 +41,11 @@ def test_further_figures_come_after_it() -> None:
     assert log_line("x", {"worker_restarts": 0.0, "steps_per_s": 1.0, "samples_per_s": 2.0}).endswith("Samples: 2.0/s")
 
 
-def test_without_figures_it_still_is_a_line() -> None:
+def test_a_line_without_figures_has_the_fixed_layout() -> None:
     assert LAYOUT.fullmatch(log_line("Start", {}))
 
 
-def test_who_configured_logging_gets_it_there_at_the_level_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_configured_logging_gets_the_line_at_its_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="penstock.monitor"):
         say(logging.INFO, "heard")
     with caplog.at_level(logging.WARNING, logger="penstock.monitor"):
@@ -53,7 +53,7 @@ def test_who_configured_logging_gets_it_there_at_the_level_asked_for(caplog: pyt
     assert [record.getMessage() for record in caplog.records] == ["heard"]
 
 
-def test_who_configured_nothing_sees_it_on_stderr_and_who_did_sees_it_once() -> None:
+def test_without_logging_the_line_goes_to_stderr_and_with_it_appears_once() -> None:
     code = (
         "import logging, penstock; from penstock.monitor.log_line import say; say(20, 'first');"
         "logging.basicConfig(level=20, format='LOG %(message)s'); say(20, 'second');"

@@ -56,7 +56,7 @@ def test_lines_come_at_the_start_at_moments_and_every_so_many_steps(
         assert run.facts["command"] and run.facts["machine"]["memory_limit_bytes"] > 0
 
 
-def test_what_was_predicted_for_a_loader_is_recorded_with_the_run(home: Path) -> None:
+def test_the_prediction_of_a_loader_is_recorded_with_the_run(home: Path) -> None:
     planned = penstock.DataLoader(Frames(), 8, num_workers="auto", memory="64MB", name="train")
     given = penstock.DataLoader(Frames(), 8, name="eval")
     with penstock.Monitor([planned, given], every=None):
@@ -86,14 +86,16 @@ def test_the_memory_that_is_logged_is_that_of_the_process_tree(home: Path, caplo
         (SystemExit(0), "finished", None),
     ],
 )
-def test_what_ends_the_block_is_the_outcome(home: Path, error: BaseException, state: str, what: str | None) -> None:
+def test_the_exception_that_ends_the_block_is_the_outcome(
+    home: Path, error: BaseException, state: str, what: str | None
+) -> None:
     with pytest.raises(type(error)), penstock.Monitor(every=None):
         raise error
     (summary,) = list_runs(home)
     assert (summary.state, summary.what) == (state, what)
 
 
-def test_closing_twice_is_fine_and_steps_after_that_are_nothing(home: Path) -> None:
+def test_a_second_close_and_later_steps_do_nothing(home: Path) -> None:
     monitor = penstock.Monitor(every=1)
     monitor.close()
     monitor.close()
@@ -103,7 +105,7 @@ def test_closing_twice_is_fine_and_steps_after_that_are_nothing(home: Path) -> N
         assert run.state == "finished" and run.totals["step"] == 0
 
 
-def test_a_home_that_cannot_be_written_costs_the_record_and_one_warning(
+def test_without_a_writable_home_there_is_one_warning_and_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -186,7 +188,7 @@ def test_a_change_made_by_the_training_itself_is_in_the_journal_and_compared(hom
         assert [(each.configuration["memory"], each.samples) for each in run.tried] == [("64MB", 64), ("48MB", 64)]
 
 
-def test_torchs_own_loader_is_watched_and_says_that_it_has_no_valves(home: Path) -> None:
+def test_torchs_own_loader_is_watched_and_has_no_valves(home: Path) -> None:
     loader = torch.utils.data.DataLoader(Frames(), batch_size=4)
     with penstock.Monitor(loader, every=None) as monitor, open_run(home, "last") as run:
         for _ in loader:

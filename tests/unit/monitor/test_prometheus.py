@@ -55,7 +55,7 @@ def full_run(home: Path, **facts: Any) -> Any:
     return record
 
 
-def test_a_running_training_is_told_in_base_units(home: Path) -> None:
+def test_a_running_training_is_exported_in_base_units(home: Path) -> None:
     with full_run(home):
         assert only(home, "penstock_memory_bytes", component="trainer") == 2.5 * GIB
         assert only(home, "penstock_memory_limit_bytes") == 16 * GIB
@@ -109,7 +109,7 @@ def test_names_follow_the_conventions(home: Path) -> None:
     assert text.endswith("\n") and CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 
-def test_what_has_just_ended_leaves_its_outcome_for_five_minutes_and_no_figures(home: Path) -> None:
+def test_an_ended_run_has_its_outcome_for_five_minutes_and_no_figures(home: Path) -> None:
     now_s = time.time()
     for name, ago_s in (("just", 100.0), ("long", 400.0)):
         record = begin_run(home, name, started_s=now_s - 1000)
@@ -120,7 +120,7 @@ def test_what_has_just_ended_leaves_its_outcome_for_five_minutes_and_no_figures(
     assert "penstock_memory_bytes" not in scraped(home)
 
 
-def test_a_run_that_was_killed_is_told_as_killed(home: Path) -> None:
+def test_a_run_that_was_killed_is_exported_as_killed(home: Path) -> None:
     record = begin_run(home, started_s=time.time() - 20)
     fill(record, 10, ended_s=time.time())
     record.abandon()
@@ -150,7 +150,7 @@ def test_facts_that_are_missing_do_not_end_the_scrape(home: Path) -> None:
         assert only(home, "penstock_samples_total", loader="loader 0") == 6400
 
 
-def test_a_damaged_file_is_counted_and_costs_the_others_nothing(home: Path) -> None:
+def test_a_damaged_file_is_counted_and_the_other_runs_are_exported(home: Path) -> None:
     with full_run(home) as record:
         record.path.with_name("261116-000000-aaaa.sqlite").write_bytes(b"no database at all" * 100)
         assert only(home, "penstock_unreadable_runs") == 1
@@ -161,7 +161,7 @@ def test_a_home_without_runs_is_an_empty_scrape(home: Path) -> None:
     assert scraped(home / "nowhere") == {"penstock_unreadable_runs": {(): 0.0}}
 
 
-def test_old_runs_are_passed_over_without_being_opened(home: Path) -> None:
+def test_old_runs_are_skipped_without_opening_them(home: Path) -> None:
     now_s = time.time()
     record = begin_run(home, started_s=now_s - 9000)
     record.finish(RunOutcome(state="finished", t_s=now_s - 8000))
@@ -171,7 +171,7 @@ def test_old_runs_are_passed_over_without_being_opened(home: Path) -> None:
     assert only(home, "penstock_unreadable_runs") == 0
 
 
-def test_every_metric_the_dashboard_asks_for_is_one_that_is_told(home: Path) -> None:
+def test_every_metric_of_the_dashboard_is_exported(home: Path) -> None:
     board = json.loads(grafana_dashboard())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked += [each["definition"] for each in board["templating"]["list"]]

@@ -42,7 +42,7 @@ def test_points_journal_and_outcome_come_back_as_they_were_written(tmp_path: Pat
         assert run.outcome is not None and run.outcome.state == "finished"
 
 
-def test_what_is_not_known_is_left_out_and_never_zero() -> None:
+def test_an_unknown_figure_is_left_out_and_never_zero() -> None:
     places = {"a": 0, "b": 1, "c": 2}
     assert unpack(pack({"b": 2.0}, places), ["a", "b", "c"]) == {"b": 2.0}
     assert unpack(pack({"a": 1.0}, {"a": 0}), ["a", "b", "c"]) == {"a": 1.0}
@@ -58,7 +58,7 @@ def test_any_name_is_kept_as_text_and_is_in_no_path(tmp_path: Path, name: str) -
     assert [each.name for each in list_runs(tmp_path)] == [name]
 
 
-def test_old_points_thin_out_to_their_tier_and_keep_sums_and_peaks(tmp_path: Path) -> None:
+def test_old_points_are_thinned_and_keep_sums_and_peaks(tmp_path: Path) -> None:
     now_s = 10_000_000.0
     record = begin_run(tmp_path, started_s=now_s - 20_000)
     peak_s = round(now_s - 15_000)
@@ -80,7 +80,7 @@ def test_old_points_thin_out_to_their_tier_and_keep_sums_and_peaks(tmp_path: Pat
     record.abandon()
 
 
-def test_a_day_of_points_is_small_and_read_in_far_less_than_a_second(tmp_path: Path) -> None:
+def test_a_day_of_points_is_small_and_cheap_to_read(tmp_path: Path) -> None:
     ended_s = time.time()
     record = begin_run(tmp_path, started_s=ended_s - 24 * 3600)
     fill(record, 24 * 3600, ended_s=ended_s)
@@ -134,7 +134,7 @@ def test_of_two_runs_of_one_second_the_last_is_the_one_that_began_later(tmp_path
     second.abandon()
 
 
-def test_a_run_without_a_last_word_whose_process_is_gone_was_killed_and_stays_so(tmp_path: Path) -> None:
+def test_a_run_without_an_outcome_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
     record = begin_run(tmp_path)
     record.write([point_at(time.time(), 1)], totals={"t_s": 1234.5})
     with open_run(tmp_path, "last") as run:
@@ -147,7 +147,7 @@ def test_a_run_without_a_last_word_whose_process_is_gone_was_killed_and_stays_so
     db.close()
 
 
-def test_a_run_of_another_machine_is_taken_to_run_while_it_is_heard_of(tmp_path: Path) -> None:
+def test_a_run_of_another_machine_counts_as_running_while_it_writes(tmp_path: Path) -> None:
     for heard_s, state in ((time.time(), "running"), (time.time() - 3600, "killed")):
         record = begin_run(tmp_path, started_s=heard_s, host="elsewhere", boot_id="other")
         record.write(totals={"t_s": heard_s})
@@ -156,7 +156,7 @@ def test_a_run_of_another_machine_is_taken_to_run_while_it_is_heard_of(tmp_path:
         record.abandon()
 
 
-def test_an_outcome_that_the_database_did_not_take_is_found_beside_it(tmp_path: Path) -> None:
+def test_an_outcome_kept_beside_the_database_is_found(tmp_path: Path) -> None:
     record = begin_run(tmp_path)
     record.keep_outcome(RunOutcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉"))
     record.abandon()
@@ -165,7 +165,7 @@ def test_an_outcome_that_the_database_did_not_take_is_found_beside_it(tmp_path: 
         assert run.summary().what == "OutOfMemoryError: no room 🎉"
 
 
-def test_a_finished_run_is_one_file_beside_its_lock_and_only_its_users(tmp_path: Path) -> None:
+def test_a_finished_run_is_one_private_file_and_its_lock(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with begin_run(home) as record:
         record.write([point_at(time.time(), 1)])
@@ -174,7 +174,7 @@ def test_a_finished_run_is_one_file_beside_its_lock_and_only_its_users(tmp_path:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_only_a_run_that_is_over_can_be_removed_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_only_an_ended_run_can_be_removed_and_all_its_files_go(tmp_path: Path) -> None:
     record = begin_run(tmp_path)
     with open_run(tmp_path, "last") as run:
         with pytest.raises(PenstockError, match="is running"):
@@ -184,7 +184,7 @@ def test_only_a_run_that_is_over_can_be_removed_and_nothing_of_it_stays(tmp_path
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_files_that_are_no_records_are_passed_over_in_lists_and_named_when_asked_for(tmp_path: Path) -> None:
+def test_files_that_are_not_records_are_skipped_in_lists_and_named_in_errors(tmp_path: Path) -> None:
     with begin_run(tmp_path, "good"):
         pass
     (tmp_path / "runs" / "000000-000000-junk.sqlite").write_bytes(os.urandom(8192))

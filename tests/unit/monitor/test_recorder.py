@@ -86,7 +86,7 @@ class Sink:
         self.closed += 1
 
 
-def test_a_sink_that_fails_is_called_no_more_and_the_others_go_on(
+def test_a_failing_sink_is_not_called_again_and_the_others_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = Sink(), Sink(fails=True)
@@ -98,7 +98,7 @@ def test_a_sink_that_fails_is_called_no_more_and_the_others_go_on(
     assert len(caplog.messages) == 1 and "Sink failed and is not called again" in caplog.messages[0]
 
 
-def test_a_watcher_sees_every_point_and_its_alerts_are_recorded(tmp_path: Path) -> None:
+def test_an_observer_gets_every_point_and_its_alerts_are_recorded(tmp_path: Path) -> None:
     class Watcher:
         def observe(self, point: Point, recorder: Recorder) -> None:
             recorder.alert(Alert(t_s=point.t_s, rule="memory", state="raised", what="full"))
@@ -152,9 +152,7 @@ def test_a_database_that_is_locked_for_a_while_loses_nothing(tmp_path: Path, cap
     assert caplog.messages == []
 
 
-def test_a_record_that_somebody_removed_is_noticed_and_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_removed_record_causes_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept(tmp_path)
     kept.tick()
     assert kept.recorder.record is not None

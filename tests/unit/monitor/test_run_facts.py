@@ -32,5 +32,5 @@ def test_the_environment_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert facts["rank"] == {"rank": 3, "world_size": 8}
 
 
-def test_a_name_that_is_no_text_becomes_one() -> None:
+def test_a_name_that_is_not_text_becomes_text() -> None:
     assert run_name("a\ud800b") == "a?b" and len(run_name("x" * 10**6)) == 20_000 and run_name(5) == "5"  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def test_several_seconds_become_one_value_rates_averaged_memory_at_its_peak() ->
     ]  # fmt: skip
 
 
-def test_what_is_left_at_the_end_is_written_and_a_writer_of_the_users_stays_open() -> None:
+def test_the_last_figures_are_written_and_the_users_writer_stays_open() -> None:
     writer = Writer()
     sink = TensorBoard(writer)
     sink.write(3, dict(FIGURES))
@@ -97,7 +97,7 @@ def test_a_function_is_a_sink() -> None:
         lambda: TensorBoard("x", every_s=0), lambda: WandB(Board(), every_s=2.5), lambda: Call(print, every_s=True),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_what_cannot_be_a_sink_is_refused_before_the_training(make: Any) -> None:
+def test_an_invalid_sink_is_refused_before_the_training(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
 
@@ -110,7 +110,7 @@ def test_nothing_is_imported_until_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_failing_sink_costs_a_training_one_warning(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_sink_causes_one_warning(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(step: int, figures: dict[str, float]) -> None:
         raise OSError("no network")
 
@@ -123,7 +123,7 @@ def test_a_failing_sink_costs_a_training_one_warning(home: Path, caplog: pytest.
     assert "Call failed and is not called again" in caplog.text and heard[-1] == 1
 
 
-def test_a_monitor_hands_its_figures_on(home: Path) -> None:
+def test_a_monitor_passes_its_figures_to_sinks(home: Path) -> None:
     writer, board = Writer(), Board()
     with penstock.Monitor(every=None, sinks=[TensorBoard(writer, every_s=1), WandB(board, every_s=1)]) as monitor:
         monitor.step()
@@ -133,9 +133,7 @@ def test_a_monitor_hands_its_figures_on(home: Path) -> None:
     assert writer.ended == ["flush"]
 
 
-def test_without_tensorboard_a_folder_is_refused_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tensorboard_a_folder_is_refused_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(PenstockError, match="pip install tensorboard"):
         TensorBoard(tmp_path, every_s=1).write(1, dict(FIGURES))

@@ -83,7 +83,7 @@ def check_harmless(html: str, page: Page) -> None:
     html.encode("utf-8")
 
 
-def test_everything_there_is_to_say_is_on_the_page() -> None:
+def test_the_page_contains_all_results() -> None:
     note = Note(t_s=BEGAN_S + 40, who="terminal", kind="resize", what="train: workers 2 -> 4")
     alert = Alert(t_s=BEGAN_S + 60, rule="stall", state="raised", what="waits 40%")
     account = account_of(wait=0.4, busy=0.5, journal=[note], alerts=[alert], loader={"dataset_length": 30_000})
@@ -109,7 +109,7 @@ def test_a_plan_is_shown_beside_what_was_measured_with_the_error() -> None:
     assert "outside the prediction" in page.text and "No plan was made" not in page.text
 
 
-def test_whatever_a_run_is_called_stays_text() -> None:
+def test_the_name_of_a_run_stays_text() -> None:
     notes = [Note(t_s=BEGAN_S + 1, who=HOSTILE, kind=HOSTILE, what=HOSTILE)]
     alerts = [Alert(t_s=BEGAN_S + 2, rule=HOSTILE, state="raised", what=HOSTILE)]
     loader = {"name": HOSTILE, "dataset": HOSTILE, "arguments": {HOSTILE: HOSTILE}, "keys": {"num_workers": HOSTILE}}
@@ -137,7 +137,7 @@ def test_facts_that_are_missing_leave_a_page(facts: dict[str, Any]) -> None:
     check_harmless(html, page)
 
 
-def test_figures_have_captions_tables_and_words_for_who_cannot_see_them() -> None:
+def test_figures_have_captions_tables_and_words_for_screen_readers() -> None:
     _, page = page_of(account_of(busy=0.9))
     figures = len(page.named("figure"))
     assert figures == 5 == len(page.named("figcaption")) == len(page.named("details"))
@@ -203,7 +203,7 @@ def test_a_run_in_any_state_has_a_report(home: Path, state: str) -> None:
 
 
 @pytest.mark.parametrize("points", [[], [{}], [{"tree_bytes": 5.0}], [{"loader.0.samples": 0.0}]])
-def test_a_run_with_hardly_anything_in_it_has_a_report(home: Path, points: list[dict[str, float]]) -> None:
+def test_an_almost_empty_run_has_a_report(home: Path, points: list[dict[str, float]]) -> None:
     record = begin_run(home, loaders=[], machine=None, gpus=None)
     record.write([Point(time.time(), 0.0, figures) for figures in points])
     record.finish(RunOutcome(state="finished", t_s=time.time()))

@@ -25,7 +25,7 @@ def rows_of(answer: Any, **given: Any) -> dict[str, Compared]:
     return {row.unit if not row.is_bound else "bound": row for row in rows}
 
 
-def test_the_plan_of_the_same_settings_is_held_against_the_run() -> None:
+def test_the_plan_of_the_same_settings_is_compared_with_the_run() -> None:
     plans = [plan(name="fast", workers=8), plan()]
     rows = rows_of({"plans": plans, "recommended": "fast"})
     assert "plan.json, the balanced plan" in rows["bytes"].what
@@ -35,7 +35,7 @@ def test_the_plan_of_the_same_settings_is_held_against_the_run() -> None:
     assert rows["share"].error == pytest.approx(0.01)
 
 
-def test_of_plans_that_fit_alike_the_recommended_one_is_taken() -> None:
+def test_of_plans_that_fit_equally_the_recommended_one_is_used() -> None:
     rows = rows_of({"plans": [plan(name="safe"), plan(name="balanced")], "recommended": "balanced"})
     assert "the balanced plan" in rows["bytes"].what
 
@@ -80,12 +80,12 @@ def test_a_prediction_in_the_facts_of_the_run_is_used() -> None:
         {"plans": [plan(memory={"low": 1})]}, {"plans": [plan(memory={"low": 1, "expected": float("inf"), "high": 2})]},
     ],
 )  # fmt: skip
-def test_what_is_no_plan_is_refused_with_the_way_to_make_one(answer: Any) -> None:
+def test_a_file_without_a_plan_is_refused_with_the_command_that_makes_one(answer: Any) -> None:
     with pytest.raises(DataError, match="plan"):
         read_plans(answer, "plan.json")
 
 
-def test_what_penstock_plan_prints_is_read() -> None:
+def test_the_output_of_penstock_plan_is_read() -> None:
     from penstock.planner.plans import Facts, make_plans
     from penstock.planner.profile import OURS_USUAL, Profile
     from penstock.planner.profile import Sample as Seen

@@ -46,7 +46,7 @@ def test_a_wrong_token_is_refused_even_where_none_is_needed(sent: str) -> None:
     assert refusal is not None and TOKEN not in refusal.why and refusal.headers == {"www-authenticate": "Bearer"}
 
 
-def test_a_token_sent_twice_is_none() -> None:
+def test_a_token_sent_twice_is_refused() -> None:
     assert status(LOCAL, "GET", "/api/runs", BEARER, BEARER) == 401
 
 
@@ -72,7 +72,7 @@ def test_other_pages_can_neither_change_nor_read(origin: str) -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:9000", "localhost:8787", "LOCALHOST", "[::1]:8787", "localhost."]
 )
-def test_loopback_goes_by_its_names_through_any_tunnel(host: str) -> None:
+def test_loopback_accepts_its_names_through_any_tunnel(host: str) -> None:
     for access in (LOCAL, OPEN, NAMED):
         assert status(access, "GET", "/", host=host) == 200
 
@@ -88,14 +88,14 @@ def test_a_name_that_was_made_to_point_here_is_refused(host: str | None) -> None
         assert status(NAMED, "GET", path, BEARER, host=host) == 403
 
 
-def test_a_server_on_all_addresses_takes_any_number_and_its_own_name_only() -> None:
+def test_a_server_on_all_addresses_accepts_any_number_and_only_its_own_name() -> None:
     assert status(OPEN, "GET", "/", host="192.0.2.9:8787") == 200
     assert status(OPEN, "GET", "/", host="[2001:db8::1]:8787") == 200
     assert status(OPEN, "GET", "/", host=f"{socket.gethostname()}:8787") == 200
     assert status(OPEN, "GET", "/", host="evil.example:8787") == 403
 
 
-def test_a_server_on_one_address_takes_that_and_what_it_was_called() -> None:
+def test_a_server_on_one_address_accepts_that_and_its_given_name() -> None:
     assert status(NAMED, "GET", "/", host="gpu-box:8787") == 200
     assert status(NAMED, "GET", "/", host="192.0.2.7:8787") == 200
     assert not NAMED.is_loopback and LOCAL.is_loopback and Access.to("::1", "::1", TOKEN).is_loopback
@@ -107,7 +107,7 @@ def test_other_methods_are_refused(method: str) -> None:
         assert status(LOCAL, method, path, BEARER) == 405
 
 
-def test_tokens_that_are_made_are_long_and_new_and_those_that_are_chosen_are_checked() -> None:
+def test_new_tokens_are_long_and_chosen_ones_are_checked() -> None:
     assert new_token() != new_token() and len(new_token()) >= 40
     assert token_problem(new_token()) is None and token_problem("x" * 16) is None
     assert "can be guessed" in str(token_problem("x" * 15))

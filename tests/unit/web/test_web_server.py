@@ -86,7 +86,7 @@ def test_the_page_comes_from_the_package_and_nothing_else_does(served: Served) -
         assert served.ask(path).status == 404, path
 
 
-def test_a_run_is_answered_with_the_word_of_its_process(served: Served, running: RunRecord, home: Path) -> None:
+def test_the_answer_for_a_run_contains_the_state_of_its_process(served: Served, running: RunRecord, home: Path) -> None:
     (listed,) = served.ask("/api/runs").value["runs"]
     assert listed["id"] == running.id and listed["state"] == "running"
     found = served.ask(f"/api/runs/{running.id}").value
@@ -97,7 +97,7 @@ def test_a_run_is_answered_with_the_word_of_its_process(served: Served, running:
     assert over["live"] is None and over["trouble"] is None and over["summary"]["state"] == "finished"
 
 
-def test_valves_turn_with_token_and_origin_and_the_training_knows_who(
+def test_valves_turn_with_token_and_origin_and_the_training_gets_the_source(
     served: Served, running: RunRecord, training: FakeTraining, home: Path
 ) -> None:
     answer = served.turn(running.id, {"loader": "train", "workers": 8})
@@ -123,7 +123,7 @@ def test_valves_turn_with_token_and_origin_and_the_training_knows_who(
     assert len(training.asked) == 2, "the refused ones never got there, but for the one it refused itself"
 
 
-def test_what_is_asked_wrongly_is_told_why(served: Served, home: Path) -> None:
+def test_invalid_requests_are_refused_with_the_reason(served: Served, home: Path) -> None:
     run_id = finished(home)
     for query in (
         "since=x",
@@ -166,7 +166,7 @@ def test_another_address_than_loopback_needs_the_token_for_all_figures(home: Pat
         assert served.ask("/metrics", Authorization=BEARER).headers["content-type"].startswith("text/plain")
 
 
-def test_a_stream_tells_what_is_there_then_what_comes_then_the_end(served: Served, running: RunRecord) -> None:
+def test_a_stream_sends_what_there_is_then_what_comes_then_the_end(served: Served, running: RunRecord) -> None:
     with served.follow(f"?run={running.id}") as events:
         assert events.response.getheader("content-type") == "text/event-stream; charset=utf-8"
         listed, _ = events.until("runs")
@@ -189,7 +189,7 @@ def test_a_stream_tells_what_is_there_then_what_comes_then_the_end(served: Serve
     assert served.ask("/api/runs").value["runs"][0]["state"] == "failed"
 
 
-def test_a_stream_taken_up_again_goes_on_from_the_last_point(served: Served, home: Path) -> None:
+def test_a_resumed_stream_continues_after_the_last_point(served: Served, home: Path) -> None:
     run_id = finished(home, seconds=30)
     with served.follow(f"?run={run_id}") as events:
         points, _ = events.until("points")
@@ -212,7 +212,7 @@ def test_a_record_that_vanishes_ends_neither_the_stream_nor_the_server(served: S
     assert served.ask(f"/api/runs/{running.id}").status == 404
 
 
-def test_a_training_that_does_not_answer_is_left_alone_a_while(
+def test_a_training_that_does_not_answer_is_asked_less_often(
     home: Path, running: RunRecord, training: FakeTraining
 ) -> None:
     training.is_silent = True
@@ -227,7 +227,7 @@ def test_a_training_that_does_not_answer_is_left_alone_a_while(
         events.until("live", holds=lambda word: word.get("step") == 7)
 
 
-def test_thirty_clients_share_what_is_asked_of_a_training(
+def test_thirty_clients_share_one_request_to_the_training(
     home: Path, running: RunRecord, training: FakeTraining
 ) -> None:
     went_well: list[bool] = []
@@ -251,7 +251,7 @@ def test_thirty_clients_share_what_is_asked_of_a_training(
     assert len(training.asked) <= 2 + took_s / 0.45, "once for all of them, not once for each"
 
 
-def test_a_client_that_never_reads_holds_nobody_up_and_is_hung_up_on(home: Path, running: RunRecord) -> None:
+def test_a_client_that_never_reads_delays_no_other_and_is_disconnected(home: Path, running: RunRecord) -> None:
     # Enough to fill any buffer between here and there, several times.
     big = [finished(home, "x" * 20_000, seconds=1) for _ in range(3)]
     number = 0
@@ -273,7 +273,7 @@ def test_a_client_that_never_reads_holds_nobody_up_and_is_hung_up_on(home: Path,
             time.sleep(0.05)
 
 
-def test_the_server_ends_at_once_with_streams_open_and_one_unread(home: Path) -> None:
+def test_the_server_ends_while_streams_are_open_and_unread(home: Path) -> None:
     run_id = finished(home, "x" * 20_000, seconds=1500)
     with serve(home) as served:
         deaf = socket.socket()
@@ -292,13 +292,11 @@ def test_the_server_ends_at_once_with_streams_open_and_one_unread(home: Path) ->
                 while time.monotonic() < began_s + LONG_S:
                     socket.create_connection(("127.0.0.1", served.port), timeout=1).close()
                     time.sleep(0.02)
-    took_s = time.monotonic() - began_s
+    # serve() asserts that the server has ended; without a limit the unread answer would keep it forever.
     deaf.close()
-    # A second, and some for a busy machine; without hurry it would be for ever.
-    assert took_s < 5.0
 
 
-def test_what_is_no_http_does_not_disturb(served: Served, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_requests_that_are_not_http_do_no_harm(served: Served, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     finished(home)
     two_hosts = b"GET /api/runs HTTP/1.1\r\nHost: a\r\nHost: localhost\r\n\r\n"
     no_host = b"GET / HTTP/1.1\r\n\r\n"
@@ -316,7 +314,7 @@ def test_what_is_no_http_does_not_disturb(served: Served, home: Path, capfd: pyt
     assert capfd.readouterr() == ("", "")
 
 
-def test_who_follows_a_run_gets_the_list_again_when_runs_change_and_figures_now_and_then(
+def test_a_client_of_one_run_gets_the_list_when_runs_change_and_figures_less_often(
     home: Path, running: RunRecord
 ) -> None:
     every_s = 0.05
@@ -332,7 +330,7 @@ def test_who_follows_a_run_gets_the_list_again_when_runs_change_and_figures_now_
         events.until("runs", holds=lambda value: any(each["id"] == run_id for each in value["runs"]))
 
 
-def test_a_list_is_news_when_a_run_came_went_or_changed_its_name_or_state() -> None:
+def test_a_list_is_sent_when_a_run_appears_disappears_or_changes_its_name_or_state() -> None:
     told = RunList(number=1, names=(("a", "frames", "running"),), runs=b"1")
     for names in ((), (("a", "frames", "failed"),), (("a", "other", "running"),), (("b", "x", "running"), *told.names)):
         assert RunList(number=2, names=names, runs=b"2").is_news_to(told, 0.0, figures_every_s=10.0)
@@ -342,9 +340,7 @@ def test_a_list_is_news_when_a_run_came_went_or_changed_its_name_or_state() -> N
     assert not told.is_news_to(told, 1e9, figures_every_s=0.0) and told.is_news_to(None, 0.0, figures_every_s=10.0)
 
 
-def test_connections_that_ask_for_nothing_are_hung_up_on_and_those_that_are_answered_are_not(
-    home: Path, running: RunRecord
-) -> None:
+def test_idle_connections_are_closed_and_answered_ones_are_not(home: Path, running: RunRecord) -> None:
     head = f"POST /api/runs/{running.id}/set HTTP/1.1\r\nHost: localhost\r\n".encode()
     asked = f"Origin: http://localhost\r\nAuthorization: {BEARER}\r\nContent-Type: application/json\r\n".encode()
     begun = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "
