@@ -86,9 +86,7 @@ def test_the_memory_that_is_logged_is_that_of_the_process_tree(home: Path, caplo
         (SystemExit(0), "finished", None),
     ],
 )
-def test_the_exception_that_ends_the_block_is_the_outcome(
-    home: Path, error: BaseException, state: str, what: str | None
-) -> None:
+def test_the_ending_of_the_block_is_the_outcome(home: Path, error: BaseException, state: str, what: str | None) -> None:
     with pytest.raises(type(error)), penstock.Monitor(every=None):
         raise error
     (summary,) = list_runs(home)
