@@ -63,7 +63,7 @@ class Frames(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def processes_now() -> int:
-    """This one, and what Python itself has started for tests before: a resource tracker, a fork server."""
+    """This process, and those that Python started for earlier tests: a resource tracker, a fork server."""
     return len(penstock.memory(exact=False).processes)
 
 
@@ -76,10 +76,12 @@ def test_memory_of_forked_workers_agrees_with_proc_as_soon_as_they_are_there() -
         alone = gauges.read(0).levels
         batches = iter(loader)
         next(batches)
+        # The workers go on filling batches, so the sample lies between two measurements.
+        least = penstock.memory().pss_bytes
         levels = gauges.read(1).levels
-        truth = penstock.memory()
+        most = penstock.memory().pss_bytes
     assert alone["processes"] == before and levels["processes"] == before + 3 and not levels["tree_is_exact"]
-    assert levels["tree_bytes"] == pytest.approx(truth.pss_bytes, rel=0.05)
+    assert least is not None and most is not None and 0.95 * least <= levels["tree_bytes"] <= 1.05 * most
     assert sum(levels[name] for name in PARTS) == pytest.approx(levels["tree_bytes"], rel=0.05)
     assert levels["arena_bytes"] >= 32 * 64 * 1024 * 4 and levels["workers_bytes"] > 0
     assert gauges.tree_measure == "pss"
@@ -89,7 +91,7 @@ def test_a_huge_tree_gets_a_size_without_pss(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gauges_room, "_EXACT_UP_TO_BYTES", 1)
     gauges = Gauges((), clock=time.monotonic)
     levels = gauges.read(0).levels
-    # Of strangers there is no other figure.
+    # Other descendants have no other figure.
     assert not levels["tree_is_exact"] and gauges.tree_measure == ("sum of parts" if processes_now() == 1 else "rss")
     assert levels["tree_bytes"] == pytest.approx(penstock.memory().rss_bytes, rel=0.15)
 
