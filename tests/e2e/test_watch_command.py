@@ -48,7 +48,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Growing:
-    """A process of as many megabytes as it is told."""
+    """A process that holds a given number of megabytes."""
 
     def __init__(self) -> None:
         self.marker = f"growing-{uuid.uuid4().hex}"  # these tests run side by side
@@ -152,7 +152,7 @@ def test_a_process_that_grows_alerts_once_calms_down_and_ends_the_watch(
     following.process.communicate()
 
 
-def test_what_is_over_for_a_moment_only_is_no_alert_with_for(growing: Growing) -> None:
+def test_with_for_a_short_peak_raises_no_alert(growing: Growing) -> None:
     following = Following("--pid", str(growing.process.pid), "--above", "100MiB", "--for", "60")
     assert following.process.stderr is not None
     assert "watching, process" in following.process.stderr.readline()
@@ -176,7 +176,7 @@ def test_a_pattern_finds_the_training_and_not_the_watch_itself(growing: Growing)
     assert "no process matches" in watch("--match", growing.marker, "--above", "1GB", status=1)
 
 
-def test_the_machine_is_watched_unless_told_otherwise() -> None:
+def test_without_a_process_or_run_the_machine_is_watched() -> None:
     total = psutil.virtual_memory().total
     assert watch("--above", "1MB", "--once", status=1).startswith("ALERT memory in use is ")
     assert "; alert at 99.9%" in watch("--above", "99.9%", "--once")
@@ -240,7 +240,7 @@ def test_what_is_not_there_is_one_line() -> None:
     assert "no run" in watch("nobody", "--above", "1GB", status=1)
 
 
-def test_the_watch_does_without_torch() -> None:
+def test_the_watch_does_not_import_torch() -> None:
     code = (
         "import sys; from penstock.cli.app import run; run(['watch', '--above', '99%', '--once']);"
         "sys.exit(3 if {'torch', 'numpy'} & set(sys.modules) else 0)"

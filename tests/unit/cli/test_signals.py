@@ -15,6 +15,7 @@ def press() -> None:
 
 
 def test_nothing_happens_until_the_command_asks() -> None:
+    after = ""
     with pytest.raises(KeyboardInterrupt), ctrl_c_on_request() as raise_if_pressed:
         raise_if_pressed()
         press()
@@ -23,7 +24,7 @@ def test_nothing_happens_until_the_command_asks() -> None:
     assert after == "still running"
 
 
-def test_a_press_that_nobody_asked_about_is_not_lost() -> None:
+def test_a_press_that_the_command_did_not_ask_about_is_not_lost() -> None:
     with pytest.raises(KeyboardInterrupt), ctrl_c_on_request():
         press()
 
