@@ -267,6 +267,8 @@ def test_the_demo_measures_both_loaders_and_says_what_it_found() -> None:
         assert result["peak_growth_bytes"] > answer["settings"]["sample_bytes"]
         assert len(result["rounds"]) == answer["settings"]["rounds"]
     assert "penstock" in answer["verdict"]
+    settings = answer["settings"]
+    assert 2 * settings["rounds"] * settings["round_s"] < 20, "the help promises about 20 seconds"
 
 
 OWN_DATA = """

@@ -40,6 +40,8 @@ _FIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
+    """The result of all rules about a run."""
+
     bottleneck: Bottleneck
     headline: str
     """The bottleneck, in one sentence."""
