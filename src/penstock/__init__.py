@@ -14,9 +14,9 @@ from penstock.errors import BudgetError, CacheError, ConfigError, DataError, Pen
 
 if TYPE_CHECKING:
     from penstock import data, gpu, settings
-    from penstock.cache.cache import CacheStats
+    from penstock.cache.cache import Cache, LRUCache
+    from penstock.cache.stats import CacheStats
     from penstock.lab.planning import plan
-    from penstock.loader.caching import Cache, LRUCache
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.precompute import precompute
     from penstock.loader.stats import LoaderStats
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from penstock.planner.plans import PlanTable
 
 _LAZY = {
-    "Cache": "penstock.loader.caching",
-    "CacheStats": "penstock.cache.cache",
+    "Cache": "penstock.cache.cache",
+    "CacheStats": "penstock.cache.stats",
     "DataLoader": "penstock.loader.dataloader",
-    "LRUCache": "penstock.loader.caching",
+    "LRUCache": "penstock.cache.cache",
     "LoaderStats": "penstock.loader.stats",
     "Monitor": "penstock.monitor.monitor",
     "PlanTable": "penstock.planner.plans",

@@ -1,4 +1,4 @@
-"""What tests of the cache share: a machine with plenty, plans, and when two values are the same."""
+"""What tests of the cache share: forecasts, and a comparison of values."""
 
 from __future__ import annotations
 
@@ -8,32 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.cache.cache import Machine
 from penstock.cache.keys import digest
-from penstock.cache.policy.forecast import Plan
+from penstock.cache.policy.forecast import Forecast
 
 MIB = 1 << 20
 
 
-def plenty() -> int:
-    return 1 << 50
-
-
-def little() -> int:
-    return 64 * MIB
-
-
 def lows(keys: Iterable[Any]) -> np.ndarray:
-    """The low words of keys' digests, by which plans know them."""
+    """The low words of keys' digests, by which forecasts identify them."""
     return np.array([int.from_bytes(digest(key)[8:], "little") for key in keys], np.uint64)
 
 
-def plan_of(batches: list[list[Any]]) -> Plan:
+def forecast_of(batches: list[list[Any]]) -> Forecast:
     numbers = [number for number, batch in enumerate(batches) for _ in batch]
-    return Plan.of(lows(key for batch in batches for key in batch), np.array(numbers, np.int64), len(batches))
-
-
-MACHINE = Machine(memory_bytes=little, headroom_bytes=plenty)
+    return Forecast.of(lows(key for batch in batches for key in batch), np.array(numbers, np.int64), len(batches))
 
 
 def same(one: Any, other: Any) -> None:

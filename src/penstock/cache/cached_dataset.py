@@ -1,7 +1,7 @@
 """A dataset whose samples are kept in a cache.
 
 In:  a dataset with indices, a cache.
-Out: the same samples, loaded once.
+Out: the same samples, each loaded once.
 Runs in: trainer and worker.
 """
 
@@ -21,40 +21,40 @@ from penstock.workers.rng import get_generators
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
 
-_WATCHED_LOADS = 16
-"""How many loads of a process are watched for random numbers."""
+_CHECKED_LOADS = 16
+"""How many loads per process are checked for random numbers."""
 
 
 class CachedDataset(Dataset):
-    """What ``Cache.wrap`` gives. Attributes it does not have itself are the wrapped dataset's."""
+    """The result of ``Cache.wrap``. Attributes that it does not have itself are those of the wrapped dataset."""
 
     def __init__(self, dataset: Any, cache: Cache, fingerprint: str) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise ConfigError(
-                f"a {type(dataset).__name__} has no indices to keep samples by; inside it, use "
-                "cache.get_or_load(key, load)"
+                f"A {type(dataset).__name__} has no indices to use as keys. Call cache.get_or_load(key, load) inside "
+                "the dataset instead."
             )
         self.dataset = dataset
         self.cache = cache
         self.fingerprint = fingerprint
-        self._watched = 0
+        self._checked = 0
 
     def __getitem__(self, index: Any) -> Any:
         return self.cache.get_or_load(index, lambda: self._load(index), group=self.fingerprint)
 
     def get_self_seeded(self, index: Any) -> Any:
-        """A sample, for a caller that seeds the global generators before it draws from them again."""
+        """A sample, for callers that seed the global random generators before they use them again."""
         return self.cache.get_or_load(index, lambda: self._load(index), group=self.fingerprint, keeps_generators=False)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def is_on_disk(self, index: Any) -> bool:
-        """Whether a sample is in the cache's disk tier."""
+        """Whether a sample is in the cache on disk."""
         return self.cache.is_on_disk(index, group=self.fingerprint)
 
     def keep_on_disk(self, index: Any) -> bool:
-        """Have a sample in the disk tier; False if it cannot be kept there."""
+        """Load a sample and keep it on disk; False if it cannot be kept there."""
         sample = self[index]
         return self.is_on_disk(index) or self.cache.put_on_disk(index, sample, group=self.fingerprint)
 
@@ -62,9 +62,9 @@ class CachedDataset(Dataset):
         self.cache.print_stats(type(self.dataset).__name__)
 
     def _load(self, index: Any) -> Any:
-        if self._watched >= _WATCHED_LOADS:
+        if self._checked >= _CHECKED_LOADS:
             return self.dataset[index]
-        self._watched += 1
+        self._checked += 1
         before = get_generators()
         _here.whole = self.cache.name
         try:
@@ -72,11 +72,10 @@ class CachedDataset(Dataset):
         finally:
             _here.whole = None
         if not _are_same(before, get_generators()):
-            self._watched = _WATCHED_LOADS
+            self._checked = _CHECKED_LOADS
             warnings.warn(
-                f"{type(self.dataset).__name__} draws random numbers, and its samples are now frozen: every epoch gets "
-                "the same ones. Cache what comes before the random part (cache.get_or_load inside __getitem__), and "
-                "draw after it",
+                f"{type(self.dataset).__name__} draws random numbers, so the cache repeats the same random samples in "
+                "every epoch. Cache only the part before the random one (cache.get_or_load inside __getitem__).",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -88,16 +87,16 @@ class CachedDataset(Dataset):
         return getattr(self.dataset, name)
 
 
-class _Here(threading.local):
+class _LoadingHere(threading.local):
     whole: str | None = None
-    """The cache a whole sample is being loaded for in this thread."""
+    """The name of the cache for which this thread loads a whole sample."""
 
 
-_here = _Here()
+_here = _LoadingHere()
 
 
 def is_loading_whole_for(name: str) -> bool:
-    """Whether this thread is loading a whole sample for the cache of that name."""
+    """Whether this thread loads a whole sample for the cache of that name."""
     return _here.whole == name
 
 

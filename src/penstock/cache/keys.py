@@ -1,14 +1,19 @@
-"""Keys: anything hashable and stable, as a digest that every process of every run agrees on.
+"""Keys: digests of them that are the same in every process and run, and the keys that a dataset names for its indices.
 
-In:  strings, bytes, numbers, None, and tuples of them.
-Out: 16 bytes.
+In:  strings, bytes, numbers, None, and tuples of them; a dataset.
+Out: 16 bytes; a function from an index to its keys.
 Runs in: trainer and worker.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import inspect
+from collections.abc import Callable
 from typing import Any
+
+from torch.utils.data import ConcatDataset, Subset
 
 from penstock.errors import CacheError
 
@@ -16,7 +21,7 @@ DIGEST_BYTES = 16
 
 
 def digest(key: Any) -> bytes:
-    """The key's digest. Equal keys have equal ones (1 and True and 1.0, as in a dict), in any process."""
+    """The key's digest. Keys that are equal, such as 1, True and 1.0, have the same digest, as in a dict."""
     if type(key) is str:
         text = b"s" + key.encode("utf-8", "surrogatepass")
     elif type(key) is int:
@@ -45,7 +50,7 @@ def _spell(key: Any, parts: list[bytes]) -> None:
             inner: list[bytes] = []
             _spell(item, inner)
             spelt = b"".join(inner)
-            # With its length, or ("ab", "c") and ("a", "bc") would be one.
+            # With its length, or ("ab", "c") and ("a", "bc") would have the same digest.
             parts += [b"%d:" % len(spelt), spelt]
     elif hasattr(key, "item") and getattr(key, "ndim", None) == 0:
         _spell(key.item(), parts)
@@ -53,6 +58,41 @@ def _spell(key: Any, parts: list[bytes]) -> None:
         _spell(key.__fspath__(), parts)
     else:
         raise CacheError(
-            f"{key!r:.100} cannot be a cache key: a {type(key).__name__} is not the same in every process; use "
-            "strings, numbers, bytes, None, or tuples of them"
+            f"{key!r:.100} cannot be a cache key, because a {type(key).__name__} is not the same in every process. Use "
+            "strings, numbers, bytes, None, or tuples of them."
         )
+
+
+def keys_of(dataset: Any) -> Callable[[Any], Any] | None:
+    """The dataset's method ``keys``, which returns the keys that an index needs, or those of its parts; or None."""
+    if isinstance(dataset, Subset):
+        inner, indices = keys_of(dataset.dataset), dataset.indices
+        return None if inner is None else lambda index: inner(indices[index])
+    if isinstance(dataset, ConcatDataset):
+        return _keys_of_parts(dataset)
+    # Not an attribute of the object: a wrapped dataset hands on those of the inner one, whose keys are not looked up.
+    keys = getattr(type(dataset), "keys", None)
+    if not callable(keys):
+        return None
+    try:
+        # The keys() of a dictionary takes no index.
+        inspect.signature(keys).bind(dataset, 0)
+    except (TypeError, ValueError):
+        return None
+    return dataset.keys
+
+
+def _keys_of_parts(dataset: ConcatDataset[Any]) -> Callable[[Any], Any] | None:
+    parts = [keys_of(part) for part in dataset.datasets]
+    if any(part is None for part in parts):
+        return None
+    ends = dataset.cumulative_sizes
+
+    def keys(index: int) -> Any:
+        index = index + len(dataset) if index < 0 else index
+        number = bisect.bisect_right(ends, index)
+        part = parts[number]
+        assert part is not None
+        return part(index - (ends[number - 1] if number else 0))
+
+    return keys

@@ -1,13 +1,13 @@
-"""Names of caches on this node: who has which one open, and how another process of the user joins.
+"""The caches of this user on this node by name: which processes have each open, and how another one joins.
 
 In:  a name.
-Out: the cache's shared memory, made or joined; caches that live and caches whose processes are all dead.
-Runs in: trainer, worker, command line.
+Out: the cache's shared memory, created or joined; the living caches, and the stale ones, whose processes have ended.
+Runs in: trainer, worker, command line. Does not import torch.
 
-A cache's memory has no name of its own. Whoever has it open is listed in a file only the user can read, and whoever
-comes next opens the memory through the kernel's own list of that process's descriptors. Memory goes with the last
-process; a list of dead ones is removed by whoever finds it. The locks are in a file beside the list: a process that
-closes it lets go of all of them, and so opens it once.
+A cache's memory has no name of its own. A file that only this user can read lists the processes that have it open; the
+next process opens the memory through /proc/PID/fd of one of them. The kernel releases the memory with the last
+process. If that process crashed, the next process that opens any cache removes the file. The locks are in a file
+beside the list; a process that closes it loses all of them, so it keeps one descriptor open.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class CacheProcess:
     """A process that has a cache open."""
 
     pid: int
     started: str
-    """When the process started, as the kernel counts: another process may get the same number."""
+    """When the process started, in the kernel's ticks: a later process may get the same pid."""
     meta_fd: int
     data_fd: int
 
@@ -52,7 +52,7 @@ class Member:
 
 
 def started_at(pid: int) -> str | None:
-    """When a process started; None if there is none, or only its remains."""
+    """When a process started; None if it has ended, reaped or not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -61,25 +61,27 @@ def started_at(pid: int) -> str | None:
 
 
 def folder() -> Path:
-    """Where this user's caches are listed. Nobody else can look inside."""
+    """The folder that lists this user's caches. No other user can read it."""
     base = runtime_folder()
     path = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" if base is None else base / "penstock"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as problem:
-        raise CacheError(f"{path}, where caches are listed, cannot be made: {problem}; set TMPDIR") from problem
+        raise CacheError(
+            f"The folder that lists caches cannot be created: {problem}. Set TMPDIR to a folder you can write to."
+        ) from problem
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise CacheError(f"{path} must be a directory that belongs to you and nobody else can read; remove it")
+        raise CacheError(f"{path} must be a directory that belongs to you and that no other user can read. Remove it.")
     return path
 
 
 def open_region(
     name: str, make: Callable[[int], Region], join: Callable[[int, int, int], Region]
 ) -> tuple[Region, Path]:
-    """Join the cache of that name, or make it with ``make``, which gets the descriptor for locks."""
+    """Join the cache of that name, or create it: ``make`` gets the descriptor for locks."""
     if not _NAME.fullmatch(name):
-        raise CacheError(f"{name!r} cannot be a cache's name: letters, digits, '_', '.' and '-', at most 100")
+        raise CacheError(f"{name!r} cannot be the name of a cache. Use at most 100 letters, digits, '_', '.' and '-'.")
     path = folder() / f"{name}{_SUFFIX}"
     with _locked(path) as fd:
         members = [member for member in _read(path) if member.is_alive]
@@ -88,15 +90,15 @@ def open_region(
             region, members = make(fd), []
         started = started_at(os.getpid())
         assert started is not None
-        own = Member(pid=os.getpid(), started=started, meta_fd=region.meta_fd, data_fd=region.data_fd)
+        own = CacheProcess(pid=os.getpid(), started=started, meta_fd=region.meta_fd, data_fd=region.data_fd)
         _write(path, [*members, own])
     return region, path
 
 
 def visit(name: str, *, locks: bool) -> Region | None:
-    """A view of a living cache, for one who does not use it; None if there is none of that name. To be closed.
+    """A view of a living cache; None if there is none of that name. The caller closes it.
 
-    Without ``locks``, to look only; with them, not by a process that has the cache open.
+    Without ``locks`` the view is for reading only. A process that has the cache open must not ask for ``locks``.
     """
     path = folder() / f"{name}{_SUFFIX}"
     for member in _read(path):
@@ -111,7 +113,7 @@ def visit(name: str, *, locks: bool) -> Region | None:
 
 
 def leave(path: Path, fd: int) -> None:
-    """This process has the cache open no more. The last one removes the file."""
+    """Remove this process from the list; the last one removes the files."""
     wait_for(fd, _L_REGISTRY, _WITHIN_S)
     others = [member for member in _read(path) if member.pid != os.getpid() and member.is_alive]
     if others:
@@ -121,8 +123,8 @@ def leave(path: Path, fd: int) -> None:
     release(fd, _L_REGISTRY)
 
 
-def listed() -> dict[str, list[Member]]:
-    """Every cache of this user on this node, with its living processes; none for a stale one."""
+def listed() -> dict[str, list[CacheProcess]]:
+    """Every cache of this user on this node, with its living processes; a stale cache has none."""
     found = {}
     for path in sorted(folder().glob(f"*{_SUFFIX}")):
         found[path.name.removesuffix(_SUFFIX)] = [member for member in _read(path) if member.is_alive]
@@ -130,9 +132,9 @@ def listed() -> dict[str, list[Member]]:
 
 
 def remove_stale() -> list[str]:
-    """Remove the files of caches whose processes are all dead; their memory went with them."""
+    """Remove the files of caches whose processes have all ended; their memory is released already."""
     gone = []
-    # Of a process that died while it made or left a cache there may be the files beside the list, and none.
+    # A process that crashed while it opened or closed a cache may leave the other files without the list.
     names = {path.stem for suffix in (_SUFFIX, _LOCKS, _FRESH) for path in folder().glob(f"*{suffix}")}
     living = {name for name, members in listed().items() if members}
     for name in sorted(names - living):
@@ -140,7 +142,7 @@ def remove_stale() -> list[str]:
         with contextlib.suppress(OSError, CacheError):
             fd = _open_locked(path)
             try:
-                # Somebody may have begun it anew meanwhile.
+                # Another process may have created it again meanwhile.
                 if not any(member.is_alive for member in _read(path)):
                     _unlink(path)
                     gone.append(name)
@@ -156,7 +158,7 @@ def _unlink(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file of locks, open for good, with the list's own lock held inside."""
+    """A descriptor of the lock file, which stays open; inside the block, the lock of the list is held."""
     fd = _open_locked(path)
     try:
         yield fd
@@ -169,7 +171,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _open_locked(path: Path) -> int:
-    """The file of locks, with the list's own lock held until it is released, or the file closed."""
+    """A descriptor of the lock file, with the lock of the list held."""
     path = path.with_suffix(_LOCKS)
     deadline_s = time.monotonic() + _WITHIN_S
     while True:
@@ -179,19 +181,19 @@ def _open_locked(path: Path) -> int:
         except TooLong:
             os.close(fd)
             raise CacheError(
-                f"somebody holds {path} and does not let go; end the processes that use this cache"
+                f"Another process holds {path} and does not release it. End the processes that use this cache."
             ) from None
-        # The last user may have removed it while this process waited.
+        # The last user may have removed the file while this process waited for the lock.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(fd).st_ino:
                 return fd
         os.close(fd)
         if time.monotonic() > deadline_s:
-            raise CacheError(f"{path} comes and goes; is it on a file system that others clean up?")
+            raise CacheError(f"{path} disappears again and again. Does another program clean up that folder?")
 
 
-def _join(member: Member, lock_fd: int, join: Callable[[int, int, int], Region]) -> Region | None:
-    """The memory a living process has open; None if it cannot be had."""
+def _join(member: CacheProcess, lock_fd: int, join: Callable[[int, int, int], Region]) -> Region | None:
+    """The memory that a living process has open; None if it cannot be opened."""
     fds: list[int] = []
     try:
         for number in (member.meta_fd, member.data_fd):
@@ -209,17 +211,17 @@ def _join(member: Member, lock_fd: int, join: Callable[[int, int, int], Region])
             os.close(fd)
 
 
-def _read(path: Path) -> list[Member]:
+def _read(path: Path) -> list[CacheProcess]:
     members = []
     with contextlib.suppress(OSError):
         for line in path.read_text(errors="replace").splitlines():
-            # A process that died while writing leaves a line that is none.
+            # A process that crashed while writing may leave an incomplete line.
             with contextlib.suppress(ValueError, TypeError):
-                members.append(Member(**json.loads(line)))
+                members.append(CacheProcess(**json.loads(line)))
     return members
 
 
-def _write(path: Path, members: list[Member]) -> None:
+def _write(path: Path, members: list[CacheProcess]) -> None:
     fresh = path.with_suffix(_FRESH)
     fresh.write_text("".join(json.dumps(asdict(member)) + "\n" for member in members))
     fresh.replace(path)

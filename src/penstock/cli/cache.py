@@ -98,11 +98,11 @@ def _in_memory() -> list[ListedCache]:
 
 
 def _on_disk(folder: Path) -> ListedCache:
-    from penstock.cache.store import disk_files
+    from penstock.cache.store import disk
 
     if not (folder / "cache.index").exists():
         raise CacheError(f"there is no disk cache in {str(folder)!r}")
-    with disk_files.visit(folder) as (region, _):
+    with disk.visit(folder) as (region, _):
         return ListedCache(name=str(folder), state="disk", pids=[], figures=_figures(region))
 
 
@@ -120,26 +120,24 @@ def _find(name: str) -> ListedCache:
 
 def _clear(found: ListedCache) -> None:
     from penstock.cache import registry
-    from penstock.cache.store import disk_files
-    from penstock.cache.store.store import Tier
+    from penstock.cache.store import disk
+    from penstock.cache.store.store import Store
 
     if found.state == "disk":
-        with disk_files.visit(Path(found.name)) as (region, is_alone):
-            tier = Tier(region, {}, headroom_bytes=int)
+        with disk.visit(Path(found.name)) as (region, is_alone):
+            store = Store(region, {}, headroom_bytes=int)
             if is_alone:
-                tier.begin()
-            tier.clear()
+                store.begin()
+            store.clear()
         return
     region = registry.visit(found.name, locks=True)
     if region is not None:
-        Tier(region, {}, headroom_bytes=int).clear()
+        Store(region, {}, headroom_bytes=int).clear()
         region.close()
 
 
 def _figures(region: Any) -> dict[str, int | float]:
-    from penstock.cache.store.counts import counts
-
-    figures = counts(region)
+    figures = region.counts()
     asked = figures["hits"] + figures["misses"]
     return {**figures, "hit_rate": figures["hits"] / asked if asked else 0.0}
 

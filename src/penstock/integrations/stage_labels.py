@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.cache.store.values import Packed, unpack
+from penstock.cache.store.values import PackedValue, unpack
 from penstock.errors import ConfigError
 
 _MOST_UNDER_WAY = 4
@@ -45,7 +45,7 @@ class StageLabels:
             works, _ = self._under_way.popleft()
             for work in works:
                 work.wait()
-        packed = Packed((epoch, batch, _on_host(labels)))
+        packed = PackedValue((epoch, batch, _on_host(labels)))
         payload = np.empty(packed.total_bytes, np.uint8)
         packed.write(payload)
         parts = [torch.tensor([len(payload)]), torch.from_numpy(payload)]

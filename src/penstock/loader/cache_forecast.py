@@ -1,11 +1,11 @@
-"""A loader's forecast for its cache: the keys it is going to need, in order, and the batch it is at.
+"""One loader's forecast for its cache: which keys it is going to need, in which order, and how far it is.
 
 In:  the sampler's batches, read ahead; the keys that each index needs.
-Out: the same batches; a forecast in the cache that all ranks of the node see.
+Out: the same batches; a forecast in the cache, for all ranks of the node.
 Runs in: trainer.
 
-A short epoch is read whole before its first batch. Of a long epoch, the first part is read before the first batch, and
-then two batches more for every batch that is delivered, as far ahead as the cache has room for.
+A short epoch is read completely before its first batch. Of a long epoch, only so much is read that the user does not
+have to wait; from then on, two more batches are read for each delivered one, up to the room for forecasts in the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from penstock.cache.cache import Cache
-from penstock.cache.policy.forecast import Plan
+from penstock.cache.keys import keys_of
+from penstock.cache.policy.forecast import Forecast
 from penstock.cache.policy.shared_forecasts import position_of
 from penstock.cache.store.locks import TooLong
 from penstock.errors import CacheError
@@ -30,30 +31,38 @@ from penstock.errors import CacheError
 _FIRST_USES = 1 << 17
 _MOST_USES = 1 << 19
 _USE_BYTES = 16
-"""What one use takes in a forecast, including its key."""
-_FORECAST_SHARE = 32
-"""All forecasts together take at most this fraction (1/32) of the cache; twice as much while they are replaced."""
+"""The size of one use in a forecast, its key included."""
+_FORECASTS_SHARE = 32
+"""All forecasts together take at most this part of the cache, or two while they are replaced."""
 _REMEMBERED = 1 << 16
 _CANNOT = (CacheError, TooLong, OSError)
-"""What a cache raises if it is closed, or if a process was stopped in the middle of a change."""
+"""Raised by a cache that is closed, or that a stopped process holds locked."""
 
 
-class CacheOrder:
-    """One loader's forecast in a cache."""
+class CacheForecast:
+    """The forecasts of one loader, epoch by epoch."""
 
     def __init__(self, cache: Cache, keys: Callable[[Any], Any], *, batched: bool) -> None:
-        """``keys`` gives the keys of an index; ``batched``: whether the sampler gives lists of indices."""
+        """``keys``: returns an index's keys. ``batched``: whether the sampler yields lists of indices."""
         self._cache = cache
         self._keys = keys
         self._batched = batched
         self._low = functools.lru_cache(_REMEMBERED)(lambda key: int.from_bytes(cache.digest_of(key)[8:], "little"))
         self._claim: int | None = None
-        """The cache's number for this epoch's forecast, if it has one."""
+        """The claim of this epoch's forecast in the cache, if there is one."""
         self._pid = os.getpid()
 
+    @classmethod
+    def of(cls, cache: Cache, dataset: Any, *, batched: bool) -> CacheForecast | None:
+        """None if the dataset does not name its keys or the cache's policy reads no forecasts."""
+        keys = keys_of(dataset)
+        return None if keys is None or not cache.uses_forecasts else cls(cache, keys, batched=batched)
+
     def begin(self, batches: Iterator[Any], following: Iterator[Any], first: int) -> Iterator[Any]:
-        """The epoch's batches from number ``first`` on, after announcing them to the cache. ``following``: the next
-        epoch's batches, as far as they can be foreseen; they are announced as well."""
+        """The epoch's batches from number ``first`` on, which are forecast to the cache.
+
+        ``following``: the batches of the next epoch, as far as they are known.
+        """
         self.end()
         self._source, self._following = batches, following
         self._first, self._now, self._count = first, 0, 0
@@ -61,47 +70,46 @@ class CacheOrder:
         self._is_drawn = False
         self._failure: Exception | None = None
         self._lows, self._numbers, self._published = array("Q"), array("q"), 0
-        self._is_forecasting = True
+        self._is_active = True
         try:
-            share_bytes = self._cache.limit_bytes // _FORECAST_SHARE // (1 + self._cache.plans)
+            share_bytes = self._cache.limit_bytes // _FORECASTS_SHARE // (1 + self._cache.forecasts)
         except _CANNOT:
             share_bytes = 0
         self._most_uses = min(_MOST_USES, share_bytes // _USE_BYTES)
         for _ in range(_FIRST_USES):
-            if len(self._lows) >= min(_FIRST_USES, self._most_uses) or not self._look_ahead():
+            if len(self._lows) >= min(_FIRST_USES, self._most_uses) or not self._read_ahead():
                 break
         self._publish()
         return self._batches()
 
     def position(self, number: int) -> int:
-        """The position that workers attach to the values that batch ``number`` uses."""
+        """The position that workers note on values that batch ``number`` uses."""
         return 0 if self._claim is None else position_of(self._claim, number - self._first)
 
     def advance(self, number: int) -> None:
-        """No batch before ``number`` will be fetched any more."""
-        if os.getpid() != self._pid or not self._is_forecasting:
+        """All batches before ``number`` have been fetched."""
+        if os.getpid() != self._pid or not self._is_active:
             return
         self._now = number - self._first
         try:
             if self._claim is not None:
                 self._cache.advance(self._claim, self._now)
         except _CANNOT:
-            self._stop_forecasting()
+            self._stop()
             return
         past = bisect.bisect_left(self._numbers, self._now)
-        is_dry = False
+        is_exhausted = False
         for _ in range(2):
-            if is_dry or len(self._lows) - past >= self._most_uses:
+            if is_exhausted or len(self._lows) - past >= self._most_uses:
                 break
-            is_dry = not self._look_ahead()
-        unsaid = len(self._lows) - self._published
-        if unsaid > self._published // 2 or (unsaid and is_dry):
+            is_exhausted = not self._read_ahead()
+        unpublished = len(self._lows) - self._published
+        if unpublished > self._published // 2 or (unpublished and is_exhausted):
             del self._lows[:past], self._numbers[:past]
             self._publish()
 
     def end(self) -> None:
-        """The epoch is over. Any thread, also inside the garbage collector. Does nothing in a forked child, where the
-        forecast is the parent's."""
+        """The epoch is over. Any thread, also inside the garbage collector. Does nothing in a forked child."""
         claim, self._claim = self._claim, None
         if claim is not None and os.getpid() == self._pid:
             self._cache.withdraw(claim)
@@ -114,9 +122,9 @@ class CacheOrder:
         if self._failure is not None:
             raise self._failure
 
-    def _look_ahead(self) -> bool:
-        """Note one more batch; False if none can be foreseen."""
-        if not self._is_forecasting or self._failure is not None:
+    def _read_ahead(self) -> bool:
+        """Add one more batch to the forecast; False if none is known."""
+        if not self._is_active or self._failure is not None:
             return False
         if self._draw():
             return True
@@ -127,7 +135,7 @@ class CacheOrder:
         return True
 
     def _draw(self) -> bool:
-        """Read one more batch from the sampler; an error of the sampler is raised when that batch is due."""
+        """Read one more batch from the sampler. An exception is kept and raised in the place of the batch."""
         if self._is_drawn:
             return False
         try:
@@ -136,7 +144,7 @@ class CacheOrder:
             self._is_drawn = True
             self._failure = None if isinstance(end, StopIteration) else end
             return False
-        # Some samplers fill the same list again, or give an iterator that can be read only once.
+        # Some samplers reuse one list, or yield iterators, which can be read only once.
         if self._batched and isinstance(batch, (list, Iterator)):
             batch = list(batch)
         self._drawn.append(batch)
@@ -145,15 +153,15 @@ class CacheOrder:
 
     def _note(self, batch: Any) -> None:
         number, self._count = self._count, self._count + 1
-        if not self._is_forecasting:
+        if not self._is_active:
             return
         try:
             lows = [self._low(key) for index in (batch if self._batched else (batch,)) for key in self._keys(index)]
         except Exception as problem:
-            self._stop_forecasting()
+            self._stop()
             warnings.warn(
-                f"dataset.keys() failed ({problem!r}). Until the epoch ends, the cache evicts what was not used for "
-                "longest, because it cannot see what comes next",
+                f"dataset.keys() failed ({problem!r}). Until the epoch ends, the cache evicts the least recently used "
+                "values instead of those needed last.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -162,15 +170,15 @@ class CacheOrder:
         self._numbers.extend([number] * len(lows))
 
     def _publish(self) -> None:
-        if not self._lows or not self._is_forecasting:
+        if not self._lows or not self._is_active:
             return
         self._published = len(self._lows)
-        plan = Plan.of(np.array(self._lows, np.uint64), np.array(self._numbers, np.int64), self._count)
+        forecast = Forecast.of(np.array(self._lows, np.uint64), np.array(self._numbers, np.int64), self._count)
         try:
-            self._claim = self._cache.publish(plan, self._claim, self._now)
+            self._claim = self._cache.publish(forecast, self._claim, self._now)
         except _CANNOT:
-            self._stop_forecasting()
+            self._stop()
 
-    def _stop_forecasting(self) -> None:
-        self._is_forecasting = False
+    def _stop(self) -> None:
+        self._is_active = False
         self.end()

@@ -30,7 +30,8 @@ from penstock.meter import headroom_bytes
 from penstock.units import parse_size
 
 if TYPE_CHECKING:
-    from penstock.cache.cache import Cache, CacheStats
+    from penstock.cache.cache import Cache
+    from penstock.cache.stats import CacheStats
     from penstock.lab.auto_workers import Beginning
     from penstock.settings.files import Source
 
@@ -129,10 +130,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.cache: Cache | None = None
         uncached = dataset
         if cache is not None:
-            # Not every platform has what the cache needs.
-            from penstock.loader import caching
+            # Imported here because caches need Linux.
+            from penstock.loader.cache_attachment import attach
 
-            self.cache, dataset = caching.attach(cache, dataset)
+            self.cache, dataset = attach(cache, dataset)
         super().__init__(
             dataset,
             batch_size,

@@ -47,7 +47,7 @@ from penstock.workers.thread_worker import ThreadStarter
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
-    from penstock.loader.cache_forecast import CacheOrder
+    from penstock.loader.cache_forecast import CacheForecast
     from penstock.loader.dataloader import DataLoader
 
 _DRAWN_AHEAD = 16
@@ -67,7 +67,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise AssertionError("timeout needs num_workers > 0: without workers there is nothing to wait for")
         self._generator = loader.generator
         self._counters = loader._counters
-        self._cache_order = self._order_for(loader.cache)
+        self._cache_forecast = self._forecast_for(loader.cache)
         self._epoch = 0
         self._draws_seed = True
         if state is not None:
@@ -91,7 +91,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
         self.engine = self._build_engine(loader, setup, resume)
-        self._finalizer = weakref.finalize(self, _end, self.engine, self._counters, self._cache_order)
+        self._finalizer = weakref.finalize(self, _end, self.engine, self._counters, self._cache_forecast)
         self._begin_epoch(before, state, resume)
         if state is not None:
             kept.restore_global()
@@ -136,13 +136,13 @@ class PipelineIterator(_BaseDataLoaderIter):
             page_locks=PageLocks() if self._locks_pages else None,
         )
 
-    def _order_for(self, cache: Cache | None) -> CacheOrder | None:
+    def _forecast_for(self, cache: Cache | None) -> CacheForecast | None:
         """The forecast for the cache. None for a sampler with a state of its own, which must not be read ahead."""
         if cache is None or self._state_keeper() is not None:
             return None
-        from penstock.loader.caching import order_of
+        from penstock.loader.cache_forecast import CacheForecast
 
-        return order_of(cache, self._dataset, batched=self._auto_collation)
+        return CacheForecast.of(cache, self._dataset, batched=self._auto_collation)
 
     # -- epochs -----------------------------------------------------------------------------
 
@@ -180,9 +180,9 @@ class PipelineIterator(_BaseDataLoaderIter):
             # A sampler that counts epochs reaches its end again, and then counts up.
             self._sampler_done = state["drained"] and counting is None
             self._go_to(waypoint)
-        if self._cache_order is not None:
+        if self._cache_forecast is not None:
             following = next_epoch_of(self._index_sampler, self._sampler_epoch)
-            self._sampler_iter = self._cache_order.begin(self._sampler_iter, following, waypoint.turn)
+            self._sampler_iter = self._cache_forecast.begin(self._sampler_iter, following, waypoint.turn)
         self._num_yielded = waypoint.batches
         self._at = waypoint
         self.position = Position(
@@ -265,7 +265,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         seed = None
         if self._seeds_batches:
             seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=self._epoch, batch=self._drawn)
-        position = 0 if self._cache_order is None else self._cache_order.position(self._drawn)
+        position = 0 if self._cache_forecast is None else self._cache_forecast.position(self._drawn)
         batch = Batch(
             self._drawn,
             indices,
@@ -337,17 +337,17 @@ class PipelineIterator(_BaseDataLoaderIter):
         )
         self.position.waypoints.append(self._at)
         self._draw_ahead(self._wanted_ahead())
-        if self._cache_order is not None:
+        if self._cache_forecast is not None:
             # Without workers it has yet to be fetched.
-            self._cache_order.advance(batch.number + batch.ready)
+            self._cache_forecast.advance(batch.number + batch.ready)
         if self._sampler_done and not self.engine.undelivered and not self._ahead:
             self.position.waypoints[-1] = self._at = dataclasses.replace(self._at, drained=True)
 
     def _end_epoch(self) -> None:
         self._exhausted = self.position.finished = True
         self._counters.end_iteration()
-        if self._cache_order is not None:
-            self._cache_order.end()
+        if self._cache_forecast is not None:
+            self._cache_forecast.end()
         if self._persistent_workers:
             self.engine.end_epoch()
         else:
@@ -378,11 +378,11 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._finalizer()
 
 
-def _end(engine: Engine, counters: Counters, cache_order: CacheOrder | None) -> None:
+def _end(engine: Engine, counters: Counters, cache_forecast: CacheForecast | None) -> None:
     engine.close()
     counters.device_ahead_bytes = 0
-    if cache_order is not None:
-        cache_order.end()
+    if cache_forecast is not None:
+        cache_forecast.end()
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.workers import forecast_position
-from penstock.workers.child.kept_generators import KeptGenerators
-from penstock.workers.rng import seed_collate, seed_stretch
+from penstock.workers.rng import KeptGenerators, seed_collate, seed_stretch
 from penstock.workers.setup import Setup, can_split
 from penstock.workers.stretches import stretch_rows
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import penstock
 from penstock.cache.cache import Cache
 from penstock.cache.fingerprint import fingerprint_of
-from support.caches import MACHINE, MIB
+from support.caches import MIB
 
 
 class Numbers(Dataset):
@@ -47,7 +47,7 @@ class Augmented(Numbers):
 
 
 def make(policy: str = "auto") -> Cache:
-    return Cache(8 * MIB, policy, machine=MACHINE)
+    return Cache(8 * MIB, policy)
 
 
 def test_a_wrapped_dataset_loads_each_sample_once_and_is_otherwise_the_dataset() -> None:
@@ -288,5 +288,5 @@ def test_whole_samples_beside_their_parts_are_a_warning() -> None:
         inner = Numbers()
         outer = Numbers(transform=lambda value: cache.get_or_load("part", lambda: value))
         assert cache.wrap(inner)[1] is not None
-        with pytest.warns(RuntimeWarning, match="whole samples are kept"):
+        with pytest.warns(RuntimeWarning, match="keeps the whole samples"):
             _ = cache.wrap(outer)[1]

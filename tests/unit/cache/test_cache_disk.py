@@ -1,4 +1,4 @@
-"""The tier on disk: it survives runs, crashes and damage, and stays inside its limit."""
+"""The store on disk: it survives runs, crashes and damage, and stays inside its limit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import pytest
 import torch
 
 from penstock.cache.cache import Cache
-from penstock.cache.store.disk_files import taken_bytes
+from penstock.cache.store.disk import taken_bytes
 from penstock.cache.store.region import H_CHANGING, H_TABLE, MAGIC, PAGE_BYTES, R_WRITING, ROWS
 from penstock.cache.store.table import COMING, E_OFFSET, E_OWNER, E_TAG, E_USED, HERE
 from penstock.errors import CacheError, ConfigError
-from support.caches import MACHINE, MIB
+from support.caches import MIB
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sparse files, fcntl")
 
 
 def make(folder: Path, *, limit: Any = 1 * MIB, disk_limit: Any = 64 * MIB, fingerprint: str = "") -> Cache:
-    return Cache(limit, disk=folder, disk_limit=disk_limit, fingerprint=fingerprint, machine=MACHINE)
+    return Cache(limit, disk=folder, disk_limit=disk_limit, fingerprint=fingerprint)
 
 
 def value_of(number: int) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_what_this_run_has_not_come_to_yet_is_no_leftover(tmp_path: Path) -> Non
 
 def test_values_that_need_code_to_come_back_stay_in_memory(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
-        with pytest.warns(RuntimeWarning, match="a builtins.set cannot be kept on disk"):
+        with pytest.warns(RuntimeWarning, match="A builtins.set cannot be kept on disk"):
             cache.put("key", {1, 2})
         assert cache.get("key") == {1, 2} and not cache.is_on_disk("key")
 
@@ -165,7 +165,7 @@ def test_an_index_that_is_none_begins_anew_and_says_so(tmp_path: Path, damage: s
             file.truncate(5000)
         else:
             file.write(np.random.default_rng(0).bytes(PAGE_BYTES))
-    with pytest.warns(RuntimeWarning, match="begins anew"), make(tmp_path) as cache:
+    with pytest.warns(RuntimeWarning, match="starts again empty"), make(tmp_path) as cache:
         assert cache.get("key") is None and cache.put("key", 2)
     with make(tmp_path) as cache:
         assert cache.get("key") == 2

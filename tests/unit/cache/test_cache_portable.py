@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.cache.store.checksum import checksum
+from penstock.cache.store.disk import checksum
 from penstock.cache.store.portable import Portable, read_portable
 from penstock.errors import CacheError
 from support.caches import same

@@ -23,13 +23,13 @@ import torch
 from penstock.cache import registry
 from penstock.cache.cache import Cache
 from penstock.errors import CacheError, ConfigError
-from support.caches import MACHINE, MIB
+from support.caches import MIB
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
 
 
 def make(name: str | None = None, limit_bytes: int = 8 * MIB, policy: str = "lru") -> Cache:
-    return Cache(limit_bytes, policy, name, machine=MACHINE)
+    return Cache(limit_bytes, policy, name)
 
 
 def value_of(number: int) -> torch.Tensor:
@@ -38,9 +38,8 @@ def value_of(number: int) -> torch.Tensor:
 
 OTHER = """
 import sys, torch
-from penstock.cache.cache import Cache, Machine
-def plenty(): return 1 << 50
-cache = Cache(1 << 20, "lru", "shared", machine=Machine(memory_bytes=plenty, headroom_bytes=plenty))
+from penstock.cache.cache import Cache
+cache = Cache(1 << 20, "lru", "shared")
 print(int(cache.get("here")[0]), cache.stats().limit_bytes, flush=True)
 cache.put("there", torch.full((5,), 8))
 {rest}
@@ -85,7 +84,7 @@ def test_a_name_whose_processes_are_all_dead_begins_anew() -> None:
 def test_what_a_process_left_that_died_while_making_a_cache_is_removed_too() -> None:
     for leftover in ("made.locks", "written.new", "written.locks"):
         (registry.folder() / leftover).touch()
-    with Cache("2MiB", name="living", machine=MACHINE) as living:
+    with Cache("2MiB", name="living") as living:
         assert sorted(path.name for path in registry.folder().iterdir()) == ["living.cache", "living.locks"]
         assert living.put("key", 1)
     with make("shared") as cache:
@@ -173,14 +172,14 @@ def test_a_pickled_cache_is_the_same_cache() -> None:
 
 
 def test_names_and_sizes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(CacheError, match="cannot be a cache's name"):
+    with pytest.raises(CacheError, match="cannot be the name of a cache"):
         make("../up")
     with pytest.raises(ConfigError, match="too small"):
         make(limit_bytes=1000)
     with pytest.raises(ConfigError, match="none of auto, static, lru, next-use"):
         make(policy="best")
     (registry.folder()).chmod(0o755)
-    with pytest.raises(CacheError, match="nobody else can read"):
+    with pytest.raises(CacheError, match="no other user can read"):
         make()
     (Path(os.environ["XDG_RUNTIME_DIR"]) / "penstock").chmod(0o700)
 

@@ -14,9 +14,8 @@ import torch
 from penstock.cache.keys import digest
 from penstock.cache.policy.forecast import NEVER
 from penstock.cache.policy.policies import LRU, STATIC, Lru, NextUse, Policy, Static
-from penstock.cache.policy.shared_forecasts import Plans, position_of
+from penstock.cache.policy.shared_forecasts import SharedForecasts, position_of
 from penstock.cache.store import memory
-from penstock.cache.store.counts import counts
 from penstock.cache.store.region import (
     H_CHANGING,
     H_ITEMS,
@@ -24,32 +23,32 @@ from penstock.cache.store.region import (
     H_POLICY,
     H_TAGS,
     H_VALUE_BYTES,
-    MOST_PLANS,
+    MOST_FORECASTS,
     R_READING,
     R_WRITING,
-    Place,
+    Extent,
     Region,
 )
-from penstock.cache.store.store import Tier
-from penstock.cache.store.values import Packed, least_bytes, unpack
+from penstock.cache.store.store import Store
+from penstock.cache.store.values import PackedValue, least_bytes, unpack
 from penstock.workers import forecast_position
-from support.caches import MIB, lows, plan_of, same
+from support.caches import MIB, forecast_of, lows, same
 
 
-def tier(region: Region, policy: Policy | None = None) -> Tier:
-    return Tier(region, {LRU: policy or Lru()}, headroom_bytes=lambda: 1 << 50, position=forecast_position.current)
+def open_store(region: Region, policy: Policy | None = None) -> Store:
+    return Store(region, {LRU: policy or Lru()}, headroom_bytes=lambda: 1 << 50, position=forecast_position.current)
 
 
 def value_of(number: int, values: int = 40_000) -> torch.Tensor:
     return torch.full((values,), number, dtype=torch.int32)
 
 
-def put(ram: Tier, number: int, values: int = 40_000) -> bool:
-    return ram.put(digest(number), Packed(value_of(number, values)))
+def put(store: Store, number: int, values: int = 40_000) -> bool:
+    return store.put(digest(number), PackedValue(value_of(number, values)))
 
 
-def got(ram: Tier, number: int) -> Any:
-    found = ram.get(digest(number))
+def got(store: Store, number: int) -> Any:
+    found = store.get(digest(number))
     return None if found is None else unpack(found)
 
 
@@ -66,10 +65,10 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_come_back_as_they_were_and_as_the_callers_own(region: Region, value: Any) -> None:
-    ram = tier(region)
-    assert ram.put(digest("key"), Packed(value))
+    store = open_store(region)
+    assert store.put(digest("key"), PackedValue(value))
     for _ in range(2):
-        back = ram.get(digest("key"))
+        back = store.get(digest("key"))
         assert back is not None
         found = unpack(back)
         same(found, value)
@@ -81,24 +80,24 @@ def test_values_come_back_as_they_were_and_as_the_callers_own(region: Region, va
 
 @pytest.mark.parametrize("policy", [Static(), Lru()], ids=["static", "lru"])
 def test_the_limit_holds_whatever_the_sizes_index_included(region: Region, policy: Policy) -> None:
-    ram, chance = tier(region, policy), random.Random(1)
+    store, chance = open_store(region, policy), random.Random(1)
     for number in range(400):
-        put(ram, number, chance.choice([10, 1000, 20_000, 200_000, 2_000_000]))
-        now = counts(ram.region)
+        put(store, number, chance.choice([10, 1000, 20_000, 200_000, 2_000_000]))
+        now = store.region.counts()
         assert now["bytes"] <= now["limit_bytes"]
         assert resident_bytes(region) <= now["limit_bytes"] + (64 << 10)
-    assert counts(ram.region)["items"] > 0
-    assert counts(ram.region)["passed"] > 0
+    assert store.region.counts()["items"] > 0
+    assert store.region.counts()["passed"] > 0
 
 
 def test_static_keeps_the_first_and_lru_the_latest(region: Region) -> None:
-    ram = tier(region, Static())
-    kept = [number for number in range(40) if put(ram, number)]
-    assert kept == list(range(len(kept))) and counts(ram.region)["evictions"] == 0
-    ram = tier(region, Lru())
+    store = open_store(region, Static())
+    kept = [number for number in range(40) if put(store, number)]
+    assert kept == list(range(len(kept))) and store.region.counts()["evictions"] == 0
+    store = open_store(region, Lru())
     for number in range(40, 80):
-        assert put(ram, number)
-    here = [number for number in range(80) if got(ram, number) is not None]
+        assert put(store, number)
+    here = [number for number in range(80) if got(store, number) is not None]
     assert here == list(range(80 - len(here), 80))
 
 
@@ -113,28 +112,28 @@ def test_a_value_goes_into_memory_that_another_one_left_by_copying_and_into_new_
         write(fd, pieces, offset)
 
     monkeypatch.setattr(memory, "write_pieces", counted)
-    ram = tier(region)
+    store = open_store(region)
     number = 0
-    while not counts(region)["evictions"]:
-        assert put(ram, number)
+    while not region.counts()["evictions"]:
+        assert put(store, number)
         number += 1
     assert len(calls) == number - 1, "the last one lies where the first one did"
-    assert put(ram, number - 1) and len(calls) == number - 1, "a value put again"
+    assert put(store, number - 1) and len(calls) == number - 1, "a value put again"
     resident = resident_bytes(region)
     for each in range(number, 3 * number):
-        assert put(ram, each)
-        assert torch.equal(got(ram, each), value_of(each))
+        assert put(store, each)
+        assert torch.equal(got(store, each), value_of(each))
     assert len(calls) == number - 1 and resident_bytes(region) == resident
 
 
 def test_what_was_read_last_stays(region: Region) -> None:
-    ram = tier(region)
+    store = open_store(region)
     for number in range(10):
-        put(ram, number)
+        put(store, number)
     for number in range(10, 60):
-        assert got(ram, 3) is not None
-        put(ram, number)
-    assert torch.equal(got(ram, 3), value_of(3))
+        assert got(store, 3) is not None
+        put(store, number)
+    assert torch.equal(got(store, 3), value_of(3))
 
 
 class ByNumber:
@@ -146,7 +145,7 @@ class ByNumber:
     def is_known(self) -> bool:
         return bool(self._uses)
 
-    def bury(self) -> None:
+    def remove_crashed(self) -> None:
         """Nobody dies here."""
 
     def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
@@ -156,165 +155,165 @@ class ByNumber:
 def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(region: Region) -> None:
     numbers = list(range(60))
     random.Random(2).shuffle(numbers)
-    ram = tier(region, NextUse(ByNumber(range(60)), forecast_position.current))
+    store = open_store(region, NextUse(ByNumber(range(60)), forecast_position.current))
     for number in numbers:
-        put(ram, number)
-    here = [number for number in range(60) if ram.has(digest(number))]
+        put(store, number)
+    here = [number for number in range(60) if store.has(digest(number))]
     assert here == list(range(len(here))) and 10 < len(here) < 60
 
 
 def test_next_use_without_anything_known_is_lru(region: Region) -> None:
-    ram = tier(region, NextUse(ByNumber(range(0)), forecast_position.current))
+    store = open_store(region, NextUse(ByNumber(range(0)), forecast_position.current))
     for number in range(60):
-        assert put(ram, number)
-    here = [number for number in range(60) if ram.has(digest(number))]
+        assert put(store, number)
+    here = [number for number in range(60) if store.has(digest(number))]
     assert here == list(range(60 - len(here), 60))
 
 
 def test_one_large_value_makes_any_number_of_small_ones_go(region: Region) -> None:
-    ram = tier(region)
+    store = open_store(region)
     for number in range(900):
-        assert put(ram, number, 100)
-    assert counts(region)["items"] > 800
-    assert put(ram, 1000, 900_000)
-    assert torch.equal(got(ram, 1000), value_of(1000, 900_000))
+        assert put(store, number, 100)
+    assert region.counts()["items"] > 800
+    assert put(store, 1000, 900_000)
+    assert torch.equal(got(store, 1000), value_of(1000, 900_000))
 
 
 def test_a_value_put_again_replaces_the_first(region: Region) -> None:
-    ram = tier(region)
+    store = open_store(region)
     for number in range(50):
-        assert ram.put(digest("key"), Packed(value_of(number)))
-    assert counts(ram.region)["items"] == 1
-    assert torch.equal(unpack(ram.get(digest("key"))), value_of(49))  # type: ignore[arg-type]
+        assert store.put(digest("key"), PackedValue(value_of(number)))
+    assert store.region.counts()["items"] == 1
+    assert torch.equal(unpack(store.get(digest("key"))), value_of(49))  # type: ignore[arg-type]
 
 
 def test_a_value_larger_than_the_limit_is_passed_through_and_costs_nobody(region: Region) -> None:
-    ram = tier(region)
-    put(ram, 0)
-    assert not put(ram, 1, 2_000_000)
-    assert got(ram, 0) is not None and counts(ram.region)["passed"] == 1
+    store = open_store(region)
+    put(store, 0)
+    assert not put(store, 1, 2_000_000)
+    assert got(store, 0) is not None and store.region.counts()["passed"] == 1
 
 
 def test_shrinking_gives_memory_back_at_once_and_growing_takes_more(region: Region) -> None:
-    ram = tier(region)
+    store = open_store(region)
     for number in range(20):
-        put(ram, number)
-    ram.resize(1 * MIB)
+        put(store, number)
+    store.resize(1 * MIB)
     assert resident_bytes(region) <= 1 * MIB + (64 << 10)
-    assert counts(ram.region)["items"] >= 1
-    ram.resize(8 * MIB)
+    assert store.region.counts()["items"] >= 1
+    store.resize(8 * MIB)
     for number in range(100):
-        put(ram, number)
-    assert 7 * MIB < counts(ram.region)["bytes"] <= 8 * MIB
+        put(store, number)
+    assert 7 * MIB < store.region.counts()["bytes"] <= 8 * MIB
 
 
 def test_clear_forgets_everything_and_gives_it_back(region: Region) -> None:
-    ram = tier(region)
+    store = open_store(region)
     for number in range(20):
-        put(ram, number)
-    ram.clear()
-    assert counts(ram.region)["items"] == 0 and os.fstat(region.data_fd).st_blocks == 0
-    assert got(ram, 3) is None and put(ram, 3) and got(ram, 3) is not None
+        put(store, number)
+    store.clear()
+    assert store.region.counts()["items"] == 0 and os.fstat(region.data_fd).st_blocks == 0
+    assert got(store, 3) is None and put(store, 3) and got(store, 3) is not None
 
 
 def test_a_machine_without_memory_stops_growth_and_nothing_else(region: Region) -> None:
-    ram = Tier(region, {LRU: Lru()}, headroom_bytes=lambda: 400_000 - int(region.header[H_VALUE_BYTES]))
+    store = Store(region, {LRU: Lru()}, headroom_bytes=lambda: 400_000 - int(region.header[H_VALUE_BYTES]))
     for number in range(20):
-        assert put(ram, number) or number < 2
-    assert ram.is_short
-    assert 1 <= counts(ram.region)["items"] <= 3
+        assert put(store, number) or number < 2
+    assert store.is_short
+    assert 1 <= store.region.counts()["items"] <= 3
 
 
 def test_a_value_somebody_reads_is_not_given_away(region: Region) -> None:
-    ram = tier(region)
-    put(ram, 0)
-    found = ram._table.find(digest(0))
+    store = open_store(region)
+    put(store, 0)
+    found = store._table.find(digest(0))
     assert found is not None
-    row = ram._readers.row()
+    row = store._readers.row()
     row[R_READING] = found[1].offset + 1
     for number in range(1, 60):
-        put(ram, number)
-    assert ram.has(digest(0))
+        put(store, number)
+    assert store.has(digest(0))
     row[R_READING] = 0
     for number in range(60, 120):
-        put(ram, number)
-    assert not ram.has(digest(0))
+        put(store, number)
+    assert not store.has(digest(0))
 
 
 def test_what_a_dead_process_left_half_done_is_put_right(region: Region) -> None:
-    ram = tier(region)
+    store = open_store(region)
     for number in range(10):
-        put(ram, number)
-    before = counts(ram.region)
+        put(store, number)
+    before = store.region.counts()
     region.header[H_CHANGING] = 1
     region.header[H_ITEMS], region.header[H_VALUE_BYTES] = 99, 1 << 40
     # Pages of an entry that was removed and not given back.
     region.values[60 * MIB : 61 * MIB] = 1
-    assert put(ram, 10)
-    assert counts(ram.region)["items"] == before["items"] + 1
+    assert put(store, 10)
+    assert store.region.counts()["items"] == before["items"] + 1
     assert resident_bytes(region) <= int(region.header[H_LIMIT])
     for number in range(11):
-        assert torch.equal(got(ram, number), value_of(number))
+        assert torch.equal(got(store, number), value_of(number))
 
 
 def test_a_process_that_died_while_it_lowered_the_limit_leaves_nothing_over_it(region: Region) -> None:
-    ram = tier(region)
+    store = open_store(region)
     for number in range(20):
-        put(ram, number)
+        put(store, number)
     region.header[H_CHANGING], region.header[H_LIMIT] = 1, 1 * MIB
-    assert put(ram, 20)
-    assert counts(ram.region)["bytes"] <= 1 * MIB
+    assert put(store, 20)
+    assert store.region.counts()["bytes"] <= 1 * MIB
     assert resident_bytes(region) <= 1 * MIB + (64 << 10)
 
 
 def test_a_limit_lowered_while_a_value_is_written_holds_once_it_is_there(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ram, write = tier(region), region.write
+    store, write = open_store(region), region.write
 
-    def write_slowly(key: bytes, place: Place, packed: Any) -> None:
+    def write_slowly(key: bytes, place: Extent, packed: Any) -> None:
         write(key, place, packed)
-        ram.resize(512 << 10)
+        store.resize(512 << 10)
 
     monkeypatch.setattr(region, "write", write_slowly)
-    put(ram, 0, 200_000)
-    assert counts(ram.region)["bytes"] <= 512 << 10
+    put(store, 0, 200_000)
+    assert store.region.counts()["bytes"] <= 512 << 10
     assert resident_bytes(region) <= 576 << 10
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_what_a_value_takes_at_least_is_not_more_than_it_takes(value: Any) -> None:
-    assert least_bytes(value) <= Packed(value).total_bytes
-    assert least_bytes([value, value]) <= Packed([value, value]).total_bytes
+    assert least_bytes(value) <= PackedValue(value).total_bytes
+    assert least_bytes([value, value]) <= PackedValue([value, value]).total_bytes
 
 
 def test_of_a_full_static_cache_is_said_without_the_lock_what_it_would_refuse(region: Region) -> None:
     region.header[H_POLICY] = STATIC
-    ram = Tier(region, {STATIC: Static()}, headroom_bytes=lambda: 1 << 50)
+    store = Store(region, {STATIC: Static()}, headroom_bytes=lambda: 1 << 50)
     number = 0
-    while not ram.refuses(digest(number), least_bytes(value_of(number))):
-        assert put(ram, number)
+    while not store.refuses(digest(number), least_bytes(value_of(number))):
+        assert put(store, number)
         number += 1
-    assert not put(ram, number), "and it does"
-    assert not ram.refuses(digest(0), least_bytes(value_of(0))), "what is there is replaced"
-    assert not ram.refuses(digest(number), 1), "a smaller one still fits"
-    assert counts(region)["passed"] == 2
+    assert not put(store, number), "and it does"
+    assert not store.refuses(digest(0), least_bytes(value_of(0))), "what is there is replaced"
+    assert not store.refuses(digest(number), 1), "a smaller one still fits"
+    assert region.counts()["passed"] == 2
     # Somebody dies while writing: the row says so first, then the entry takes a tag.
     region.rows[7, R_WRITING] = 1
     region.header[H_TAGS] += np.uint64(1)
-    assert not ram.refuses(digest(number), least_bytes(value_of(number))), "room may come free after the dead"
+    assert not store.refuses(digest(number), least_bytes(value_of(number))), "room may come free after the dead"
 
 
 def test_a_pinned_value_outlives_any_number_of_others(region: Region) -> None:
-    ram = tier(region)
-    assert ram.put(digest("pinned"), Packed(value_of(-1)), pinned=True)
+    store = open_store(region)
+    assert store.put(digest("pinned"), PackedValue(value_of(-1)), pinned=True)
     for number in range(100):
-        put(ram, number)
-    ram.resize(2 * MIB)
-    found = ram.view(digest("pinned"))
+        put(store, number)
+    store.resize(2 * MIB)
+    found = store.view(digest("pinned"))
     assert found is not None and torch.equal(unpack(found[1]), value_of(-1))
-    ram.put(digest("pinned"), Packed(value_of(-2)), pinned=True)
-    again = ram.view(digest("pinned"))
+    store.put(digest("pinned"), PackedValue(value_of(-2)), pinned=True)
+    again = store.view(digest("pinned"))
     assert again is not None and again[0] != found[0] and torch.equal(unpack(again[1]), value_of(-2))
 
 
@@ -325,102 +324,102 @@ def windows(chance: random.Random, frames: int, length: int) -> list[list[int]]:
     return [list(range(start, start + length)) for start in starts]
 
 
-def hit_rate(ram: Tier, epochs: list[list[list[int]]], plans: Plans | None) -> float:
+def hit_rate(store: Store, epochs: list[list[list[int]]], forecasts: SharedForecasts | None) -> float:
     hits = asked = 0
     claim = 0
     for number, epoch in enumerate(epochs):
-        if plans is not None:
-            claim = plans.claim()
-            plans.publish(claim, plan_of(epoch), 0)
+        if forecasts is not None:
+            claim = forecasts.claim()
+            forecasts.publish(claim, forecast_of(epoch), 0)
         for place, frames in enumerate(epoch):
-            if plans is not None:
-                plans.advance(claim, place)
+            if forecasts is not None:
+                forecasts.advance(claim, place)
                 forecast_position.begin(position_of(claim, place))
             for frame in frames:
-                found = ram.get(digest(frame))
+                found = store.get(digest(frame))
                 if found is None:
-                    ram.put(digest(frame), Packed(torch.full((900,), frame)))
+                    store.put(digest(frame), PackedValue(torch.full((900,), frame)))
                 else:
                     assert int(unpack(found)[0]) == frame
                 if number:
                     asked, hits = asked + 1, hits + (found is not None)
-        if plans is not None:
-            plans.withdraw(claim)
+        if forecasts is not None:
+            forecasts.withdraw(claim)
     forecast_position.begin(0)
     return hits / asked
 
 
 def test_windows_under_next_use_have_the_hits_the_theory_gives_and_more_than_lru(region: Region) -> None:
-    """Frames of two pages each; room for half of them besides index and plan."""
+    """Frames of two pages each; room for half of them beside index and forecast."""
     frames, length = 400, 8
     chance = random.Random(5)
     epochs = [windows(chance, frames, length) for _ in range(3)]
-    plan_bytes = 8192 + 8 * (frames + frames * length)
-    limit_bytes = region.index_bytes + plan_bytes + frames // 2 * 8192
-    ram = tier(region, Static())
-    ram.resize(limit_bytes)
-    plans = Plans(region, ram)
-    ram.policies = {LRU: NextUse(plans, forecast_position.current)}
-    by_plan = hit_rate(ram, epochs, plans)
-    ram.clear()
-    ram.policies = {LRU: Lru()}
-    by_age = hit_rate(ram, epochs, None)
-    assert 0.72 < by_plan < 0.84
-    assert by_age < by_plan - 0.2
+    forecast_bytes = 8192 + 8 * (frames + frames * length)
+    limit_bytes = region.index_bytes + forecast_bytes + frames // 2 * 8192
+    store = open_store(region, Static())
+    store.resize(limit_bytes)
+    forecasts = SharedForecasts(region, store)
+    store.policies = {LRU: NextUse(forecasts, forecast_position.current)}
+    by_forecast = hit_rate(store, epochs, forecasts)
+    store.clear()
+    store.policies = {LRU: Lru()}
+    by_age = hit_rate(store, epochs, None)
+    assert 0.72 < by_forecast < 0.84
+    assert by_age < by_forecast - 0.2
 
 
 def test_of_several_loaders_the_one_that_needs_a_key_soonest_counts(region: Region) -> None:
-    ram = tier(region)
-    plans = Plans(region, ram)
-    one, other = plans.claim(), plans.claim()
-    assert not plans.is_known()
-    plans.publish(one, plan_of([["a"], ["b"], ["c"]]), 0)
-    plans.publish(other, plan_of([["c"], ["x"], ["a"], ["d"]]), 0)
+    store = open_store(region)
+    forecasts = SharedForecasts(region, store)
+    one, other = forecasts.claim(), forecasts.claim()
+    assert not forecasts.is_known()
+    forecasts.publish(one, forecast_of([["a"], ["b"], ["c"]]), 0)
+    forecasts.publish(other, forecast_of([["c"], ["x"], ["a"], ["d"]]), 0)
     low, untouched = lows("abcdz"), np.zeros(5, np.uint64)
-    assert plans.next_uses(low, untouched).tolist() == [0, 1, 0, 3, NEVER]
-    plans.advance(one, 2)
-    plans.advance(other, 1)
-    assert plans.next_uses(low, untouched).tolist() == [1, NEVER, 0, 2, NEVER]
+    assert forecasts.next_uses(low, untouched).tolist() == [0, 1, 0, 3, NEVER]
+    forecasts.advance(one, 2)
+    forecasts.advance(other, 1)
+    assert forecasts.next_uses(low, untouched).tolist() == [1, NEVER, 0, 2, NEVER]
     used = np.full(5, position_of(one, 2), np.uint64)
-    assert plans.next_uses(low, used).tolist() == [1, NEVER, NEVER, 2, NEVER], (
+    assert forecasts.next_uses(low, used).tolist() == [1, NEVER, NEVER, 2, NEVER], (
         "a worker has used it, ahead of its loader"
     )
-    plans.withdraw(one)
-    assert plans.next_uses(low, untouched).tolist() == [1, NEVER, NEVER, 2, NEVER]
-    plans.bury()
-    assert plans.is_known(), "a plan of the living was buried"
+    forecasts.withdraw(one)
+    assert forecasts.next_uses(low, untouched).tolist() == [1, NEVER, NEVER, 2, NEVER]
+    forecasts.remove_crashed()
+    assert forecasts.is_known(), "the forecast of a living loader was removed"
 
 
-def test_the_plans_of_a_loader_that_died_are_buried(region: Region) -> None:
-    ram = tier(region)
-    plans = Plans(region, ram)
+def test_the_forecast_of_a_crashed_loader_is_removed(region: Region) -> None:
+    store = open_store(region)
+    forecasts = SharedForecasts(region, store)
     pid = os.fork()
     if pid == 0:
-        plans.publish(plans.claim(), plan_of([["a"]]), 0)
+        forecasts.publish(forecasts.claim(), forecast_of([["a"]]), 0)
         os._exit(0)
     os.waitpid(pid, 0)
-    assert plans.is_known()
-    plans.bury()
-    assert not plans.is_known()
+    assert forecasts.is_known()
+    forecasts.remove_crashed()
+    assert not forecasts.is_known()
 
 
 def test_threads_that_claim_at_once_get_numbers_of_their_own(region: Region) -> None:
-    plans = Plans(region, tier(region))
+    forecasts = SharedForecasts(region, open_store(region))
     for _ in range(20):
         with ThreadPoolExecutor(8) as threads:
-            claims = list(threads.map(lambda _: plans.claim(), range(8)))
-        assert len({claim % MOST_PLANS for claim in claims}) == 8
+            claims = list(threads.map(lambda _: forecasts.claim(), range(8)))
+        assert len({claim % MOST_FORECASTS for claim in claims}) == 8
         for claim in claims:
-            plans.withdraw(claim)
+            forecasts.withdraw(claim)
 
 
-def test_what_lies_in_the_cache_of_a_plan_that_is_over_goes_with_the_next(region: Region) -> None:
-    ram = tier(region)
-    plans = Plans(region, ram)
-    claim = plans.claim()
-    plans.publish(claim, plan_of([["a"], ["b"]]), 0)
-    plans.withdraw(claim)
-    plans.withdraw(claim)
-    assert not plans.is_known()
-    plans.claim()
-    assert counts(region)["items"] == 0
+def test_a_withdrawn_forecast_is_removed_with_the_next_claim(region: Region) -> None:
+    store = open_store(region)
+    forecasts = SharedForecasts(region, store)
+    claim = forecasts.claim()
+    forecasts.publish(claim, forecast_of([["a"], ["b"]]), 0)
+    forecasts.withdraw(claim)
+    forecasts.withdraw(claim)
+    assert not forecasts.is_known()
+    forecasts.claim()
+    assert region.counts()["items"] == 0

@@ -29,10 +29,10 @@ from torch.utils.data import (
 
 import penstock
 from penstock.cache.cached_dataset import CachedDataset
+from penstock.cache.keys import keys_of
 from penstock.cache.store.locks import TooLong
 from penstock.data.samplers import BlockShuffleSampler
 from penstock.errors import ConfigError
-from penstock.loader.caching import keys_of
 from penstock.loader.epochs import next_epoch_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -99,8 +99,8 @@ def cache() -> Iterator[penstock.Cache]:
         yield made
 
 
-def plans_known(cache: penstock.Cache) -> bool:
-    return cache._plans.is_known()
+def has_forecast(cache: penstock.Cache) -> bool:
+    return cache._forecasts.is_known()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -171,42 +171,42 @@ def test_what_cannot_be_cached_says_what_to_do(cache: penstock.Cache) -> None:
 
     with pytest.raises(ConfigError, match="get_or_load"):
         penstock.DataLoader(Stream(), cache=cache)
-    with pytest.raises(ConfigError, match="give the loader the same"):
+    with pytest.raises(ConfigError, match="pass the same one to the loader"):
         penstock.DataLoader(Frames(cache), cache="2MB")
     with penstock.Cache("2MB") as other:
         for dataset in (Frames(cache), Subset(Frames(cache), [1, 2]), cache.wrap(Plain())):
-            with pytest.raises(ConfigError, match="another cache"):
+            with pytest.raises(ConfigError, match="the loader was given"):
                 penstock.DataLoader(dataset, cache=other)
     with pytest.raises(ValueError, match="plenty"):
         penstock.DataLoader(Plain(), cache="plenty")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_order_is_known_while_the_epoch_lasts_and_no_longer(cache: penstock.Cache, workers: int) -> None:
+def test_a_forecast_lasts_as_long_as_its_epoch(cache: penstock.Cache, workers: int) -> None:
     loader = penstock.DataLoader(Frames(cache), batch_size=8, num_workers=workers, cache=cache, shuffle=True)
-    assert not plans_known(cache)
+    assert not has_forecast(cache)
     iterator = iter(loader)
     next(iterator)
-    assert plans_known(cache)
+    assert has_forecast(cache)
     del iterator
     gc.collect()
-    assert not plans_known(cache), "the loop was left"
+    assert not has_forecast(cache), "the loop was left"
     for _ in loader:
-        assert plans_known(cache)
-    assert not plans_known(cache)
-    assert not cache._plans._own, "a number is still taken"
+        assert has_forecast(cache)
+    assert not has_forecast(cache)
+    assert not cache._forecasts._own, "a number is still taken"
     list(loader)
 
 
-def test_two_loaders_over_one_cache_each_have_a_plan(cache: penstock.Cache) -> None:
+def test_two_loaders_over_one_cache_each_have_a_forecast(cache: penstock.Cache) -> None:
     one, other = (
         iter(penstock.DataLoader(Frames(cache), batch_size=8, num_workers=1, cache=cache, shuffle=True))
         for _ in range(2)
     )
     next(one), next(other)
-    assert len(cache._plans._own) == 2
+    assert len(cache._forecasts._own) == 2
     assert len(list(one)) == len(list(other)) == 14
-    assert not cache._plans._own
+    assert not cache._forecasts._own
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -232,7 +232,7 @@ def test_a_sampler_with_a_state_is_not_read_ahead(cache: penstock.Cache) -> None
     sampler = Stateful(100)
     loader = penstock.DataLoader(Frames(cache), batch_size=5, sampler=sampler, cache=cache)
     next(iter(loader))
-    assert sampler.at < 20 and not plans_known(cache)
+    assert sampler.at < 20 and not has_forecast(cache)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -250,7 +250,7 @@ def test_a_sampler_that_counts_epochs_is_read_ahead_and_resumes_exactly(cache: p
     iterator = iter(loader)
     for _ in range(5):
         next(iterator)
-    assert plans_known(cache)
+    assert has_forecast(cache)
     state = loader.state_dict()
     resumed = made()
     resumed.load_state_dict(state)
@@ -346,8 +346,8 @@ def test_keys_that_fail_are_a_warning_and_training_goes_on(cache: penstock.Cache
     loader = penstock.DataLoader(Failing(cache), batch_size=5, cache=cache)
     with pytest.warns(RuntimeWarning, match="not that one"):
         for batch in loader:
-            assert not plans_known(cache) and len(batch)
-    assert not cache._plans._own
+            assert not has_forecast(cache) and len(batch)
+    assert not cache._forecasts._own
 
 
 def test_a_cache_closed_under_a_loader_is_an_error_and_not_a_hang(cache: penstock.Cache) -> None:
@@ -384,7 +384,7 @@ def test_policies_that_were_asked_for_stay(cache: penstock.Cache) -> None:
     with penstock.Cache("1MB", "lru") as own:
         loader = penstock.DataLoader(Frames(own), batch_size=8, cache=own)
         next(iter(loader))
-        assert not plans_known(own)
+        assert not has_forecast(own)
 
 
 def test_a_loader_without_a_cache_says_so() -> None:
@@ -402,20 +402,20 @@ def test_a_wrapped_dataset_is_pickled_with_its_cache(cache: penstock.Cache) -> N
     again.cache.close()
 
 
-def test_a_lock_that_somebody_holds_too_long_costs_the_plan_and_nothing_else(
+def test_a_lock_held_too_long_costs_the_forecast_and_nothing_else(
     cache: penstock.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: Any) -> int:
         raise TooLong
 
-    monkeypatch.setattr(cache._plans, "claim", never)
+    monkeypatch.setattr(cache._forecasts, "claim", never)
     loader = penstock.DataLoader(Frames(cache), batch_size=8, cache=cache)
     assert len(list(loader)) == 15
     monkeypatch.undo()
     iterator = iter(loader)
     next(iterator)
-    monkeypatch.setattr(cache._plans, "advance", never)
-    assert len(list(iterator)) == 14 and not cache._plans._own
+    monkeypatch.setattr(cache._forecasts, "advance", never)
+    assert len(list(iterator)) == 14 and not cache._forecasts._own
 
 
 def test_the_garbage_collector_may_take_an_iterator_in_the_middle_of_a_change(cache: penstock.Cache) -> None:
@@ -426,11 +426,11 @@ def test_the_garbage_collector_may_take_an_iterator_in_the_middle_of_a_change(ca
         began = time.monotonic()
         del iterator
         gc.collect()
-        assert time.monotonic() - began < 1 and not cache._plans._own
+        assert time.monotonic() - began < 1 and not cache._forecasts._own
     assert len(list(loader)) == 15
 
 
-def test_a_forked_child_that_drops_its_copy_leaves_the_plan(cache: penstock.Cache) -> None:
+def test_a_forked_child_that_drops_its_copy_keeps_the_forecast(cache: penstock.Cache) -> None:
     iterator = iter(penstock.DataLoader(Frames(cache), batch_size=8, cache=cache))
     next(iterator)
     pid = os.fork()
@@ -439,23 +439,23 @@ def test_a_forked_child_that_drops_its_copy_leaves_the_plan(cache: penstock.Cach
         gc.collect()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert plans_known(cache)
+    assert has_forecast(cache)
     assert len(list(iterator)) == 14
 
 
-def test_a_cache_closed_while_another_of_its_name_is_open_leaves_no_plan() -> None:
+def test_a_cache_closed_while_another_of_its_name_is_open_leaves_no_forecast() -> None:
     with penstock.Cache("2MB", name="twice") as stays, penstock.Cache("2MB", name="twice") as goes:
         iterator = iter(penstock.DataLoader(Frames(goes), batch_size=8, cache=goes))
         next(iterator)
-        assert plans_known(stays)
+        assert has_forecast(stays)
         goes.close()
-        assert not plans_known(stays) and not stays._plans._own
+        assert not has_forecast(stays) and not stays._forecasts._own
 
 
-def test_values_nobody_has_announced_are_kept_beside_those_that_are(cache: penstock.Cache) -> None:
+def test_values_outside_forecasts_are_kept_beside_those_in_them(cache: penstock.Cache) -> None:
     iterator = iter(penstock.DataLoader(Frames(cache), batch_size=8, cache=cache, shuffle=True))
     next(iterator)
-    assert plans_known(cache)
+    assert has_forecast(cache)
     for number in range(600):
         cache.put(("filling", number), torch.zeros(700))
     before = cache.stats()
@@ -465,11 +465,11 @@ def test_values_nobody_has_announced_are_kept_beside_those_that_are(cache: penst
     assert cache.stats().hits - before.hits == 190
 
 
-def test_a_cache_that_is_emptied_or_shrunk_goes_on_by_the_plan_or_without(cache: penstock.Cache) -> None:
+def test_a_cache_that_is_emptied_or_shrunk_continues_with_or_without_the_forecast(cache: penstock.Cache) -> None:
     iterator = iter(penstock.DataLoader(Frames(cache, frames=3000), batch_size=8, cache=cache, shuffle=True))
     next(iterator)
     cache.clear()
-    assert plans_known(cache)
+    assert has_forecast(cache)
     cache.resize("1MB")
     assert cache.stats().bytes <= 1_000_000
     assert len(list(iterator)) == 374

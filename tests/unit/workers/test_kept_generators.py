@@ -12,9 +12,8 @@ import pytest
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
-from penstock.workers.child import kept_generators
-from penstock.workers.child.kept_generators import KeptGenerators
-from penstock.workers.rng import seed_stretch
+from penstock.workers import rng
+from penstock.workers.rng import KeptGenerators, seed_stretch
 
 
 @pytest.fixture(autouse=True)
@@ -108,4 +107,4 @@ def test_stand_ins_are_used_again() -> None:
     for number in range(10):
         np.random.seed(number)
         kept(lambda: np.random.seed(1))
-    assert 1 <= len(kept_generators._stand_ins) <= 3
+    assert 1 <= len(rng._substitutes) <= 3

@@ -1,7 +1,7 @@
-"""Which values to give up for which.
+"""Policies: which values to evict for a new one.
 
-In:  the table, the newcomer's digest; for ``next-use``, when keys are needed next.
-Out: slots of the table, the one to give up first at the front; none, if the newcomer is the one to do without.
+In:  the table, the new value's digest; for ``next-use``, when keys are needed next.
+Out: slots of the table, the first to evict first; none if the new value is not worth an eviction.
 Runs in: trainer and worker, under the writer's lock.
 """
 
@@ -16,66 +16,66 @@ from penstock.cache.policy.forecast import NEVER
 from penstock.cache.store.table import E_LOW, E_MARK, E_STAMP, E_TAG, HERE, evictable
 
 STATIC, LRU, NEXT_USE, LEFTOVERS = range(4)
-"""What a tier's header calls the policy in force."""
+"""The policies' numbers in a store's header."""
 
-_BATCH = 256
-"""Candidates looked for at a time: a look at the whole table costs as much for one as for many."""
+_CANDIDATES = 256
+"""Candidates found at a time: a scan of the table costs the same for one as for many."""
 
 
 class Policy(Protocol):
     def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
-        """``newcomer`` is None where one is let in whatever it is."""
+        """``newcomer`` is the new value's digest; None if it must be kept."""
         ...
 
 
 class Static:
-    """Fill, and never evict: where every key is used once per epoch no policy has more hits."""
+    """Fill, and never evict. If every key is used once per epoch, no policy has more hits."""
 
     def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
         return iter(())
 
 
 class Lru:
-    """What was not used for longest goes first."""
+    """Evicts the least recently used value."""
 
     def __init__(self) -> None:
         self._candidates: list[tuple[int, int]] = []
-        """Slots and stamps of what was oldest at the last look, oldest last."""
+        """Slots and stamps of the oldest values at the last scan, the oldest last."""
 
     def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
-        looks = 1 + len(table) // _BATCH
+        scans = 1 + len(table) // _CANDIDATES
         while True:
             while self._candidates:
                 slot, stamp = self._candidates.pop()
-                # Used since, or gone: it is not the oldest any more.
+                # Otherwise it was used or removed since the scan.
                 if slot < len(table) and int(table[slot, E_STAMP]) == stamp and int(table[slot, E_TAG]) & 3 == HERE:
                     yield slot
-            if not looks:
+            if not scans:
                 return
-            looks -= 1
+            scans -= 1
             slots, stamps = self._allowed(table)
             if not len(slots):
                 return
-            if len(slots) > _BATCH:
-                oldest = np.argpartition(stamps, _BATCH)[:_BATCH]
+            if len(slots) > _CANDIDATES:
+                oldest = np.argpartition(stamps, _CANDIDATES)[:_CANDIDATES]
                 slots, stamps = slots[oldest], stamps[oldest]
             order = np.argsort(stamps)[::-1]
             self._candidates = list(zip(slots[order].tolist(), stamps[order].tolist(), strict=True))
 
     def _allowed(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Slots whose values may go, and when they were last used."""
+        """Slots whose values may be evicted, and when they were last used."""
         slots = evictable(table)
         return slots, table[slots, E_STAMP]
 
 
 class Leftovers(Lru):
-    """What is of a group nobody has asked for since the tier was opened goes, oldest first; the rest stays.
+    """Evicts values of groups that no process has requested since the store was opened, the oldest first.
 
-    On disk, what earlier runs left under fingerprints that no longer are makes room for what is used now.
+    On disk, values that earlier runs stored under fingerprints not in use any more make room for those in use.
     """
 
     def __init__(self, groups: np.ndarray) -> None:
-        """``groups`` that were asked for, as they come."""
+        """``groups``: those requested so far, in shared memory."""
         super().__init__()
         self._groups = groups
         self._are_none = False
@@ -85,7 +85,7 @@ class Leftovers(Lru):
             return _NONE, _NONE
         slots, stamps = super()._allowed(table)
         old = ~np.isin(table[slots, E_MARK], self._groups)
-        # Nothing is added to a group nobody asks for: after the last leftover there are no more.
+        # Nothing is added to a group that no process requests: once there are no leftovers, there are none later.
         self._are_none = not old.any()
         return slots[old], stamps[old]
 
@@ -94,37 +94,38 @@ _NONE = np.empty(0, np.int64)
 
 
 class Oracle(Protocol):
-    """When keys are needed next."""
+    """When keys are needed next; see ``SharedForecasts``."""
 
     def is_known(self) -> bool:
-        """Whether anybody has said."""
+        """Whether there is any forecast."""
         ...
 
-    def bury(self) -> None:
-        """Forget what the dead have said."""
+    def remove_crashed(self) -> None:
+        """Remove forecasts of crashed loaders."""
         ...
 
     def next_uses(self, low: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Per low word of a key, and position it was last used in, how many batches from now; or NEVER."""
+        """In how many batches each key is needed, or NEVER; given its low word and the position of its last use."""
         ...
 
 
 class NextUse(Lru):
-    """What is needed latest goes first, unless the newcomer is needed later still.
+    """Evicts the value that is needed last, unless the new value is needed later still.
 
-    Of what nobody is known to need, what was used outside of all plans goes first, the oldest before the rest, and
-    newcomers from there may take its place: whoever has no plan is not left out. Then what plans have used, the newest
-    first: its use is over, while the oldest may come up again beyond what is planned. Entries are looked at for every
-    so many newcomers only; what came since is not considered until then.
+    Values that no forecast needs go first. Among them, values used outside all forecasts come before the others, the
+    oldest first, and new values used outside all forecasts may replace them, so users without a forecast share the
+    cache too. Then come values that forecasts have used, the newest first: their use is over, while the oldest may be
+    needed again beyond the end of the forecast. The table is scanned once for several new values; values added after
+    a scan are candidates from the next scan on.
     """
 
     def __init__(self, oracle: Oracle, position: Callable[[], int]) -> None:
-        """``position`` says for which batch the newcomer was loaded: that use of it is over."""
+        """``position``: the batch that the new value was loaded for; that use of it is over."""
         super().__init__()
         self.oracle = oracle
         self._position = position
         self._far: list[tuple[int, int]] = []
-        """Slots and tags of what was needed latest at the last look, the very latest last."""
+        """Slots and tags of the values needed last at the last scan, the very last one last."""
         self._newcomers_left = 0
         self._chance = np.random.default_rng()
 
@@ -133,10 +134,10 @@ class NextUse(Lru):
             yield from super().victims(table, newcomer)
             return
         if self._newcomers_left <= 0 or newcomer is None:
-            self._look(table, for_all=newcomer is None)
+            self._scan(table, for_all=newcomer is None)
         self._newcomers_left -= 1
         own = None if newcomer is None else np.frombuffer(newcomer, np.uint64)[1]
-        for _ in range(_LOOKS):
+        for _ in range(_MOST_SCANS):
             while self._far:
                 slot, tag = self._far[-1]
                 is_there = slot < len(table) and int(table[slot, E_TAG]) == tag
@@ -145,18 +146,18 @@ class NextUse(Lru):
                 self._far.pop()
                 if is_there:
                     yield slot
-            self._look(table, for_all=True)
+            self._scan(table, for_all=True)
 
     def _may_go(self, entry: np.ndarray, own: np.uint64) -> bool:
-        """Whether an entry is needed later than the newcomer, or not at all and the newcomer is of no plan."""
+        """Whether an entry is needed later than the new value, or never and the new value belongs to no forecast."""
         position = self._position()
         low, positions = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], position], np.uint64)
         its, newcomers = self.oracle.next_uses(low, positions)
         return bool(its > newcomers or (its == NEVER and not position))
 
-    def _look(self, table: np.ndarray, *, for_all: bool) -> None:
-        """Find what is needed latest: for the next few newcomers, or ``for_all`` that one large one pushes out."""
-        self.oracle.bury()
+    def _scan(self, table: np.ndarray, *, for_all: bool) -> None:
+        """Find the values needed last: enough for a few new values, or ``for_all`` a large one may evict."""
+        self.oracle.remove_crashed()
         slots = self._some(table)
         count = len(slots) if for_all else max(_FEWEST, len(slots) // _PARTS)
         marks, stamps = table[slots, E_MARK], table[slots, E_STAMP]
@@ -167,7 +168,7 @@ class NextUse(Lru):
         self._newcomers_left = max(_FEWEST, len(self._far)) if not for_all else 0
 
     def _some(self, table: np.ndarray) -> np.ndarray:
-        """Slots that may go; of a large table, some by chance."""
+        """Slots that may be evicted; of a large table, a random sample."""
         if len(table) <= 2 * _SAMPLE:
             return evictable(table)
         some = self._chance.integers(len(table), size=2 * _SAMPLE)
@@ -175,8 +176,8 @@ class NextUse(Lru):
 
 
 _FEWEST, _PARTS = 16, 512
-"""How many of the entries that are looked at one look is for: a part of them, at least a few."""
+"""How many candidates a scan keeps: this part of the entries, and at least so many."""
 _SAMPLE = 1 << 14
-"""Of a table of more slots than twice these, as many by chance: the farthest of them are far enough."""
-_LOOKS = 8
-"""How often one newcomer has others looked for that could go."""
+"""A table with more than twice as many slots is sampled: the farthest uses in the sample are far enough."""
+_MOST_SCANS = 8
+"""Scans for one new value at most."""

@@ -1,10 +1,10 @@
-"""The plans of all loaders of a node, kept in the cache itself, where whoever evicts can ask them.
+"""The forecasts of all loaders of a node, stored in the cache itself, where every process that evicts can read them.
 
-In:  a plan per loader and epoch, and how far the loader is.
-Out: when keys are needed next, by the loader that needs them soonest.
-Runs in: trainer (publishes), worker (asks).
+In:  one forecast per loader and epoch, and the loader's current batch.
+Out: when keys are needed next, by the loader that needs them first.
+Runs in: trainer (publishes), worker (reads).
 
-A loader's plan lies under a number it holds a lock on: the plans of the dead are seen to be theirs.
+A loader's forecast is stored under a number, on which the loader holds a lock; the lock of a crashed loader is free.
 """
 
 from __future__ import annotations
@@ -16,141 +16,141 @@ from collections.abc import Iterable
 import numpy as np
 
 from penstock.cache.keys import digest
-from penstock.cache.policy.forecast import NEVER, Plan
+from penstock.cache.policy.forecast import NEVER, Forecast
 from penstock.cache.store.locks import release, renew_after_fork, try_lock
-from penstock.cache.store.region import H_CLAIMS, H_PLACES, L_PLANS, MOST_PLANS, Region
-from penstock.cache.store.store import Tier
-from penstock.cache.store.values import Packed, unpack
+from penstock.cache.store.region import H_CLAIMS, H_POSITIONS, L_FORECASTS, MOST_FORECASTS, Region
+from penstock.cache.store.store import Store
+from penstock.cache.store.values import PackedValue, unpack
 from penstock.errors import CacheError
 
-# A place: which of the loader's two plans is in force, its serial, and the batch it is at, plus one.
+# A position word: which of the loader's two forecasts is in force, its serial number, and its batch plus one.
 _BATCH_BITS = 32
 _BATCH = (1 << _BATCH_BITS) - 1
 _MOST_SERIAL = (1 << 20) - 1
 _WHICH_BIT = 62
 
 
-class Plans:
-    """What ``NextUse`` asks."""
+class SharedForecasts:
+    """All loaders' forecasts, as ``NextUse`` reads them."""
 
-    def __init__(self, region: Region, tier: Tier) -> None:
-        self._places = region.header[H_PLACES : H_PLACES + MOST_PLANS]
+    def __init__(self, region: Region, store: Store) -> None:
+        self._positions = region.header[H_POSITIONS : H_POSITIONS + MOST_FORECASTS]
         self._region = region
-        self._tier = tier
+        self._store = store
         self._threads = threading.Lock()
-        """The kernel does not keep threads of one process out of each other's numbers."""
+        """The kernel's locks do not exclude threads of one process."""
         self._own: dict[int, int] = {}
-        """Numbers held here, or by the process this one was forked from, and which of its two plans is in force."""
-        self._known: dict[int, tuple[int, Plan]] = {}
-        """Per number, the plan as it lies in shared memory, and the tag that says which one it is."""
+        """Numbers that this process or its parent holds, and which of their two forecasts is in force."""
+        self._known: dict[int, tuple[int, Forecast]] = {}
+        """Per number, the forecast in shared memory and the tag of its entry."""
         renew_after_fork(self)
 
     def forget_threads(self) -> None:
         self._threads = threading.Lock()
 
-    # -- a loader's side ------------------------------------------------------------------------
+    # -- for loaders ----------------------------------------------------------------------------
 
     def claim(self) -> int:
-        """A loader's epoch begins: what its plans and positions will be known by. Raises TooLong."""
+        """A loader's epoch begins: returns a number for its forecasts and positions. Raises TooLong, CacheError."""
         with self._region.changing() as header:
-            self._bury(range(MOST_PLANS))
+            self._remove_crashed(range(MOST_FORECASTS))
             header[H_CLAIMS] = serial = int(header[H_CLAIMS]) % _MOST_SERIAL + 1
         with self._threads:
-            for number in range(MOST_PLANS):
-                if number not in self._own and try_lock(self._region.lock_fd, L_PLANS + number):
+            for number in range(MOST_FORECASTS):
+                if number not in self._own and try_lock(self._region.lock_fd, L_FORECASTS + number):
                     self._own[number] = 0
-                    self._places[number] = 0
-                    return serial * MOST_PLANS + number
-        raise CacheError(f"more than {MOST_PLANS} loaders use this cache at once")
+                    self._positions[number] = 0
+                    return serial * MOST_FORECASTS + number
+        raise CacheError(f"More than {MOST_FORECASTS} loaders use this cache at once.")
 
-    def publish(self, claim: int, plan: Plan, now: int) -> bool:
-        """What a loader is going to need, and that it is at batch ``now``; False if there is no room for it. Raises
-        TooLong, OSError."""
-        number = claim % MOST_PLANS
+    def publish(self, claim: int, forecast: Forecast, now: int) -> bool:
+        """Store the forecast of a loader at batch ``now``; False if it does not fit. Raises TooLong, OSError."""
+        number = claim % MOST_FORECASTS
         before = self._own[number]
-        # Beside the last one, which is asked until this one is there.
-        if not self._tier.put(_name(number, 1 - before), Packed((plan.keys, plan.uses, plan.batches)), pinned=True):
+        # Beside the last forecast, which stays in force until this one is complete.
+        packed = PackedValue((forecast.keys, forecast.uses, forecast.batches))
+        if not self._store.put(_name(number, 1 - before), packed, pinned=True):
             return False
         self._own[number] = 1 - before
-        self._places[number] = self._place(claim, now)
-        self._tier.remove(_name(number, before))
+        self._positions[number] = self._position(claim, now)
+        self._store.remove(_name(number, before))
         return True
 
     def advance(self, claim: int, now: int) -> None:
-        """A loader is at that batch of its epoch."""
-        if self._places[claim % MOST_PLANS]:
-            self._places[claim % MOST_PLANS] = self._place(claim, now)
+        """A loader is now at batch ``now`` of its epoch."""
+        if self._positions[claim % MOST_FORECASTS]:
+            self._positions[claim % MOST_FORECASTS] = self._position(claim, now)
 
     def withdraw(self, claim: int) -> None:
-        """A loader's epoch is over, or the loader gone. Needs no lock of the cache's: the garbage collector may call.
+        """A loader's epoch is over. Takes no lock of the cache, so the garbage collector may call this.
 
-        What lies in the cache of it goes when the next loader claims a number.
+        The stored forecasts are removed when the next loader claims a number.
         """
-        number = claim % MOST_PLANS
+        number = claim % MOST_FORECASTS
         if self._own.pop(number, None) is not None:
-            self._places[number] = 0
-            release(self._region.lock_fd, L_PLANS + number)
+            self._positions[number] = 0
+            release(self._region.lock_fd, L_FORECASTS + number)
 
-    def _place(self, claim: int, now: int) -> int:
-        number, serial = claim % MOST_PLANS, claim // MOST_PLANS
+    def _position(self, claim: int, now: int) -> int:
+        number, serial = claim % MOST_FORECASTS, claim // MOST_FORECASTS
         return self._own[number] << _WHICH_BIT | serial << _BATCH_BITS | now + 1
 
-    # -- the policy's side, under the writer's lock -----------------------------------------------
+    # -- for the policy, under the writer's lock ---------------------------------------------------
 
     def is_known(self) -> bool:
-        return any(self._plan(number, place >> _WHICH_BIT) is not None for number, place in self._all_places())
+        return any(self._forecast(number, position >> _WHICH_BIT) for number, position in self._all_positions())
 
     def count(self) -> int:
-        """Loaders that have said what they need."""
-        return len(self._all_places())
+        """The number of loaders with a forecast."""
+        return len(self._all_positions())
 
     def next_uses(self, low: np.ndarray, positions: np.ndarray) -> np.ndarray:
         soonest = np.full(len(low), NEVER, np.int64)
         claims, batches = positions >> np.uint64(_BATCH_BITS), (positions & np.uint64(_BATCH)).astype(np.int64)
-        for number, place in self._all_places():
-            plan = self._plan(number, place >> _WHICH_BIT)
-            if plan is not None:
-                claim = (place >> _BATCH_BITS & _MOST_SERIAL) * MOST_PLANS + number
-                # Workers run ahead of their loader: what one of them has used already is not needed for that any more.
+        for number, position in self._all_positions():
+            forecast = self._forecast(number, position >> _WHICH_BIT)
+            if forecast is not None:
+                claim = (position >> _BATCH_BITS & _MOST_SERIAL) * MOST_FORECASTS + number
+                # Workers are ahead of their loader: a use that a worker has made already does not count.
                 used = np.where(claims == claim, batches, -1)
-                np.minimum(soonest, plan.distances(low, (place & _BATCH) - 1, used), out=soonest)
+                np.minimum(soonest, forecast.distances(low, (position & _BATCH) - 1, used), out=soonest)
         return soonest
 
-    def bury(self) -> None:
-        """Take the plans of loaders that died out of the cache."""
-        self._bury([number for number, _ in self._all_places()])
+    def remove_crashed(self) -> None:
+        """Remove the forecasts of crashed loaders from the cache."""
+        self._remove_crashed([number for number, _ in self._all_positions()])
 
-    def _bury(self, numbers: Iterable[int]) -> None:
+    def _remove_crashed(self, numbers: Iterable[int]) -> None:
         with self._threads:
             for number in numbers:
-                if number in self._own or not try_lock(self._region.lock_fd, L_PLANS + number):
+                if number in self._own or not try_lock(self._region.lock_fd, L_FORECASTS + number):
                     continue
-                self._places[number] = 0
+                self._positions[number] = 0
                 for which in range(2):
-                    self._tier.remove_held(_name(number, which))
-                release(self._region.lock_fd, L_PLANS + number)
+                    self._store.remove_locked(_name(number, which))
+                release(self._region.lock_fd, L_FORECASTS + number)
 
-    def _all_places(self) -> list[tuple[int, int]]:
-        # Of a copy: the loaders move on meanwhile.
-        return [(number, place) for number, place in enumerate(self._places.tolist()) if place]
+    def _all_positions(self) -> list[tuple[int, int]]:
+        # Read once: the loaders change these words meanwhile.
+        return [(number, position) for number, position in enumerate(self._positions.tolist()) if position]
 
-    def _plan(self, number: int, which: int) -> Plan | None:
-        found = self._tier.view(_name(number, which))
+    def _forecast(self, number: int, which: int) -> Forecast | None:
+        found = self._store.view(_name(number, which))
         if found is None:
             return None
         tag, source = found
         known = self._known.get(number)
         if known is None or known[0] != tag:
-            known = self._known[number] = (tag, Plan(*unpack(source)))
+            known = self._known[number] = (tag, Forecast(*unpack(source)))
         return known[1]
 
 
 def position_of(claim: int, batch: int) -> int:
-    """A batch of a loader's epoch, as one number. No loader and batch has number 0."""
+    """One number for a batch of a loader's epoch; never 0."""
     return claim << _BATCH_BITS | batch
 
 
 @functools.cache
 def _name(number: int, which: int) -> bytes:
-    """A loader has two places for plans, taken in turn."""
-    return digest(("penstock plan", number, which))
+    """The key of one of a loader's two forecasts, which are replaced in turn."""
+    return digest(("penstock forecast", number, which))

@@ -1,11 +1,12 @@
-"""Locks between processes that die with their holder.
+"""Locks between processes that the kernel releases when their holder exits or crashes.
 
-In:  a file all processes of a cache can open.
+In:  a file that all processes of a cache can open.
 Out: exclusive byte ranges of it.
-Runs in: trainer and worker.
+Runs in: trainer, worker, command line.
 
-The kernel keeps these locks per process, not per thread, and lets go of all of them when the process closes any
-descriptor of the file: a process opens it once per cache (``region``), and threads take turns on a lock of their own.
+The kernel keeps these locks per process, not per thread, and releases all of them when the process closes any
+descriptor of the file. Therefore a process opens the file once per cache (``open_stores``), and its threads take turns
+on an ordinary lock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
 
 class TooLong(Exception):
-    """The lock was not to be had in the time given: its holder lives and does not let go."""
+    """A living process did not release the lock in the time given."""
 
 
 class RangeLock:
@@ -56,7 +57,7 @@ class RangeLock:
 
 
 class KeyLocks:
-    """Any number of bytes of the file, one per key, each held by one thread of one process at a time."""
+    """One byte of the file per key, each held by one thread of one process at a time."""
 
     def __init__(self, fd: int, at: int, count: int) -> None:
         self._fd, self._at, self._count = fd, at, count
@@ -70,7 +71,7 @@ class KeyLocks:
         at = self._at + key % self._count
         with self._threads:
             here = self._here.setdefault(at, _KeyLock())
-            here.takers += 1
+            here.users += 1
         try:
             if not here.lock.acquire(timeout=within_s):
                 raise TooLong
@@ -84,8 +85,8 @@ class KeyLocks:
                 here.lock.release()
         finally:
             with self._threads:
-                here.takers -= 1
-                if not here.takers:
+                here.users -= 1
+                if not here.users:
                     self._here.pop(at, None)
 
     def forget_threads(self) -> None:
@@ -93,15 +94,15 @@ class KeyLocks:
 
 
 class _KeyLock:
-    """Threads of this process at one byte. One that holds it may take it again: its load may ask for the same key."""
+    """Threads of this process at one byte. A thread that holds it may take it again: its load may ask for its key."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.takers = 0
+        self.users = 0
 
 
 def wait_for(fd: int, at: int, within_s: float, *, shared: bool = False) -> None:
-    """Lock one byte, alone or with others who share it. Raises TooLong."""
+    """Lock one byte, exclusively or shared. Raises TooLong."""
     if try_lock(fd, at, shared=shared):
         return
     deadline_s, nap_s = time.monotonic() + within_s, _FIRST_NAP_S
@@ -128,23 +129,23 @@ def release(fd: int, at: int) -> None:
     fcntl.lockf(fd, fcntl.LOCK_UN, 1, at)
 
 
-class Forked(Protocol):
+class ForkAware(Protocol):
     def forget_threads(self) -> None:
-        """Locks held by threads that do not exist in this process are free."""
+        """Replace locks that threads of the parent may hold; those threads do not exist in a forked process."""
         ...
 
 
-_all: weakref.WeakSet[Forked] = weakref.WeakSet()
+_all: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
-def renew_after_fork(holder: Forked) -> None:
+def renew_after_fork(holder: ForkAware) -> None:
+    """Have ``forget_threads`` called in every forked process."""
     _all.add(holder)
 
 
 def _forget_threads() -> None:
-    """In a forked child: the threads that held locks do not exist here."""
-    for lock in list(_all):
-        lock.forget_threads()
+    for holder in list(_all):
+        holder.forget_threads()
 
 
 os.register_at_fork(after_in_child=_forget_threads)

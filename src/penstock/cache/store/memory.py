@@ -1,10 +1,10 @@
-"""A tier in memory.
+"""The files of a store in memory.
 
-In:  values, from any process of a node that has the tier open.
+In:  values, from any process of the node that has the store open.
 Out: private copies of them.
 Runs in: trainer and worker.
 
-The memory has no name and does not count against /dev/shm; it goes with the last process that has it open.
+The memory has no name and does not count towards /dev/shm. The kernel releases it when the last process has closed it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.cache.store.region import META_BYTES, PAGE_BYTES, Place, Region, write_header, write_pieces
+from penstock.cache.store.region import META_BYTES, PAGE_BYTES, Extent, Region, write_header, write_pieces
 
 _WORTH_THREADS_BYTES = 256 << 10
 _WORTH_A_CALL_BYTES = 16 * PAGE_BYTES
 _MAPPED_AT_A_TOUCH_BYTES = 64 << 10
-"""How much of a file that is in memory already Linux maps around a page that is touched."""
+"""How much of a file in memory Linux maps around a page that is touched."""
 
 
 class Memory(Region):
     @staticmethod
     def create(lock_fd: int, *, limit_bytes: int, virtual_bytes: int, policy: int) -> Memory:
-        """Memory for a new tier, empty. Of ``virtual_bytes``, only what is in use exists."""
+        """Memory for a new, empty store. Of ``virtual_bytes``, only the pages in use exist."""
         fds: list[int] = []
         try:
             for name in ("penstock-cache-index", "penstock-cache"):
@@ -43,13 +43,13 @@ class Memory(Region):
     def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
         return copied(self.values[offset : offset + used_bytes])
 
-    def write(self, digest: bytes, place: Place, packed: Any) -> None:
+    def write(self, digest: bytes, place: Extent, packed: Any) -> None:
         target = self.values[place.offset : place.offset + packed.total_bytes]
         if place.has_pages:
             _map(target)
             packed.write(target)
         elif packed.total_bytes >= _WORTH_A_CALL_BYTES:
-            # Pages that are written whole as they are made need not be zeroed first, nor made writable one by one.
+            # The kernel does not zero pages that one call writes whole, and takes no page fault for each of them.
             write_pieces(self.data_fd, packed.pieces(), place.offset)
             _map(target)
         else:
@@ -57,19 +57,18 @@ class Memory(Region):
 
 
 def _map(target: np.ndarray) -> None:
-    """Touch what is in memory already: it is mapped many pages at a time, and counts as this process's memory, where
-    whoever watches it looks."""
+    """Touch pages that exist already. The kernel maps many at a time, and meters count them for this process."""
     target[::_MAPPED_AT_A_TOUCH_BYTES].max()
 
 
 def copied(source: np.ndarray) -> np.ndarray:
-    """The same bytes in memory of their own."""
+    """The same bytes in private memory."""
     if len(source) < _WORTH_THREADS_BYTES:
         return source.copy()
-    # Into torch's memory: numpy's own would ask for huge pages, which a virtual machine may have to fetch from its host
-    # first, at ten times the time of small ones.
+    # In torch's memory: numpy asks for huge pages, which a virtual machine may have to fetch from its host first, at
+    # ten times the time of small pages.
     if not _is_forked:
-        # By as many threads as torch would take; in a forked child they may not exist any more.
+        # With as many threads as torch uses; in a forked process these may not exist.
         return torch.from_numpy(source).clone().numpy()
     copy = torch.empty(len(source), dtype=torch.uint8).numpy()
     np.copyto(copy, source)

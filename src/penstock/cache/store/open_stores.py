@@ -1,10 +1,11 @@
-"""One view per process of every tier it has open, however many caches use it.
+"""The stores that this process has open: one view of each, shared by all caches that use it.
 
-In:  a key (a name, a folder) and how to open what it stands for.
-Out: the tier; closed when its last user in this process lets go.
+In:  a key (a name or a folder) and a function that opens its store.
+Out: the store; it is closed when its last user in this process has released it.
 Runs in: trainer and worker.
 
-A second view in one process would not be kept out by the first one's locks, and closing it would let go of them.
+Two views in one process would be wrong: the locks of one do not exclude the other, and closing one releases the locks
+of both.
 """
 
 from __future__ import annotations
@@ -15,67 +16,67 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.cache.store.store import Tier
+from penstock.cache.store.store import Store
 
 
 @dataclass
-class _Opened:
-    tier: Tier
+class _OpenStore:
+    store: Store
     leave: Callable[[], None]
-    """Says in public that this process is done with it."""
+    """Removes this process from the list of those that have the store open."""
     pid: int
     users: int = 0
 
 
-_opened: dict[str, _Opened] = {}
-_let_go: deque[str] = deque()
-"""Keys whose user is gone and that were not dealt with yet: the garbage collector may come while the lock is held."""
+_open: dict[str, _OpenStore] = {}
+_released: deque[str] = deque()
+"""Keys that were released and are not processed yet: the garbage collector may run while the lock is held."""
 _lock = threading.Lock()
 
 
-def take(key: str, open_tier: Callable[[], tuple[Tier, Callable[[], None]]]) -> Tier:
-    """The tier, opened by ``open_tier`` if this process has not; see ``let_go``."""
+def acquire(key: str, open_store: Callable[[], tuple[Store, Callable[[], None]]]) -> Store:
+    """The store, opened by ``open_store`` unless this process has it open. Call ``release`` when it is not needed."""
     try:
         with _lock:
-            found = _opened.get(key)
+            found = _open.get(key)
             if found is None:
-                found = _Opened(*open_tier(), os.getpid())
-                _opened[key] = found
+                found = _open[key] = _OpenStore(*open_store(), os.getpid())
             found.users += 1
-            return found.tier
+            return found.store
     finally:
-        _settle()
+        _close_released()
 
 
-def let_go(key: str) -> None:
-    _let_go.append(key)
-    _settle()
+def release(key: str) -> None:
+    """Any thread, also inside the garbage collector."""
+    _released.append(key)
+    _close_released()
 
 
-def _settle() -> None:
-    """Close what nobody uses; if somebody is at it, he does this too when he is done."""
-    while _let_go and _lock.acquire(blocking=False):
+def _close_released() -> None:
+    """Close stores without users. If another thread holds the lock, that thread does it afterwards."""
+    while _released and _lock.acquire(blocking=False):
         try:
-            while _let_go:
-                _close_if_last(_let_go.popleft())
+            while _released:
+                _close_if_last(_released.popleft())
         finally:
             _lock.release()
 
 
 def _close_if_last(key: str) -> None:
-    found = _opened.get(key)
+    found = _open.get(key)
     if found is None:
         return
     found.users -= 1
     if found.users:
         return
-    del _opened[key]
+    del _open[key]
     try:
-        # A forked child is not known in public, and its parent is not done.
+        # A forked process is not listed, and its parent still uses the store.
         if found.pid == os.getpid():
             found.leave()
     finally:
-        found.tier.close()
+        found.store.close()
 
 
 def _after_fork() -> None:

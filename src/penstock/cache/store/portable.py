@@ -1,4 +1,4 @@
-"""A value as bytes for the disk, and back: nothing in them is code, whoever wrote them.
+"""A value as bytes for the disk, and back. They contain no code, so reading a file from anywhere is safe.
 
 In:  tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of them.
 Out: ``Portable``, to be written in one place; later the value again, over a private copy of those bytes.
@@ -34,23 +34,23 @@ _ARRAY_KINDS = "biufcMmSU"
 
 
 class Portable:
-    """A value ready to be written."""
+    """A value as bytes, ready to be written."""
 
     def __init__(self, value: Any) -> None:
-        """Raises CacheError for what has no such form."""
+        """Raises CacheError for values that have no such form."""
         self._buffers: list[tuple[int, np.ndarray]] = []
         self._end = 0
-        # Halves of characters that are none, as in file names, pass.
+        # "surrogatepass" accepts the lone surrogates that occur in file names.
         try:
             text = json.dumps(self._spell(value), separators=(",", ":"), ensure_ascii=False).encode(*_ENCODING)
         except RecursionError:
-            raise CacheError("a value that holds itself, or is nested too deep, cannot be kept on disk") from None
+            raise CacheError("A value that contains itself, or is nested too deeply, cannot be kept on disk.") from None
         self._head = _LENGTH.pack(len(text)) + text
         self._start = _aligned(len(self._head))
         self.total_bytes = self._start + self._end
 
     def write(self, target: np.ndarray) -> None:
-        """Into ``total_bytes`` bytes."""
+        """``target`` has ``total_bytes`` bytes."""
         target[: len(self._head)] = np.frombuffer(self._head, np.uint8)
         for at, raw in self._buffers:
             target[self._start + at : self._start + at + len(raw)] = raw
@@ -74,10 +74,10 @@ class Portable:
         if kind is torch.Tensor and is_plain(value) and value.dtype in _DTYPES.values():
             raw = bytes_of(value.contiguous()) if value.numel() else _NOTHING
             return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape), *self._keep(raw)]
-        raise CacheError(f"{_name(value)} cannot be kept on disk; {_HINT}")
+        raise CacheError(f"{_name(value)} cannot be kept on disk. {_HINT}")
 
     def _keep(self, array: np.ndarray) -> tuple[int, int]:
-        """Place and length of a buffer among the others."""
+        """Add a buffer; returns its offset and length."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         at = _aligned(self._end)
         self._buffers.append((at, raw))
@@ -86,14 +86,14 @@ class Portable:
 
 
 _NOTHING = np.empty(0, np.uint8)
-_HINT = "there, values are CPU tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of them"
+_HINT = "Values there are CPU tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of them."
 
 
 def _name(value: Any) -> str:
     if type(value) is torch.Tensor:
         kinds = (value.device.type != "cpu" and value.device.type, value.requires_grad and "requires_grad")
-        return "a tensor (" + ", ".join(str(kind) for kind in (*kinds, value.layout, value.dtype) if kind) + ")"
-    return f"a {type(value).__module__}.{type(value).__qualname__}"
+        return "A tensor (" + ", ".join(str(kind) for kind in (*kinds, value.layout, value.dtype) if kind) + ")"
+    return f"A {type(value).__module__}.{type(value).__qualname__}"
 
 
 def _aligned(size: int) -> int:
@@ -103,7 +103,7 @@ def _aligned(size: int) -> int:
 def read_portable(source: np.ndarray) -> Any:
     """The value whose bytes are ``source``; tensors and arrays are views that keep it alive.
 
-    Raises ValueError if they are nothing ``Portable`` wrote.
+    Raises ValueError if they were not written by ``Portable``.
     """
     try:
         (length,) = _LENGTH.unpack_from(source.data)

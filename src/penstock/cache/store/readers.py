@@ -1,7 +1,7 @@
-"""Who uses the cache now: a row in shared memory for every thread, marked by a lock that dies with its process.
+"""The threads that use a store now: each has a row in shared memory, marked by a lock that its process holds.
 
 In:  threads that read and write.
-Out: rows to note in what is being read, and to count in; which rows' owners are alive.
+Out: rows in which they note what they read and count; which owners of rows are alive.
 Runs in: trainer and worker.
 """
 
@@ -38,11 +38,11 @@ class Readers:
         self._here = threading.local()
         self._pid = os.getpid()
         self._own: set[int] = set()
-        """Rows of this process, whose locks look free to it."""
+        """Rows of this process. To the process itself their locks look free."""
         self._spare: list[int] = []
-        """Rows of this process whose thread has ended."""
+        """Rows of this process whose threads have ended."""
         self._threads = threading.Lock()
-        """Taking a lock by trying it is nothing two threads of a process may do at once."""
+        """The kernel does not exclude two threads of one process from trying the same lock."""
         renew_after_fork(self)
 
     def row(self) -> np.ndarray:
@@ -57,7 +57,7 @@ class Readers:
         return self._here.number
 
     def is_read(self, offset: int) -> bool:
-        """Whether somebody alive is copying the value at ``offset``."""
+        """Whether a living thread is copying the value at ``offset``."""
         reading = np.flatnonzero(self._region.rows[:, R_READING] == offset + 1)
         return any(self.is_alive(int(number)) for number in reading)
 
@@ -72,21 +72,21 @@ class Readers:
             release(self._region.lock_fd, L_ROWS + number)
             return False
 
-    def dead_writers(self) -> list[int]:
-        """Rows whose owner died while writing a value."""
+    def crashed_writers(self) -> list[int]:
+        """Rows whose owner crashed while writing a value."""
         writing = np.flatnonzero(self._region.rows[:, R_WRITING])
         return [int(number) for number in writing if not self.is_alive(int(number))]
 
     def _claim(self) -> None:
         with self._threads:
             if self._pid != os.getpid():
-                # Forked: the rows are the parent's.
+                # This process was forked: the rows belong to its parent.
                 self._region.join()
                 self._pid, self._own, self._spare = os.getpid(), set(), []
             number = self._spare.pop() if self._spare else self._take_row()
         here = self._here
         here.pid, here.number, here.row = self._pid, number, self._region.rows[number]
-        here.token = token = _Token()
+        here.token = token = _ThreadToken()
         when_gone(token, self._spare.append, number)
 
     def forget_threads(self) -> None:
@@ -97,21 +97,21 @@ class Readers:
             if number in self._own or not try_lock(self._region.lock_fd, L_ROWS + number):
                 continue
             if self._region.rows[number, R_WRITING]:
-                # What its last owner left unwritten must be cleared away first.
+                # The last owner's unfinished entry has to be removed first.
                 release(self._region.lock_fd, L_ROWS + number)
                 continue
             self._own.add(number)
             self._inherit(number)
             return number
-        raise CacheError(f"more than {ROWS} threads use this cache at once")
+        raise CacheError(f"More than {ROWS} threads use this cache at once.")
 
     def _inherit(self, number: int) -> None:
-        """Count what a row's last owner counted; the row begins anew."""
+        """Add the counts of a row's last owner to the header, and clear the row."""
         row, header = self._region.rows[number], self._region.header
         for word, total in ((R_HITS, H_HITS), (R_MISSES, H_MISSES), (R_PASSED, H_PASSED), (R_CORRUPT, H_CORRUPT)):
             header[total] += row[word]
         row[:] = 0
 
 
-class _Token:
-    """Goes when its thread does."""
+class _ThreadToken:
+    """An object that is collected when its thread ends."""

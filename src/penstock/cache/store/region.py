@@ -1,13 +1,13 @@
-"""What one tier of a cache shares: what lies where, the same in every process that has it open.
+"""The files of one store, mapped: header, rows of threads, table of entries, bytes of values.
 
 In:  two files, in memory or on disk, and a lock file.
-Out: the header's words, the rows of threads, the table of entries and the bytes of values.
-Runs in: trainer and worker.
+Out: the same words and bytes in every process that has the store open; counts over all of them.
+Runs in: trainer, worker, command line. Does not import torch.
 
-*meta* holds the header, a row per thread that uses the cache, and the table; *data* the values. Both are far larger
-than what they hold: pages exist where something was written, and go when it is removed. Whoever changes the header or
-the table holds the writer's lock and marks the header as being changed; a mark found by the next holder means that
-the last one died at it (``repair``).
+*meta* holds the header, one row per thread that uses the store, and the table; *data* holds the values. Both files are
+sparse: pages exist only where something was written, and are released when it is removed. A process that changes the
+header or the table holds the writer's lock and marks the header as being changed. If the next holder of the lock finds
+that mark, the previous one crashed during its change (``repair``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.errors import CacheError
 
 PAGE_BYTES = mmap.PAGESIZE
 MAGIC = 0x334B4354534E4550
-"""The layout below; another layout, another number."""
+"""Identifies the layout below. Change it with the layout."""
 
 META_BYTES = 1 << 34
 HEADER_BYTES = 4096
@@ -44,44 +44,44 @@ H_MAGIC, H_LIMIT, H_TABLE, H_CHANGING, H_ITEMS, H_VALUE_BYTES, H_CURSOR, H_GAP_E
 H_EVICTIONS, H_HITS, H_MISSES, H_PASSED, H_USED_SLOTS, H_VIRTUAL, H_CORRUPT, H_POLICY = range(8, 16)
 H_TAGS, H_READY, H_AUTO, H_CLAIMS = range(16, 20)
 
-H_PLACES = 64
-"""From here on, one word per loader: which plan it is at, and how far; see ``plans``."""
-MOST_PLANS = 256
+H_POSITIONS = 64
+"""The first of one word per loader: which of its forecasts is in force, and its batch; see ``shared_forecasts``."""
+MOST_FORECASTS = 256
 
 H_GROUPS = 320
-"""From here on, the groups of values that somebody has asked for since the tier was opened."""
+"""The first of the groups of values that a process has requested since the store was opened."""
 MOST_GROUPS = 128
 
 # Words of a thread's row.
 R_READING, R_HITS, R_MISSES, R_PASSED, R_WRITING, R_CORRUPT = range(6)
 
 # Bytes of the lock file.
-L_WRITER, L_ROWS, L_PLANS, L_KEYS = 0, 1 << 20, 1 << 21, 1 << 32
+L_WRITER, L_ROWS, L_FORECASTS, L_KEYS = 0, 1 << 20, 1 << 21, 1 << 32
 
 _WRITER_WITHIN_S = 5.0
 
 
-class Packed(Protocol):
-    """A value ready to be written."""
+class Payload(Protocol):
+    """A value as bytes, ready to be written."""
 
     total_bytes: int
 
     def write(self, target: np.ndarray) -> None: ...
 
 
-class Place(NamedTuple):
-    """Where a value is to lie."""
+class Extent(NamedTuple):
+    """The place in the data where a value is written."""
 
     offset: int
     has_pages: bool
-    """Whether another value lay there, whose memory is still there."""
+    """Whether an earlier value was here, whose pages still exist."""
 
 
 class Region:
-    """One process's view of what a tier shares; see ``Memory`` and ``Disk``."""
+    """One process's view of the files of a store; see ``Memory`` and ``Disk``."""
 
     record_bytes = 0
-    """What lies before a value in its extent."""
+    """Bytes before the value in its extent."""
 
     def __init__(self, meta_fd: int, data_fd: int, lock_fd: int) -> None:
         """Takes over the descriptors of files that ``write_header`` was called on."""
@@ -89,47 +89,47 @@ class Region:
         self._meta_buffer = mapping.map_shared(meta_fd, META_BYTES)
         self.meta = memoryview(self._meta_buffer).cast("B")
         self.words = self.meta.cast("Q")
-        """The same, to be written word by word: each is there or not."""
+        """The same memory as 64-bit words: a reader sees a word either before or after a write, never half of it."""
         words = np.frombuffer(self.meta, np.uint64, TABLES_AT // 8)
         self.header = words[:_HEADER_WORDS]
         if int(self.header[H_MAGIC]) != MAGIC:
             raise CacheError(
-                "this cache was made by another version of penstock; end its processes, or use another name"
+                "This cache was made by another version of penstock. End its processes, or use another name."
             )
         self.rows = words[_HEADER_WORDS:].reshape(ROWS, ROW_WORDS)
         self._data = mapping.map_shared(data_fd, int(self.header[H_VIRTUAL]))
         self.values = np.frombuffer(self._data, np.uint8)
         self.repair: Callable[[], None] = lambda: None
-        """Makes the table and the header agree again after a process died while changing them."""
+        """Makes table and header consistent after a process crashed while it changed them."""
         self._writer = RangeLock(lock_fd, L_WRITER)
         self._table: tuple[int, np.ndarray] = (0, words[:0])
 
     def join(self) -> None:
-        """A process that has it open by having been forked uses it for the first time."""
+        """Call this in a forked process before it uses a region that its parent opened."""
 
     # -- values -------------------------------------------------------------------------------
 
     def read(self, digest: bytes, offset: int, used_bytes: int) -> np.ndarray | None:
-        """A private copy of a value; None if what lies there is not that key's."""
+        """A private copy of a value; None if the bytes there are not the value of that key."""
         raise NotImplementedError
 
-    def write(self, digest: bytes, place: Place, packed: Packed) -> None:
-        """Put a value into its extent. Raises OSError."""
+    def write(self, digest: bytes, place: Extent, packed: Payload) -> None:
+        """Write a value into its extent. Raises OSError."""
         raise NotImplementedError
 
     def reserve_table(self, where: int) -> None:
-        """Make sure a table can be written at that place. Raises OSError."""
+        """Allocate the room for a table. Raises OSError."""
 
     def drop_values(self, start: int, end: int) -> None:
-        """Give pages back to the system at once, whoever has them mapped."""
+        """Release pages to the system, even if other processes have them mapped."""
         if end > start:
-            assert start >= 0 and end <= len(self.values), "not this tier's to give back"
+            assert start >= 0 and end <= len(self.values), "outside the data"
             mapping.remove(self._data, start, end)
 
     # -- the table --------------------------------------------------------------------------
 
     def table(self) -> np.ndarray:
-        """The entries, as rows of words. Another array once the table has grown."""
+        """The entries, one row of words each. Once the table has grown, this is another array."""
         where = int(self.header[H_TABLE])
         if self._table[0] != where:
             self._table = where, self.table_at(where)
@@ -141,33 +141,51 @@ class Region:
 
     @property
     def index_bytes(self) -> int:
-        """What header, rows and table take."""
+        """The size of header, rows and table."""
         return TABLES_AT + (ENTRY_BYTES << (int(self.header[H_TABLE]) & 63))
+
+    def counts(self) -> dict[str, int]:
+        """Figures of the store by name, over all threads that use it or have used it."""
+        header = self.header
+
+        def total(ended: int, word: int) -> int:
+            return int(header[ended]) + int(self.rows[:, word].sum())
+
+        return {
+            "items": int(header[H_ITEMS]),
+            "bytes": int(header[H_VALUE_BYTES]) + self.index_bytes,
+            "limit_bytes": int(header[H_LIMIT]),
+            "hits": total(H_HITS, R_HITS),
+            "misses": total(H_MISSES, R_MISSES),
+            "evictions": int(header[H_EVICTIONS]),
+            "passed": total(H_PASSED, R_PASSED),
+            "corrupt": total(H_CORRUPT, R_CORRUPT),
+        }
 
     # -- changing -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[np.ndarray]:
-        """Hold the writer's lock; gives the header. Raises TooLong if a living process does not let go."""
+        """Hold the writer's lock; yields the header. Raises TooLong if a living process does not release the lock."""
         with self._writer.held(_WRITER_WITHIN_S):
             header = self.header
             if header[H_CHANGING]:
                 self.repair()
             header[H_CHANGING] = 1
             yield header
-            # Not after an exception: what it left half done is for the next holder to repair.
+            # Not after an exception: the next holder then repairs what is half done.
             header[H_CHANGING] = 0
 
     def drop_table(self, where: int) -> None:
-        """Give back the pages of a table nobody is directed to any more."""
+        """Release the pages of a table that the header no longer points to."""
         start = -(-(where & ~63) // PAGE_BYTES) * PAGE_BYTES
         end = ((where & ~63) + (ENTRY_BYTES << (where & 63))) // PAGE_BYTES * PAGE_BYTES
         if end > start:
             mapping.remove(self._meta_buffer, start, end)
 
     def close(self) -> None:
-        """Let go of this process's view. Values read from it are copies and stay."""
-        # What refers back to here would keep the memory until the garbage collector finds the circle.
+        """Close this process's view. Values read from it are copies and stay valid."""
+        # A reference cycle would keep the memory mapped until the garbage collector runs.
         self.repair = lambda: None
         for fd in (self.meta_fd, self.data_fd, self.lock_fd):
             if fd >= 0:
@@ -178,7 +196,7 @@ _PIECES_A_CALL = 512
 
 
 def write_pieces(fd: int, pieces: list[Any], offset: int) -> None:
-    """One piece after the other, from ``offset`` on. Raises OSError."""
+    """Write the pieces one after the other, from ``offset`` on. Raises OSError."""
     rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     while rest:
         written = os.pwritev(fd, rest[:_PIECES_A_CALL], offset)

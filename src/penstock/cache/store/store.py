@@ -1,14 +1,14 @@
-"""One tier of the cache: values of all processes of a node, never more bytes than the limit.
+"""One store of the cache, in memory or on disk: values of all processes of a node, never more bytes than the limit.
 
 In:  digests and packed values.
 Out: the caller's own copies of values.
-Runs in: trainer and worker.
+Runs in: trainer, worker, command line.
 
-A reader takes no lock. It notes the value it is about to read in its row, so that nobody gives the pages away
-meanwhile, copies it, and looks whether the entry is still what it was; if not, the copy is worth nothing and it looks
-again. A writer sets room aside under the writer's lock, copies without it, and takes the lock once more to say that
-the value is there. Whoever dies leaves rows and coming entries that others recognise by the lock their owner no longer
-holds; whoever is interrupted finds its own at the next write.
+A reader takes no lock. It notes in its row which value it reads, so that no process releases those pages meanwhile,
+copies the value, and checks that the entry is unchanged; if it has changed, the reader discards the copy and tries
+again. A writer reserves space under the writer's lock, copies without the lock, and takes it once more to make the
+entry readable. A crashed process leaves a row and entries in state COMING; the others recognise them because their
+owner's lock is free. A thread that was interrupted while writing removes its own unfinished entry at its next write.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ from penstock.cache.store.region import (
     R_PASSED,
     R_READING,
     R_WRITING,
-    Packed,
-    Place,
+    Extent,
+    Payload,
     Region,
 )
-from penstock.cache.store.space import Space
 from penstock.cache.store.table import (
     COMING,
     E_OWNER,
@@ -61,26 +60,27 @@ from penstock.cache.store.table import (
     HERE,
     PINNED,
     Entry,
+    Space,
     Table,
     evictable,
     extent_for,
 )
 
 _COPY_UNDER_LOCK_BYTES = 64 << 10
-"""Values up to this size are copied while the lock is held: taking it twice costs more."""
+"""Values up to this size are copied while the lock is held: taking the lock twice costs more than the copy."""
 _KEY_LOCKS = 1 << 30
-_LOOKS = 8
-"""How often to look again for a value that changes while it is read."""
+_READ_TRIES = 8
+"""How often to try to read a value that changes while it is read."""
 _HEADROOM_S = 0.2
-"""How long one look at the machine's free room is good for."""
+"""How long one figure of the machine's headroom is used."""
 _READ_WITHIN_S = 0.5
-"""How long to wait for a reader before the pages it reads are given back."""
+"""How long to wait for a reader before the pages it reads are released."""
 READS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
-"""Whether the processor shows one process's writes to the others in the order they were made. Elsewhere, readers take
-the writer's lock."""
+"""Whether other processes see one process's writes in the order in which it makes them. On other processors, readers
+take the writer's lock."""
 
 
-class Tier:
+class Store:
     def __init__(
         self,
         region: Region,
@@ -89,8 +89,8 @@ class Tier:
         headroom_bytes: Callable[[], int],
         position: Callable[[], int] | None = None,
     ) -> None:
-        """``policies`` by the number the header names them by; ``headroom_bytes`` says what the machine, container or
-        disk can still give; ``position`` says for which batch values are looked up now, to be noted on them."""
+        """``policies``: by their numbers in the header. ``headroom_bytes``: what machine, container or disk have left.
+        ``position``: the position in a forecast of the batch being fetched now, which is noted on values."""
         self._position = position
         self.region = region
         self.policies = policies
@@ -98,14 +98,14 @@ class Tier:
         self._table = Table(region)
         self._space = Space(region, self._table)
         self._readers = Readers(region)
-        self._room_bytes, self._room_until_s = 0, 0.0
-        self._at_rest_at = -1
-        """How many tags had been given when nobody was seen writing."""
+        self._headroom_left_bytes, self._headroom_until_s = 0, 0.0
+        self._tags_at_rest = -1
+        """The number of tags at the last check that found no writer."""
         self.is_short = False
-        """Whether the machine could not give what the limit allows."""
+        """Whether the machine once had too little memory left for the cache to grow to its limit."""
         region.repair = self._repair
         self.loading = KeyLocks(region.lock_fd, L_KEYS, _KEY_LOCKS)
-        """One per key, for whoever loads it."""
+        """One lock per key, held while its value is loaded."""
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -113,22 +113,22 @@ class Tier:
         """A private copy of a value's bytes, or None."""
         row = self._readers.row()
         if READS_IN_ORDER:
-            found, copy = self._look(digest, row)
+            is_found, copy = self._read(digest, row)
         else:
             with self.region.changing():
-                found, copy = self._look(digest, row)
+                is_found, copy = self._read(digest, row)
         if copy is not None:
             row[R_HITS] += counts
             return copy
-        if found:
+        if is_found:
             self.remove_corrupt(digest)
         row[R_MISSES] += counts
         return None
 
-    def _look(self, digest: bytes, row: np.ndarray) -> tuple[bool, np.ndarray | None]:
-        """Whether the key has a value, and a copy of it; none, if what lies there is damaged."""
+    def _read(self, digest: bytes, row: np.ndarray) -> tuple[bool, np.ndarray | None]:
+        """Whether the key has a value, and a copy of it; None instead of a copy if the value is damaged."""
         table = self._table
-        for _ in range(_LOOKS):
+        for _ in range(_READ_TRIES):
             found = table.find(digest)
             if found is None or found[1].tag & 3 != HERE:
                 break
@@ -149,7 +149,7 @@ class Tier:
         return False, None
 
     def view(self, digest: bytes) -> tuple[int, np.ndarray] | None:
-        """A pinned value's bytes where they lie, and a number that changes when they do; None if there is none."""
+        """A pinned value's tag, which changes with the value, and its bytes in place; None if there is none."""
         found = self._table.find(digest)
         if found is None or found[1].tag & 3 != HERE:
             return None
@@ -157,7 +157,7 @@ class Tier:
         return entry.tag, self.region.values[entry.offset : entry.offset + entry.used_bytes]
 
     def has(self, digest: bytes) -> bool:
-        """Whether a value is there; it counts as used."""
+        """Whether the key has a value. Counts as a use of it."""
         found = self._table.find(digest)
         if found is None or found[1].tag & 3 != HERE:
             return False
@@ -167,11 +167,11 @@ class Tier:
     # -- writing ----------------------------------------------------------------------------
 
     def put(
-        self, digest: bytes, packed: Packed, *, pinned: bool = False, replaces: bool = True, group: int = 0
+        self, digest: bytes, packed: Payload, *, pinned: bool = False, replaces: bool = True, group: int = 0
     ) -> bool:
-        """Keep a value, if the policy and the room allow; a pinned one stays until it is replaced. Raises OSError.
+        """Keep a value if policy and limit allow it; a ``pinned`` one stays until it is replaced. Raises OSError.
 
-        Unless it ``replaces``, what is there already stays. ``group`` is noted where positions are not.
+        Without ``replaces``, an existing value stays. ``group`` is noted on the value if the store notes no positions.
         """
         row, number = self._readers.row(), self._readers.number()
         used_bytes = self.region.record_bytes + packed.total_bytes
@@ -184,7 +184,7 @@ class Tier:
             if place is None:
                 row[R_PASSED] += 1
                 return False
-            # Before there is an entry: one that is coming is looked for only in rows that say so.
+            # Before the entry exists: unfinished entries are searched only for rows that are marked as writing.
             row[R_WRITING] = 1
             at = self._table.add(
                 digest, offset=place.offset, used_bytes=used_bytes, stamp=time.time_ns(),
@@ -198,20 +198,20 @@ class Tier:
             tag = self._table.read(at).tag
         self.region.write(digest, place, packed)
         with self.region.changing():
-            # The table may have been made anew meanwhile, and the entry be elsewhere.
+            # The table may have been rebuilt meanwhile, with the entry in another slot.
             found = self._table.find(digest)
             is_ours = found is not None and found[1].tag == tag
             if found is not None and is_ours:
                 self._table.arrive(found[0], pinned=pinned)
-                # Whoever lowered the limit meanwhile could not take out what was still coming.
+                # If the limit was lowered meanwhile, this entry was not evicted because it was not readable yet.
                 self._evict_to_limit()
             row[R_WRITING] = 0
         return is_ours
 
     def refuses(self, digest: bytes, least_bytes: int) -> bool:
-        """Whether a new value of at least so many bytes is refused for certain, seen without the lock.
+        """Whether ``put`` is certain to refuse a new value of at least that size. Takes no lock.
 
-        Whoever misses in a full cache that gives nothing up would pack for nothing, and hold everybody else up.
+        In a full cache that never evicts, every miss would otherwise pack its value in vain and hold the writer's lock.
         """
         header = self.region.header
         if int(header[H_POLICY]) != STATIC or self._is_being_written():
@@ -223,21 +223,21 @@ class Tier:
         return True
 
     def _is_being_written(self) -> bool:
-        """Whether somebody is writing a value, or died while doing so."""
-        # Every new entry takes another tag. Rows of all threads lie on as many cache lines.
+        """Whether a thread is writing a value, or crashed while doing so."""
+        # Every new entry takes a new tag, so this word suffices; reading the rows touches one cache line per thread.
         tags = int(self.region.header[H_TAGS])
-        if tags != self._at_rest_at:
+        if tags != self._tags_at_rest:
             if self.region.rows[:, R_WRITING].any():
                 return True
-            self._at_rest_at = tags
+            self._tags_at_rest = tags
         return False
 
     def remove(self, digest: bytes) -> None:
         with self.region.changing():
-            self.remove_held(digest)
+            self.remove_locked(digest)
 
-    def remove_held(self, digest: bytes) -> None:
-        """The same, by one who holds the writer's lock."""
+    def remove_locked(self, digest: bytes) -> None:
+        """``remove`` for callers that hold the writer's lock."""
         found = self._table.find(digest)
         if found is not None and found[1].tag & 3 == HERE:
             self._remove(*found)
@@ -247,7 +247,7 @@ class Tier:
         self.remove(digest)
 
     def clear(self) -> None:
-        """Forget every value; what is pinned is of use while others come."""
+        """Remove every value except pinned ones, which are of use for later values."""
         with self.region.changing():
             for slot in evictable(self.region.table()):
                 at = self._table.at_slot(int(slot))
@@ -256,20 +256,20 @@ class Tier:
                     self._remove(at, entry)
 
     def resize(self, limit_bytes: int) -> None:
-        """Change the limit now; what is over it goes back to the system at once."""
+        """Change the limit now, and release the memory beyond it."""
         with self.region.changing() as header:
             header[H_LIMIT] = limit_bytes
             self._evict_to_limit()
 
     def close(self) -> None:
-        """Let go of it: the memory is not in use here any more."""
+        """Close this process's view."""
         self.policies.clear()
         self.region.close()
 
     def begin(self) -> None:
-        """Nobody else has it open: what earlier processes were at is over, and counting begins anew."""
+        """Start after an earlier run: clear its rows and counts. No other process may have the store open."""
         header = self.region.header
-        # First of all: what a row says would be acted upon.
+        # Before anything else, because other code acts on what rows say.
         self.region.rows[:] = 0
         for word in (H_HITS, H_MISSES, H_PASSED, H_CORRUPT, H_EVICTIONS):
             header[word] = 0
@@ -279,20 +279,20 @@ class Tier:
             self._evict_to_limit()
         header[H_READY] = 1
 
-    def ask_for(self, group: int) -> None:
+    def note_group(self, group: int) -> None:
         """Values of this group are in use from now on."""
         with self.region.changing() as header:
             groups = header[H_GROUPS : H_GROUPS + MOST_GROUPS]
             free = np.flatnonzero(groups == 0)
-            # More groups than there is room to note: the last ones are as good as leftovers.
+            # Groups beyond the room in the header count as leftovers.
             if group not in groups and len(free):
                 groups[free[0]] = group
 
     # -- inside, under the writer's lock ------------------------------------------------------
 
-    def _place(self, digest: bytes, extent_bytes: int, *, must: bool) -> Place | None:
-        """Where a value is to lie; None if it is not to be kept, or somebody else is writing it. One that ``must`` be
-        kept is, whatever the policy would rather have, if there is room at all."""
+    def _place(self, digest: bytes, extent_bytes: int, *, must: bool) -> Extent | None:
+        """A place for a value; None if it is not to be kept, or another thread is writing it. A value that ``must`` be
+        kept is kept against the policy if the limit allows it at all."""
         found = self._table.find(digest)
         if found is None:
             return self._room_for(None if must else digest, extent_bytes)
@@ -303,31 +303,31 @@ class Tier:
         self._remove(*found, keep_pages=is_fit)
         if not is_fit:
             return self._room_for(None if must else digest, extent_bytes)
-        # Who died while writing may not have come to it.
-        return Place(entry.offset, entry.tag & 3 == HERE)
+        # A writer that crashed may not have allocated the pages.
+        return Extent(entry.offset, entry.tag & 3 == HERE)
 
-    def _room_for(self, digest: bytes | None, extent_bytes: int) -> Place | None:
-        """A place for a value, after others have made room if need be."""
+    def _room_for(self, digest: bytes | None, extent_bytes: int) -> Extent | None:
+        """A place for a value, after evicting others if necessary."""
         header = self.region.header
         fixed_bytes = self.region.index_bytes + self._table.grown_bytes()
         if fixed_bytes + extent_bytes > int(header[H_LIMIT]):
             return None
         if fixed_bytes + int(header[H_VALUE_BYTES]) + extent_bytes > int(header[H_LIMIT]):
-            self._clear_after_the_dead()
+            self._clear_after_crashes()
         over = fixed_bytes + int(header[H_VALUE_BYTES]) + extent_bytes - int(header[H_LIMIT])
         if over > 0:
             return self._replace(digest, extent_bytes, over)
         if not self._machine_has(extent_bytes):
-            # The machine is full before the cache is: from here on it lives on what it has.
+            # The machine is full before the cache is: the cache replaces values instead of growing.
             return self._replace(digest, extent_bytes, extent_bytes)
         return self._empty_place(extent_bytes)
 
-    def _empty_place(self, extent_bytes: int) -> Place | None:
-        offset = self._space.place(extent_bytes)
-        return None if offset is None else Place(offset, False)
+    def _empty_place(self, extent_bytes: int) -> Extent | None:
+        offset = self._space.find(extent_bytes)
+        return None if offset is None else Extent(offset, False)
 
-    def _replace(self, digest: bytes | None, extent_bytes: int, over_bytes: int) -> Place | None:
-        """Evict what is wanted least, if it is wanted less than the newcomer; gives a place for that one."""
+    def _replace(self, digest: bytes | None, extent_bytes: int, over_bytes: int) -> Extent | None:
+        """Evict what the policy values less than the new value; returns a place for the new value."""
         reusable: int | None = None
         policy = self.policies[int(self.region.header[H_POLICY])]
         for slot in policy.victims(self.region.table(), digest):
@@ -342,13 +342,13 @@ class Tier:
             if is_fit:
                 reusable = entry.offset
             if over_bytes <= 0:
-                return self._empty_place(extent_bytes) if reusable is None else Place(reusable, True)
+                return self._empty_place(extent_bytes) if reusable is None else Extent(reusable, True)
         if reusable is not None:
             self.region.drop_values(reusable, reusable + extent_bytes)
         return None
 
     def _evict_to_limit(self) -> None:
-        """Whatever the policy: what was not used for longest goes until the rest fits, what is pinned last."""
+        """Evict the least recently used values, under any policy, until the rest fits; pinned ones last."""
         header = self.region.header
 
         def fits() -> bool:
@@ -371,7 +371,7 @@ class Tier:
         self._table.remove(at, entry)
         if keep_pages:
             return
-        # A page read after it was given back would exist again, and belong to nobody.
+        # A read after the release would allocate the page again, outside any entry.
         until_s = time.monotonic() + _READ_WITHIN_S
         while self._readers.is_read(entry.offset) and time.monotonic() < until_s:
             time.sleep(0.0005)
@@ -379,18 +379,18 @@ class Tier:
 
     def _machine_has(self, extent_bytes: int) -> bool:
         now_s = time.monotonic()
-        if now_s > self._room_until_s or self._room_bytes < extent_bytes:
-            self._room_bytes, self._room_until_s = self._headroom_bytes(), now_s + _HEADROOM_S
-        self._room_bytes -= extent_bytes
-        self.is_short = self.is_short or self._room_bytes < 0
-        return self._room_bytes >= 0
+        if now_s > self._headroom_until_s or self._headroom_left_bytes < extent_bytes:
+            self._headroom_left_bytes, self._headroom_until_s = self._headroom_bytes(), now_s + _HEADROOM_S
+        self._headroom_left_bytes -= extent_bytes
+        self.is_short = self.is_short or self._headroom_left_bytes < 0
+        return self._headroom_left_bytes >= 0
 
-    def _clear_after_the_dead(self) -> None:
-        for number in self._readers.dead_writers():
+    def _clear_after_crashes(self) -> None:
+        for number in self._readers.crashed_writers():
             self._clear_after(number)
 
     def _clear_after(self, number: int) -> None:
-        """Forget what a row's owner began to write and did not finish."""
+        """Remove the entries that a row's owner began to write and did not finish."""
         table = self.region.table()
         coming = table[:, E_TAG] & np.uint64(3) == COMING
         for slot in np.flatnonzero(coming & (table[:, E_OWNER] == number)):
@@ -399,23 +399,23 @@ class Tier:
         self.region.rows[number, R_WRITING] = 0
 
     def _repair(self) -> None:
-        """Somebody died while changing the table: count again, and give back what belongs to no entry."""
+        """After a crash during a change of the table: count again, and release pages outside all entries."""
         header, table = self.region.header, self.region.table()
         self._count_again()
         self._forget(self._table.impossible())
-        self._clear_after_the_dead()
-        # What is coming, and no row knows of: its owner's row has gone to somebody else, or the machine went down.
+        self._clear_after_crashes()
+        # Unfinished entries whose row is not marked as writing: the row has a new owner, or the machine was reset.
         unknown = table[:, E_TAG] & np.uint64(3) == COMING
         unknown &= self.region.rows[table[:, E_OWNER].astype(np.int64) % len(self.region.rows), R_WRITING] == 0
         self._forget(np.flatnonzero(unknown))
         self._count_again()
         self._space.drop_unused()
-        # It may have died between lowering the limit and keeping it.
+        # The crash may have come between lowering the limit and evicting.
         self._evict_to_limit()
         header[H_CHANGING] = 0
 
     def _forget(self, slots: np.ndarray) -> None:
-        """Take entries out and leave their pages to whoever counts them."""
+        """Remove entries without updating the counts or releasing their pages."""
         for slot in slots.tolist():
             self._table.forget(self._table.at_slot(slot))
 

@@ -1,12 +1,12 @@
-"""The cache's table: from a key's digest to where its value lies.
+"""The table of a store, from a key's digest to the place of its value; and the free places between values.
 
-In:  digests; entries to add and to take out, under the writer's lock.
-Out: entries, readable without a lock.
+In:  digests; under the writer's lock, entries to add and to remove, and sizes of values.
+Out: entries, readable without a lock; places for values.
 Runs in: trainer and worker.
 
 Open addressing with linear probing over a power of two of slots. An entry's last word, its *tag*, is written last and
-changes whenever the entry does: a reader who finds the same tag before and after knows that nothing moved between.
-No tag comes back: they are numbered through, over all entries and all places the table ever has.
+changes whenever the entry changes: a reader that finds the same tag before and after a copy has a consistent copy. A
+tag is never used twice: tags count up over all entries and all tables of the store.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy as np
 from penstock.cache.store.region import (
     ENTRY_BYTES,
     ENTRY_WORDS,
+    H_CURSOR,
+    H_GAP_END,
     H_ITEMS,
     H_LIMIT,
     H_TABLE,
@@ -32,36 +34,36 @@ from penstock.cache.store.region import (
 )
 
 EMPTY, GONE, COMING, HERE = range(4)
-"""Lowest two bits of a tag: never used, removed, being written, readable."""
+"""The lowest two bits of a tag: never used, removed, being written, readable."""
 
 PINNED = 1 << 63
-"""Owner of an entry that stays until it is replaced or removed."""
+"""The owner of an entry that no policy evicts: it stays until it is replaced or removed."""
 
 E_HIGH, E_LOW, E_OFFSET, E_USED, E_STAMP, E_MARK, E_OWNER, E_TAG = range(ENTRY_WORDS)
 
 _ENTRY = struct.Struct("<8Q")
 _DIGEST = struct.Struct("<QQ")
 _FULLEST = 0.7
-"""Share of slots in use, removed ones included, from which on the table is made anew."""
-_FULL_ANEW = 0.5
-"""Share of slots in use when it was."""
+"""Share of slots in use, removed ones included, above which the table is rebuilt."""
+_FULLEST_REBUILT = 0.5
+"""Largest share of slots in use after a rebuild."""
 
 
 class Entry(NamedTuple):
-    """One entry as it was read."""
+    """A copy of one entry."""
 
     high: int
     low: int
     offset: int
-    """Where its extent begins in the data."""
+    """The start of its extent in the data."""
     used_bytes: int
-    """How much of the extent is the value."""
+    """How many bytes of the extent are in use."""
     stamp: int
-    """When it was last used."""
+    """The time of its last use."""
     mark: int
-    """What the tier's policy wants to know of it besides."""
+    """One more word for the store's policy: a position in a forecast, or a group."""
     owner: int
-    """Row of the thread that is writing it; once it is here, ``PINNED`` or 0."""
+    """The row of the thread that is writing it; later ``PINNED`` or 0."""
     tag: int
 
     @property
@@ -76,7 +78,7 @@ class Table:
     # -- reading, without a lock --------------------------------------------------------------
 
     def find(self, digest: bytes) -> tuple[int, Entry] | None:
-        """Where in the index the key's entry is, and the entry; None if there is none."""
+        """The offset of the key's entry in the index, and the entry; None if the key has none."""
         region = self._region
         where = int(region.header[H_TABLE])
         start, mask = where & ~63, (1 << (where & 63)) - 1
@@ -88,7 +90,7 @@ class Table:
             tag = -1
             words = _ENTRY.unpack_from(meta, at)
             while words[E_TAG] != tag:
-                # Words read while the entry changed may belong to two entries.
+                # Words read while the entry changes may belong to two entries.
                 tag = words[E_TAG]
                 words = _ENTRY.unpack_from(meta, at)
             state = tag & 3
@@ -100,11 +102,11 @@ class Table:
         return None
 
     def is_still(self, at: int, tag: int) -> bool:
-        """Whether an entry is what it was when it was read."""
+        """Whether an entry is unchanged since it was read."""
         return self._region.words[at // 8 + E_TAG] == tag
 
     def touch(self, at: int, stamp: int) -> None:
-        """Note that an entry was used."""
+        """Note the time of an entry's use."""
         self._region.words[at // 8 + E_STAMP] = stamp
 
     def mark(self, at: int, mark: int) -> None:
@@ -113,7 +115,7 @@ class Table:
     # -- changing, under the writer's lock ----------------------------------------------------
 
     def add(self, digest: bytes, *, offset: int, used_bytes: int, stamp: int, mark: int, owner: int) -> int:
-        """An entry that is coming; the key must have none. Gives where it is."""
+        """Add an entry in state COMING for a key that has none; returns its offset."""
         self._make_room()
         region = self._region
         where = int(region.header[H_TABLE])
@@ -129,7 +131,7 @@ class Table:
         header = region.header
         if tag & 3 == EMPTY:
             header[H_USED_SLOTS] += np.uint64(1)
-        # Word by word, the tag on its own and last: packing several at once shows them as zeros for a moment.
+        # Word by word, the tag last: struct.pack_into would show readers zeros for a moment.
         first = at // 8
         for word, value in enumerate((high, low, offset, used_bytes, stamp, mark, owner)):
             region.words[first + word] = value
@@ -139,7 +141,7 @@ class Table:
         return at
 
     def arrive(self, at: int, *, pinned: bool = False) -> None:
-        """The value of a coming entry is written; a pinned one is no policy's to give up."""
+        """The entry's value is written. No policy evicts a pinned entry."""
         self._region.words[at // 8 + E_OWNER] = PINNED if pinned else 0
         self._retag(at, HERE)
 
@@ -150,7 +152,7 @@ class Table:
         header[H_VALUE_BYTES] -= np.uint64(entry.extent_bytes)
 
     def forget(self, at: int) -> None:
-        """Take an entry out, whatever it says: who calls this counts again."""
+        """Remove an entry without updating the counts, which the caller then computes anew."""
         self._retag(at, GONE)
 
     def read(self, at: int) -> Entry:
@@ -165,12 +167,12 @@ class Table:
         self._region.words[at // 8 + E_TAG] = int(header[H_TAGS]) << 2 | state
 
     def live(self) -> np.ndarray:
-        """Slots with an entry, coming ones included."""
+        """Slots with an entry, including those in state COMING."""
         tags = self._region.table()[:, E_TAG] & np.uint64(3)
         return np.flatnonzero(tags >= COMING)
 
     def impossible(self) -> np.ndarray:
-        """Slots whose entries lie where no value can, or where another one does: leftovers of a crash."""
+        """Slots whose entries point outside the data or overlap another entry, as a crash may leave them."""
         live = self.live()
         entries = self._region.table()[live]
         offset, used = entries[:, E_OFFSET], entries[:, E_USED]
@@ -191,27 +193,27 @@ class Table:
             self._rebuild(slots_log2)
 
     def grown_bytes(self) -> int:
-        """What the table would take more if one entry were added."""
+        """By how many bytes the table would grow if one entry were added."""
         slots_log2 = self._needed_log2()
         if slots_log2 is None:
             return 0
         return (ENTRY_BYTES << slots_log2) - (ENTRY_BYTES << (int(self._region.header[H_TABLE]) & 63))
 
     def _needed_log2(self) -> int | None:
-        """The size of the table to be made before one more entry is added; None if there is room in this one."""
+        """The size of the table needed for one more entry; None if this one has room."""
         header = self._region.header
         slots_log2 = int(header[H_TABLE]) & 63
         if int(header[H_USED_SLOTS]) + 1 <= _FULLEST * (1 << slots_log2):
             return None
-        while int(header[H_ITEMS]) + 1 > _FULL_ANEW * (1 << slots_log2):
+        while int(header[H_ITEMS]) + 1 > _FULLEST_REBUILT * (1 << slots_log2):
             slots_log2 += 1
         return slots_log2
 
     def _rebuild(self, slots_log2: int) -> None:
-        """All entries in a new table, without the removed ones; readers are directed there in one step."""
+        """Copy all entries to a new table, and point readers to it in one step."""
         region, header = self._region, self._region.header
         old, before = int(header[H_TABLE]), region.table()
-        # The first table's place is free again once it was left, and so on: two places take turns.
+        # Two places take turns: the place of the table before this one is free again.
         place = self._place_for(slots_log2)
         where = place | slots_log2
         entries = before[self.live()].copy()
@@ -226,7 +228,7 @@ class Table:
         after[:] = 0
         fits = put < slots
         after[put[fits]] = entries[fits]
-        # The few that ran over the end go on from the beginning.
+        # The few beyond the end continue at the beginning.
         if not fits.all():
             empty = np.flatnonzero(after[: len(entries) + 1, E_TAG] == 0)[: np.count_nonzero(~fits)]
             after[empty] = entries[~fits]
@@ -235,7 +237,7 @@ class Table:
         region.drop_table(old)
 
     def _place_for(self, slots_log2: int) -> int:
-        """Room in the index for a table beside the present one."""
+        """A place in the index for a table beside the present one."""
         header = self._region.header
         present = int(header[H_TABLE])
         first = TABLES_AT
@@ -244,12 +246,61 @@ class Table:
         return (present & ~63) + (ENTRY_BYTES << (present & 63))
 
 
+class Space:
+    """The places of values in a file that is much larger than all values together.
+
+    Removed values leave no pages, so holes cost nothing and no value is ever moved: places are assigned one after the
+    other, from the beginning again after the end, and skip what is in use.
+    """
+
+    def __init__(self, region: Region, table: Table) -> None:
+        self._region = region
+        self._table = table
+
+    def find(self, extent_bytes: int) -> int | None:
+        """The offset of a free extent of that size; None if there is no such hole."""
+        header = self._region.header
+        cursor, end = int(header[H_CURSOR]), int(header[H_GAP_END])
+        if cursor + extent_bytes > end:
+            hole = self._next_hole(cursor, extent_bytes)
+            if hole is None:
+                return None
+            cursor, end = hole
+            header[H_GAP_END] = end
+        header[H_CURSOR] = cursor + extent_bytes
+        return cursor
+
+    def drop_unused(self) -> None:
+        """Release every page outside all entries. A process may have crashed before it released what it removed."""
+        for start, end in zip(*self._holes(), strict=True):
+            self._region.drop_values(int(start), int(end))
+        self._region.header[H_CURSOR] = self._region.header[H_GAP_END] = 0
+
+    def _next_hole(self, cursor: int, extent_bytes: int) -> tuple[int, int] | None:
+        starts, ends = self._holes()
+        wide = np.flatnonzero(ends - starts >= extent_bytes)
+        if not len(wide):
+            return None
+        after = wide[starts[wide] >= cursor]
+        chosen = after[0] if len(after) else wide[0]
+        return int(starts[chosen]), int(ends[chosen])
+
+    def _holes(self) -> tuple[np.ndarray, np.ndarray]:
+        entries = self._region.table()[self._table.live()]
+        offsets = entries[:, E_OFFSET].astype(np.int64)
+        order = np.argsort(offsets)
+        starts = np.concatenate(([0], (offsets + extent_for(entries[:, E_USED].astype(np.int64)))[order]))
+        ends = np.concatenate((offsets[order], [int(self._region.header[H_VIRTUAL])]))
+        holes = ends > starts
+        return starts[holes], ends[holes]
+
+
 def extent_for(used_bytes: Any) -> Any:
-    """What a value of so many bytes takes, or each of several: whole pages."""
+    """The size of a value's extent, in whole pages; of several values, if given an array."""
     return (used_bytes + (PAGE_BYTES - 1)) // PAGE_BYTES * PAGE_BYTES
 
 
 def evictable(table: np.ndarray) -> np.ndarray:
-    """Slots whose values a policy may give up."""
+    """Slots whose values a policy may evict."""
     is_here = table[:, E_TAG] & np.uint64(3) == HERE
     return np.flatnonzero(is_here & (table[:, E_OWNER] != np.uint64(PINNED)))

@@ -1,11 +1,11 @@
-"""One value as bytes in the cache, and back as the caller's own.
+"""One value as the bytes that a store in memory keeps, and back.
 
-In:  anything the arena's codec carries.
-Out: ``Packed``, to be written in one place; later the value again, over a private copy of those bytes.
+In:  anything the arena's codec can encode.
+Out: ``PackedValue``, to be written in one place; later the value again, over a private copy of those bytes.
 Runs in: trainer and worker.
 
-Layout: number of buffers and length of the pickle, place and length of every buffer, the pickle, then the buffers,
-each on a cache line. A tensor that is nothing but its bytes needs no pickle: its dtype and shape are there instead.
+Layout: number of buffers and length of the pickle, offset and length of every buffer, the pickle, then the buffers,
+each on a cache line. A tensor that consists of its bytes needs no pickle: its dtype and shape take the pickle's place.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from penstock.arena.codec import ALIGN_BYTES, bytes_of, decode, encode, is_plain
 
 _COUNTS = struct.Struct("<II")
 _INSIDE = 0xFFFFFFFF
-"""Length of a pickle that is itself the last buffer."""
+"""In place of a length: the pickle is the last buffer."""
 _TENSOR = 0xFFFFFFFE
-"""Instead of a pickle's length: one tensor."""
+"""In place of a length: the value is one tensor."""
 _DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
     torch.float64, torch.bool,
 ]  # fmt: skip
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_GLANCE = 64
+_MOST_PARTS = 64
+"""How many parts of a container ``least_bytes`` looks at."""
 _PADDING = bytes(ALIGN_BYTES)
 
 
-class Packed:
-    """A value ready to be written."""
+class PackedValue:
+    """A value as bytes, ready to be written."""
 
     __slots__ = ("_buffers", "_head", "_offsets", "_start", "total_bytes")
 
     def __init__(self, value: Any) -> None:
-        """Raises what pickle raises for objects that cannot travel."""
+        """Raises what pickle raises for objects it cannot pickle."""
         if type(value) is torch.Tensor and value.dtype in _CODES and value.is_contiguous() and is_plain(value):
             flat = bytes_of(value).data if value.numel() else memoryview(b"")
             self._buffers, self._offsets = [flat], [(0, flat.nbytes)]
@@ -58,14 +59,14 @@ class Packed:
         self.total_bytes = self._start + total_bytes
 
     def write(self, target: np.ndarray) -> None:
-        """Into at least ``total_bytes`` bytes."""
+        """``target`` has at least ``total_bytes`` bytes."""
         target[: len(self._head)] = np.frombuffer(self._head, np.uint8)
         for (start, count), buffer in zip(self._offsets, self._buffers, strict=True):
             start += self._start
             target[start : start + count] = np.frombuffer(buffer, np.uint8) if count else 0
 
     def pieces(self) -> list[Any]:
-        """The same bytes, one piece after the other."""
+        """The same bytes as a sequence of pieces."""
         pieces: list[Any] = [self._head]
         end = len(self._head)
         for (start, count), buffer in zip(self._offsets, self._buffers, strict=True):
@@ -75,10 +76,10 @@ class Packed:
 
 
 def least_bytes(value: Any) -> int:
-    """What a value takes at least, as far as that is seen at a glance."""
+    """A quick lower bound of a value's size."""
     parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-    # Not their sum: parts may share memory, which is kept once.
-    return max((_plain_bytes(part) for part in itertools.islice(parts, _GLANCE)), default=0)
+    # Not the sum: parts may share memory, which is stored once.
+    return max((_plain_bytes(part) for part in itertools.islice(parts, _MOST_PARTS)), default=0)
 
 
 def _plain_bytes(value: Any) -> int:
