@@ -43,7 +43,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 WORKER_BYTES = 100 << 20
-"""What each paper worker takes, whatever it does: the arena is left with the limit the test names."""
+"""Private memory of each paper worker: the arena keeps the limit that the test gives."""
 OWN_BYTES = 4 << 20
 
 
@@ -228,7 +228,7 @@ class Works:
     def peer(self, number: int) -> PaperPeer:
         return peer_of(self.worker(number))
 
-    def told(self, number: int, kind: type) -> list[Any]:
+    def sent(self, number: int, kind: type) -> list[Any]:
         return [message for message in self.peer(number).posted if isinstance(message, kind)]
 
     def all_tasks(self) -> list[tuple[WorkerEntry, Any]]:
@@ -243,7 +243,7 @@ class Works:
     def task_for(self, batch: int) -> tuple[WorkerEntry, Any]:
         return next(pair for pair in self.all_tasks() if pair[0].tasks[pair[1].task].batch.number == batch)
 
-    def let_wait(self, worker: WorkerEntry, task: int, need_bytes: int) -> None:
+    def make_wait(self, worker: WorkerEntry, task: int, need_bytes: int) -> None:
         """A need that came earlier and found no room."""
         worker.tasks[task].need = Need(task, need_bytes, None, 0)
         self.admission._waiting.append((worker, worker.tasks[task]))
@@ -262,7 +262,7 @@ class Works:
         self.done(worker, fetch.task, Outcome("rows", len(fetch.indices), [], segment=fetch.segment), fetch_s=0.02)
 
     def finish_everything(self, template: Template | None, limit: int = 10_000) -> list[int]:
-        """Workers do all that is asked of them, the user takes and drops; the numbers of the batches that came."""
+        """Workers finish all their tasks, the user takes and drops every batch; returns the numbers of the batches."""
         came: list[int] = []
         for _ in range(limit):
             while (batch := self.settlement.take_ready()) is not None:
@@ -274,7 +274,7 @@ class Works:
                 return came
             worker, message = tasks[0]
             self.do(worker, message, template)
-        raise AssertionError("no end in sight")
+        raise AssertionError(f"not finished after {limit} rounds")
 
     def do(self, worker: WorkerEntry, message: Any, template: Template | None) -> None:
         segment = message.segment
@@ -361,7 +361,7 @@ def test_out_of_order_a_ready_batch_does_not_wait_for_an_earlier_one() -> None:
     assert works.settlement.take_ready().number == 1  # type: ignore[union-attr]
 
 
-def test_once_learnt_the_template_and_the_segment_go_with_the_task() -> None:
+def test_a_task_carries_the_template_and_the_segment_once_they_are_known() -> None:
     works = Works(workers=1)
     works.offer(2)
     template = image(4)
@@ -373,10 +373,10 @@ def test_once_learnt_the_template_and_the_segment_go_with_the_task() -> None:
     works.done(worker, fetch.task, Outcome("rows", 1, [], segment=room.segment))
     later = works.all_tasks()[0][1]
     assert later.by_template and later.segment == room.segment
-    assert works.told(0, Learn) == [Learn(template)]
+    assert works.sent(0, Learn) == [Learn(template)]
 
 
-def test_nothing_is_opened_beyond_the_budget_but_what_is_due() -> None:
+def test_only_the_due_batch_is_opened_beyond_the_budget() -> None:
     template = image(1024)
     works = Works(workers=2, limit_bytes=20 * MIB, depth=6)
     works.offer(6)
@@ -419,7 +419,7 @@ def test_the_due_batch_is_opened_although_the_user_holds_everything() -> None:
     assert works.arena.handed_over_bytes > 0
 
 
-def test_while_the_user_computes_what_is_held_is_waited_for() -> None:
+def test_while_the_user_computes_the_engine_waits_for_the_batch_the_user_holds() -> None:
     template = image(1024)
     works = Works(workers=1, limit_bytes=9 * MIB)
     works.offer(2)
@@ -469,7 +469,7 @@ def test_a_later_batch_makes_room_for_one_that_is_due_and_grew() -> None:
     assert works.finish_everything(None) == [1, 2]
 
 
-def test_a_need_that_is_not_due_waits_and_is_answered_when_memory_comes_back() -> None:
+def test_a_need_that_is_not_due_waits_until_memory_comes_back() -> None:
     works = Works(workers=2, rows=False, splittable=False, limit_bytes=10 * MIB)
     works.admission.shapes.note_size(1 * MIB)
     works.offer(2)
@@ -488,7 +488,7 @@ def test_a_need_that_is_not_due_waits_and_is_answered_when_memory_comes_back() -
     assert answer is not None and answer.segment >= 0
 
 
-def test_a_worker_told_to_drop_is_asked_nothing_more_about_that_task() -> None:
+def test_a_worker_that_must_drop_a_task_gets_no_second_answer_about_it() -> None:
     """A later batch with a part in the arena and a need that waits is evicted while needs are being answered."""
     works = Works(workers=3, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=2)
     works.admission.shapes.note_size(1 * MIB)
@@ -506,7 +506,7 @@ def test_a_worker_told_to_drop_is_asked_nothing_more_about_that_task() -> None:
     works.need(worker_d, d.task, 6 * MIB)
     assert works.room_of(worker_d, d.task) is None
     # The due batch needs what batch 1 holds. Its need is answered in the same round as the one that waits.
-    works.let_wait(worker_b, b.task, 5 * MIB)
+    works.make_wait(worker_b, b.task, 5 * MIB)
     works.dispatcher.progress()
     drops = [m for m in works.peer(works.workers.members.index(worker_d)).posted if isinstance(m, Room)]
     assert [m.segment for m in drops if m.task == d.task] == [DROP]
@@ -517,12 +517,12 @@ def test_a_worker_told_to_drop_is_asked_nothing_more_about_that_task() -> None:
     assert 1 not in works.admission.open or not works.admission.open[1].evicted
 
 
-def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_is_queued_behind() -> None:
+def test_a_worker_that_waits_for_a_later_batch_drops_it_if_the_due_one_is_queued_behind_it() -> None:
     works = Works(workers=1, rows=False, splittable=False, limit_bytes=4 * MIB, row_s=0.0001, depth=2)
     works.admission.shapes.note_size(1 * MIB)
     works.offer(2)
     (worker, due), (_, later) = works.all_tasks()
-    works.let_wait(worker, later.task, 6 * MIB)
+    works.make_wait(worker, later.task, 6 * MIB)
     works.dispatcher.progress()
     answer = works.room_of(worker, later.task)
     assert answer is not None and answer.segment == DROP
@@ -546,7 +546,7 @@ def test_a_batch_that_was_evicted_is_opened_although_later_ones_fill_the_depth()
     assert list(admission.open) == [0, 1, 2]
 
 
-def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_was_evicted_and_nobody_is_free() -> None:
+def test_a_worker_that_waits_for_a_later_batch_drops_it_if_the_due_one_was_evicted_and_no_worker_is_free() -> None:
     works = Works(workers=1, rows=False, splittable=False, limit_bytes=4 * MIB, row_s=0.01, depth=4)
     works.admission.shapes.note_size(1 * MIB)
     works.offer(4)
@@ -554,7 +554,7 @@ def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_was_evicte
     (worker, first), *_ = works.all_tasks()
     works.done(worker, first.task, Outcome("inline", pickled=b""))
     (worker, later), *_ = works.all_tasks()
-    works.let_wait(worker, later.task, 6 * MIB)
+    works.make_wait(worker, later.task, 6 * MIB)
     admission.evict(admission.open[0])
     assert admission.is_next_due and works.room_of(worker, later.task) is None
     works.dispatcher.progress()
@@ -564,7 +564,7 @@ def test_a_worker_that_waits_for_a_later_batch_lets_go_if_the_due_one_was_evicte
     assert works.finish_everything(None) == [0, 1, 2, 3]
 
 
-def test_a_batch_that_was_evicted_is_worked_at_before_what_is_left_of_later_ones() -> None:
+def test_a_batch_that_was_evicted_is_fetched_before_the_rest_of_later_ones() -> None:
     works = Works(workers=1, splittable=False, row_s=0.02, depth=2)
     works.offer(2)
     admission = works.admission
@@ -578,8 +578,8 @@ def test_a_batch_that_was_evicted_is_worked_at_before_what_is_left_of_later_ones
     assert worker.tasks[fetch.task].batch.number == 0
 
 
-def test_evicting_a_batch_while_needs_are_answered_loses_nobody() -> None:
-    """Of several needs that wait, one is due and makes a later batch let go: each of the others is still answered."""
+def test_evicting_a_batch_while_needs_are_answered_leaves_no_need_unanswered() -> None:
+    """Of several needs that wait, one is due and evicts a later batch: each of the others is still answered."""
     works = Works(workers=4, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=3)
     works.admission.shapes.note_size(64 * KIB)
     works.offer(3)
@@ -594,14 +594,14 @@ def test_evicting_a_batch_while_needs_are_answered_loses_nobody() -> None:
     assert worker_e is worker_c
     # All three wait: the due batch's row, the rest of batch 1 (which will be evicted), and a row of batch 2.
     admission = works.admission
-    works.let_wait(worker_d, d.task, 5 * MIB)
-    works.let_wait(worker_a, a.task, 5 * MIB)
-    works.let_wait(worker_e, e.task, 5 * MIB)
+    works.make_wait(worker_d, d.task, 5 * MIB)
+    works.make_wait(worker_a, a.task, 5 * MIB)
+    works.make_wait(worker_e, e.task, 5 * MIB)
     works.dispatcher.progress()
     drop = works.room_of(worker_d, d.task)
     assert drop is not None and drop.segment == DROP
     waits = any(task.number == e.task for _, task in admission._waiting)
-    assert works.room_of(worker_e, e.task) is not None or waits, "a worker waits for an answer nobody will give"
+    assert works.room_of(worker_e, e.task) is not None or waits, "a worker waits for an answer that never comes"
     works.done(worker_d, d.task, Outcome("dropped"))
     answer = works.room_of(worker_a, a.task)
     assert answer is not None and answer.segment >= 0
@@ -626,21 +626,21 @@ def test_a_batch_that_was_evicted_is_still_delivered_in_its_turn() -> None:
     assert works.finish_everything(None) == [0, 1, 2]
 
 
-def test_a_dead_workers_rows_are_fetched_by_another_and_it_is_replaced() -> None:
+def test_rows_of_a_crashed_worker_are_fetched_by_another_and_it_is_replaced() -> None:
     works = Works(workers=2)
     works.offer(1)
     template = image(4)
-    dead = works.worker(0)
-    rows = [message.first_row for worker, message in works.all_tasks() if worker is dead]
-    works.crash(dead)
+    crashed = works.worker(0)
+    rows = [message.first_row for worker, message in works.all_tasks() if worker is crashed]
+    works.crash(crashed)
     works.dispatcher.progress()
-    assert peer_of(dead).reaped == 1
-    assert works.replaced == [dead]
+    assert peer_of(crashed).reaped == 1
+    assert works.replaced == [crashed]
     assert rows[0] in [message.first_row for _, message in works.all_tasks()]
     assert works.finish_everything(template) == [0]
 
 
-def test_a_death_while_its_need_waits_leaves_nothing_behind() -> None:
+def test_a_crash_of_a_worker_whose_need_waits_leaves_nothing_behind() -> None:
     works = Works(workers=2, rows=False, splittable=False, limit_bytes=10 * MIB)
     works.admission.shapes.note_size(MIB)
     works.offer(2)
@@ -654,7 +654,7 @@ def test_a_death_while_its_need_waits_leaves_nothing_behind() -> None:
     assert works.finish_everything(None) == [0, 1]
 
 
-def test_the_same_rows_killing_every_worker_is_an_error_that_names_them() -> None:
+def test_rows_that_crash_every_worker_are_an_error_that_names_them() -> None:
     works = Works(workers=1, splittable=False)
     works.offer(1)
     for _ in range(4):
@@ -671,7 +671,7 @@ def test_the_same_rows_killing_every_worker_is_an_error_that_names_them() -> Non
     assert "batch 0" in str(failure.value) and "index 0" in str(failure.value) and "SIGKILL" in str(failure.value)
 
 
-def test_workers_that_die_at_start_are_an_error_and_not_a_loop() -> None:
+def test_workers_that_crash_while_starting_are_an_error_and_not_a_loop() -> None:
     works = Works(workers=1)
     works.peer(0).started = False
     works.offer(1)
@@ -682,7 +682,7 @@ def test_workers_that_die_at_start_are_an_error_and_not_a_loop() -> None:
     assert isinstance(works.admission.failure, WorkerError)
 
 
-def test_a_start_that_succeeds_wipes_the_slate() -> None:
+def test_a_successful_start_resets_the_count_of_crashes() -> None:
     works = Works(workers=1)
     for _ in range(10):
         works.peer(0).started = False
@@ -719,7 +719,7 @@ def test_an_exhausted_worker_leaves_the_rotation_and_the_others_go_on() -> None:
         if len(works.admission.upcoming) < 2:
             works.offer(2)
         tasks = works.all_tasks()
-        assert tasks, "nobody works and not everybody is exhausted"
+        assert tasks, "no worker has a task, and not all are exhausted"
         worker, message = tasks[0]
         number = worker.tasks[message.task].batch.number
         # WorkerEntry 1 has nothing at all, worker 0 has five batches.
@@ -732,14 +732,14 @@ def test_an_exhausted_worker_leaves_the_rotation_and_the_others_go_on() -> None:
     assert came == [0, 2, 4, 6, 8]
 
 
-def test_a_bound_workers_successor_takes_up_its_batches() -> None:
+def test_the_replacement_of_a_bound_worker_continues_its_batches() -> None:
     works = Works(workers=2, bound=True, splittable=False)
     works.offer(4)
-    dead = works.worker(0)
-    works.crash(dead)
+    crashed = works.worker(0)
+    works.crash(crashed)
     works.dispatcher.progress()
     assert works.admission.failure is None
-    assert works.replaced == [dead]
+    assert works.replaced == [crashed]
     assert sorted(worker.worker_id for worker in works.workers.members) == [0, 1]
     assert works.finish_everything(image(4)) == [0, 1, 2, 3]
 
@@ -759,7 +759,7 @@ def test_samples_that_cannot_travel_make_their_batches_whole_from_then_on() -> N
     assert works.finish_everything(None) == [0, 1, 2]
 
 
-def test_parts_are_collated_by_one_worker_and_then_given_back() -> None:
+def test_parts_are_collated_by_one_worker_and_then_released() -> None:
     works = Works(workers=2, rows=False, batch_rows=2)
     works.offer(1)
     for worker, fetch in works.all_tasks():
@@ -780,7 +780,7 @@ def test_parts_are_collated_by_one_worker_and_then_given_back() -> None:
     assert works.arena.in_use_bytes == 2 * MIB
 
 
-def test_the_lowest_rows_error_is_told_once_all_rows_have_come_to_rest() -> None:
+def test_the_error_of_the_lowest_row_is_delivered_once_all_rows_have_come_to_rest() -> None:
     works = Works(workers=2, batch_rows=2)
     works.offer(1)
     (first_worker, first), (second_worker, second) = works.all_tasks()
@@ -810,7 +810,7 @@ def test_rows_of_different_layouts_never_count_as_one(small_first: bool) -> None
     assert given[0].template == given[1].template  # type: ignore[union-attr]
 
 
-def test_an_idle_loader_gives_everything_back_and_starts_again() -> None:
+def test_an_idle_loader_releases_everything_and_starts_again() -> None:
     works = Works(workers=2)
     template = image(64)
     works.offer(4)
@@ -846,7 +846,7 @@ def test_no_more_slots_than_allowed_are_open_or_lent() -> None:
     assert not works.admission.open and not works.admission.upcoming
 
 
-def test_a_sampler_that_failed_is_told_in_its_turn() -> None:
+def test_an_error_of_the_sampler_is_delivered_in_its_turn() -> None:
     works = Works(workers=1)
     works.offer(1)
     error = ValueError("sampler")
@@ -875,7 +875,7 @@ def test_a_due_need_does_not_wait_for_an_evicted_batch_queued_behind_it() -> Non
     later.extra[segment.number] = segment
     worker, first = tasks[0]
     with pytest.warns(RuntimeWarning, match="pass one at a time"):
-        works.let_wait(worker, first.task, 5 * MIB)
+        works.make_wait(worker, first.task, 5 * MIB)
         works.dispatcher.progress()
     answer = works.room_of(worker, first.task)
     assert answer is not None and answer.segment >= 0

@@ -21,7 +21,7 @@ def pace(row_s: float | None, *, splits: bool = True, **rules: float | bool) -> 
 @pytest.mark.parametrize(
     ("row_s", "batch_rows", "rows"),
     [
-        (None, 8, 1),  # nothing known: for whoever comes up first
+        (None, 8, 1),  # nothing known: each worker takes part as soon as it has started
         (None, 64, 8),
         (None, 1, 1),
         (20 * MS, 8, 1),  # long samples: one by one
@@ -62,7 +62,7 @@ def test_splitting_can_be_forced() -> None:
     ("row_s", "rows", "in_order", "queued"),
     [
         (None, 8, True, 1),
-        (1 * MS, 8, False, 1),  # out of order: nobody waits behind a slow one
+        (1 * MS, 8, False, 1),  # out of order: no task waits behind a slow one
         (20 * MS, 1, True, 1),  # long tasks are never queued behind another
         (19 * MS, 1, True, 2),
         (1 * MS, 1, True, 7),
