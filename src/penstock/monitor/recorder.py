@@ -162,7 +162,7 @@ class Recorder:
         self._sinks = list(sinks)
         self._observers: list[PointObserver] = []
         self._gauges_lock = threading.Lock()
-        self._reading: GaugeSample | None = None
+        self._sample: GaugeSample | None = None
         self._lock = threading.Lock()
         """Guards what other threads leave for the next tick."""
         self._notes: deque[Note] = deque(maxlen=_PATIENCE_POINTS * 10)
@@ -199,13 +199,13 @@ class Recorder:
 
     def read(self, *, in_haste: bool = False) -> GaugeSample:
         """The gauges now, for the training thread. In haste: a moment old if the monitor's thread is reading them."""
-        if self._gauges_lock.acquire(blocking=not in_haste or self._reading is None):
+        if self._gauges_lock.acquire(blocking=not in_haste or self._sample is None):
             try:
                 return self._gauges.read(self.step, in_haste=in_haste)
             finally:
                 self._gauges_lock.release()
-        assert self._reading is not None
-        return self._reading._replace(step=self.step)
+        assert self._sample is not None
+        return self._sample._replace(step=self.step)
 
     def turn(self, loader: WatchedLoader, wanted: dict[str, Any], *, who: str) -> dict[str, Any]:
         """Turn valves and note the source of the change. In the monitor's thread."""
@@ -228,13 +228,13 @@ class Recorder:
 
     def _tick(self) -> Point:
         with self._gauges_lock:
-            reading = self._gauges.read(self.step)
-        before, self._reading = self._reading, reading
-        span_s = 0.0 if before is None else max(0.0, reading.t_s - before.t_s)
-        point = self.point = Point(self._clock(), span_s, figures_between(before, reading))
-        self._achieved.add(before, reading, self._configurations, point.t_s)
+            sample = self._gauges.read(self.step)
+        before, self._sample = self._sample, sample
+        span_s = 0.0 if before is None else max(0.0, sample.t_s - before.t_s)
+        point = self.point = Point(self._clock(), span_s, figures_between(before, sample))
+        self._achieved.add(before, sample, self._configurations, point.t_s)
         self._note_changes("training")
-        self._note_endings(reading)
+        self._note_endings(sample)
         self.warn_if_full(point.figures)
         self._pass_on(point)
         self._write(point)
@@ -297,8 +297,8 @@ class Recorder:
             kind = "memory" if set(changed) == {"memory"} else "cache" if set(changed) == {"cache_bytes"} else "resize"
             self.note(who, kind, f"{loader.name}: {words}", loader=loader.name, number=number, now=now)
 
-    def _note_endings(self, reading: GaugeSample) -> None:
-        for loader, seen in zip(self.loaders, reading.loaders, strict=True):
+    def _note_endings(self, sample: GaugeSample) -> None:
+        for loader, seen in zip(self.loaders, sample.loaders, strict=True):
             for ending in loader.new_endings(int(seen.figures.get("worker_restarts", 0))):
                 what = f"{loader.name}: {ending}; it was replaced"
                 self.note("loader", "restart", what, loader=loader.name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -31,7 +31,6 @@ ENDED_FOR_S = 300.0
 """How long the outcome of an ended run is exported: for a few scrapes, so that no series stays forever."""
 STATES = ("running", "finished", "failed", "killed")
 _LONGEST_LABEL = 100
-_MOST_LOADERS, _MOST_GPUS, _MOST_RULES = 64, 64, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +115,13 @@ def _of_run(run: Run, now_s: float) -> list[MetricSample]:
     if outcome is not None and not abs(now_s - outcome.t_s) <= ENDED_FOR_S:
         return []
     labels = {"run": _label(run.id), "name": _label(facts.get("name"))}
-    about = {**labels, "host": _label(facts.get("host")), "pid": _label(facts.get("pid")), **_rank(facts.get("rank"))}
+    about = {**labels, "host": _label(facts.get("host")), "pid": _label(facts.get("pid"))}
+    if facts.get("rank"):
+        about["rank"] = _label(facts["rank"].get("rank"))
     state = "running" if outcome is None else outcome.state
     found = [MetricSample(_INFO, about, 1.0)]
     found += [MetricSample(_STATE, {**labels, "state": each}, float(each == state)) for each in STATES]
-    if isinstance(facts.get("started_s"), (int, float)):
+    if facts.get("started_s") is not None:
         found.append(MetricSample(_STARTED, labels, float(facts["started_s"])))
     if outcome is not None:
         return [*found, MetricSample(_ENDED, labels, outcome.t_s)]
@@ -128,22 +129,20 @@ def _of_run(run: Run, now_s: float) -> list[MetricSample]:
     if point is not None:
         found.append(MetricSample(_LAST_POINT, labels, point.t_s))
         found += _of_figures(point.figures, facts, labels)
-    states = {each.rule: each.state for each in run.alerts()}
-    for rule, raised in list(_unique(states).items())[:_MOST_RULES]:
-        found.append(MetricSample(_ALERT, {**labels, "rule": rule}, float(raised == "raised")))
+    for rule, raised in {each.rule: each.state for each in run.alerts()}.items():
+        found.append(MetricSample(_ALERT, {**labels, "rule": _label(rule)}, float(raised == "raised")))
     return found
 
 
 def _of_figures(figures: Mapping[str, float], facts: Mapping[str, Any], labels: dict[str, str]) -> list[MetricSample]:
     found = _samples(_OF_RUN, figures, labels)
-    names = _named(facts.get("loaders"), "name", "loader ")
-    for number in range(_MOST_LOADERS):
-        own = part(figures, f"loader.{number}")
-        found += _samples(_OF_LOADER, own, {**labels, "loader": names.get(number, f"loader {number}")})
-    indices = _named(facts.get("gpus"), "index", "")
-    for number in range(_MOST_GPUS):
-        own = part(figures, f"gpu.{number}")
-        found += _samples(_OF_GPU, own, {**labels, "gpu": indices.get(number, str(number))})
+    for kind, metrics, names in (
+        ("loader", _OF_LOADER, _names(facts.get("loaders") or [], "name", "loader ")),
+        ("gpu", _OF_GPU, _names(facts.get("gpus") or [], "index", "")),
+    ):
+        for number in sorted({int(name.split(".")[1]) for name in figures if name.startswith(f"{kind}.")}):
+            name = names.get(number, f"loader {number}" if kind == "loader" else str(number))
+            found += _samples(metrics, part(figures, f"{kind}.{number}"), {**labels, kind: name})
     return found
 
 
@@ -157,26 +156,13 @@ def _samples(metrics: Mapping[str, Metric], figures: Mapping[str, float], labels
     return found
 
 
-def _named(entries: Any, key: str, prefix: str) -> dict[int, str]:
+def _names(entries: Sequence[Mapping[str, Any]], key: str, prefix: str) -> dict[int, str]:
     """Number -> a unique label: Prometheus refuses a whole scrape if two series have the same labels."""
-    given = entries if isinstance(entries, list) else []
     found: dict[int, str] = {}
-    for number, entry in enumerate(given):
-        text = _label(entry.get(key) if isinstance(entry, dict) else None) or f"{prefix}{number}"
+    for number, entry in enumerate(entries):
+        text = _label(entry.get(key)) or f"{prefix}{number}"
         found[number] = text if text not in found.values() else f"{text} ({number})"
     return found
-
-
-def _unique(states: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for number, (rule, state) in enumerate(states.items()):
-        text = _label(rule)
-        found[text if text not in found else f"{text} ({number})"] = state
-    return found
-
-
-def _rank(rank: Any) -> dict[str, str]:
-    return {"rank": _label(rank.get("rank"))} if isinstance(rank, dict) else {}
 
 
 def _label(value: Any) -> str:
