@@ -12,7 +12,7 @@ import pytest
 from penstock.data import ArrowDataset, ParquetDataset, TarDataset
 from penstock.data.pack.packing import pack
 from penstock.data.pack.tables import ParquetRows, ParquetTables
-from penstock.data.pack.workers import Stretches
+from penstock.data.pack.workers import TaskRanges
 from penstock.errors import ConfigError, DataError
 from support.datasets.packed import Images, is_same
 
@@ -172,7 +172,7 @@ def test_rows_of_a_group_too_large_to_be_held_become_the_same_samples(tmp_path: 
 
 
 def test_each_worker_gets_neighbours_and_nothing_is_left_or_given_twice() -> None:
-    quick_and_slow = Stretches(list(range(10)), ["quick", "slow"])
+    quick_and_slow = TaskRanges(list(range(10)), ["quick", "slow"])
     assert [quick_and_slow.next_for("slow")] == [5]
     given = [quick_and_slow.next_for("quick") for _ in range(9)]
     assert given[:5] == [0, 1, 2, 3, 4] and given[5:7] == [8, 9]

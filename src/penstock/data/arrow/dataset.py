@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.units import MIB, format_bytes
 
 _WARNED_FROM_BYTES = 8 * MIB
-"""Less decompressed data than this does not matter beside the other memory of a worker."""
+"""Less decompressed data than this is small compared with the other memory of a worker."""
 
 
 class ArrowDataset(Dataset[Any]):

@@ -190,7 +190,7 @@ def arrow_bytes(sample: Any) -> int:
 
 
 def write_tables(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ShardRecord:
-    """Columns as they are."""
+    """Record batches, unchanged."""
     with shard_file(path) as file:
         count = 0
         with arrow().ipc.new_file(file, schema) as writer:
@@ -218,7 +218,7 @@ def _write_samples(file: ShardFile, samples: Iterable[Any], layout: Layout) -> i
 
 
 def find_fault(path: Path, record: ShardRecord) -> str | None:
-    """What is wrong with a shard on disk; None if it is what was written."""
+    """What is wrong with a shard on disk; None if it equals what was written."""
     try:
         with path.open("rb") as file:
             if hasattr(os, "posix_fadvise"):

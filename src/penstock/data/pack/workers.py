@@ -34,7 +34,7 @@ _PATIENCE_S = 5.0
 """A worker that has not ended this long after SIGTERM is killed."""
 
 
-class Stretches:
+class TaskRanges:
     """Distributes tasks so that each worker gets neighbours: few workers then decode a row group that is cut into many
     shards, and data that a dataset keeps from one sample serves the next."""
 
@@ -75,7 +75,7 @@ class PackWorkers:
     def run(self, tasks: list[int]) -> Iterator[tuple[int | None, int, Any]]:
         """Yields (task, samples done, result once it is finished), and at times (None, 0, None), so that the caller can
         stop. A task is the number of a shard, whose result is its record, or PROBE, whose result is a ``Probe``."""
-        coming = Stretches(tasks, list(self._members))
+        coming = TaskRanges(tasks, list(self._members))
         for pipe in list(self._members):
             self._give(pipe, coming)
         while any(shard is not None for _, shard in self._members.values()):
@@ -100,7 +100,7 @@ class PackWorkers:
                     raise self._crash(process, shard)
             yield None, 0, None
 
-    def _give(self, pipe: Connection, coming: Stretches) -> None:
+    def _give(self, pipe: Connection, coming: TaskRanges) -> None:
         process, _ = self._members[pipe]
         shard = coming.next_for(pipe)
         self._members[pipe] = (process, shard)

@@ -196,7 +196,7 @@ class _Groups:
         self._make_room(self._size_bytes(group))
         reader = RowReader(self._files.read(group))
         if reader.nbytes > self._keep_bytes:
-            # The next read of this group goes piece by piece at once.
+            # From now on, this group is read piece by piece.
             self._sizes[group] = reader.nbytes
         else:
             self._make_room(reader.nbytes)

@@ -93,7 +93,7 @@ def _arrays(data: bytes) -> dict[str, Any]:
         _check_unfolded(archive)
         found = {}
         for entry in archive.infolist():
-            # With a size, read() decompresses no more than that, whatever follows.
+            # With a size, read() decompresses no more than that, even if the data continues.
             with archive.open(entry) as stream:
                 content = stream.read(entry.file_size)
             is_array = entry.filename.endswith(".npy")

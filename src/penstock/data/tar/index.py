@@ -151,7 +151,7 @@ def to_bytes(index: ShardIndex) -> bytes:
 
 
 def from_bytes(data: bytes, *, version: str, size_bytes: int) -> ShardIndex | None:
-    """None: damaged, made by another version of the shard, or by nobody."""
+    """The index from its bytes; None if they are damaged or belong to another version of the shard."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if not data.startswith(_MAGIC) or data[len(_MAGIC) : start] != _digest(memoryview(data)[start:]):
         return None
