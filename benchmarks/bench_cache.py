@@ -1,8 +1,8 @@
-"""What does a hit in a cache cost, and an insert, beside copying the value?
+"""What do a hit and an insert in a cache cost, compared with copying the value?
 
 In:  values of 4 KB to 128 MB; penstock's cache in memory and on disk, LMDB, diskcache, a dictionary.
-Out: microseconds per hit and insert, ratios to ``Tensor.clone()`` with their spread, the issue's bars, JSON.
-Runs in: the harness; every store in a child of its own.
+Out: microseconds per hit and insert, ratios to ``Tensor.clone()`` with their spread, the bars, JSON.
+Runs in: the harness; every store in its own child.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Cell:
 
 def run(cell: Cell, *, seconds: float) -> Result:
     request = {"store": cell.store, "size_bytes": SIZES[cell.size], "seconds": seconds}
-    # What cannot be used by another process has nothing to show there.
+    # The other stores cannot be read from a second process.
     request["two"] = cell.store in ("penstock", "penstock disk", "diskcache", "dict")
     with Child("cached.measure", request, deadline_s=_DEADLINE_S) as child:
         return child.event()
@@ -55,8 +55,8 @@ def report(turns: Turns) -> None:
     header = ["size", "store", "hit µs", "/ clone", "insert µs", "/ clone", "replace µs", "/ clone", "2 processes"]
     print("\n" + table(header, rows))
     print(
-        "Median (least-most) over rounds; ratios round by round. Insert: a new key into memory nobody has used yet; "
-        "replace: an old key again. 2 processes: hits a second of both, over those of one."
+        "Median (least-most) over rounds; ratios round by round. Insert: a new key into memory not used before; "
+        "replace: an old key again. 2 processes: hits per second of both / hits per second of one."
     )
 
 
@@ -74,7 +74,7 @@ def verdicts(turns: Turns, sizes: list[str]) -> list[Verdict]:
             continue
         for figure, bar in (("hit_us", HIT_AGAINST_CLONE), ("insert_us", INSERT_AGAINST_HIT_BAR * HIT_AGAINST_CLONE)):
             pairs = zip(turns.results.get(ours, []), turns.results.get(clone, []), strict=False)
-            # A clone is what both are measured by: an insert allocates nothing the caller keeps.
+            # Both are compared with a clone, because an insert allocates nothing that the caller keeps.
             ratios = [a[figure] / b["hit_us"] for a, b in pairs if a and b]
             measured = Spread.of(ratios) if ratios else None
             found.append(Verdict(what=f"{size}: {figure} / clone", measured=measured, bar=bar, at_least=False))
@@ -92,7 +92,7 @@ def main() -> int:
     print(describe(fingerprint()))
     warn_if_not_quiet()
     turns = Turns(lambda cell: run(cell, seconds=options.seconds))
-    turns.play([Cell(store, size) for size in options.sizes for store in options.stores], rounds)
+    turns.run_rounds([Cell(store, size) for size in options.sizes for store in options.stores], rounds)
     report(turns)
     settings = {"sizes": options.sizes, "rounds": rounds, "seconds": options.seconds, "quick": options.quick}
     return finish("cache", turns, settings, [] if options.quick else verdicts(turns, options.sizes), options.json)

@@ -1,8 +1,8 @@
-"""How fast do batches reach the GPU, are they right, and does the GPU wait for them?
+"""How fast do batches reach the GPU, are they correct, and does the GPU wait for them?
 
 In:  penstock with device="cuda", torch's DataLoader with pinning and an asynchronous copy.
-Out: GB/s against the pinned link's own, ratios with spread, wrong bytes, idle share, the issue's bars, JSON.
-Runs in: the harness; see device/measure.py for what is on the clock.
+Out: GB/s and their share of the pinned link's rate, ratios with spread, wrong rows, idle share, the bars, JSON.
+Runs in: the harness; device/measure.py says what is timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner import Result, Spread, Turns, Verdict, add_arguments, finish, table,
 _DEADLINE_S = 300.0
 _MEMORY = 4_000_000_000
 _SMALLEST = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
-"""MB of budget to try for the smallest that still fills 70% of the link."""
+"""Budgets in MB that are tried, to find the smallest that fills 70% of the link."""
 _FULL, _ENOUGH = 0.75, 0.70
 
 
@@ -54,12 +54,12 @@ def run(cell: Cell, options: argparse.Namespace) -> Result:
 
 
 def of_link(turns: Turns, cell: Cell) -> Spread | None:
-    """The cell's rate as a share of the link's, round by round."""
+    """The cell's rate / the link's rate, round by round."""
     return turns.ratio(cell, Cell("link"), "gigabytes_per_s")
 
 
 def smallest_memory(case: str, workers: int, link: float, options: argparse.Namespace) -> dict[str, Any]:
-    """The least budget of the list at which enough of the link is filled."""
+    """The smallest budget of the list that fills enough of the link."""
     tried: dict[int, float] = {}
     for megabytes in _SMALLEST:
         if megabytes * 1_000_000 < 2 * CASES[case].batch_bytes:
@@ -89,7 +89,7 @@ def report(turns: Turns, smallest: list[dict[str, Any]]) -> list[Verdict]:
         )
     print("\n" + table(["what", "rate", "of the link", "idle", "checked"], rows))
     for found in smallest:
-        print(f"{found['case']}: {_ENOUGH:.0%} of the link from memory={found['megabytes']} MB on ({found['tried']})")
+        print(f"{found['case']}: {_ENOUGH:.0%} of the link needs memory={found['megabytes']} MB ({found['tried']})")
     verdicts = []
     for case in CASES:
         for workers in (12, 14):
@@ -105,7 +105,7 @@ def report(turns: Turns, smallest: list[dict[str, Any]]) -> list[Verdict]:
     counted = Spread.of([float(sum(wrong))]) if wrong else None
     verdicts.append(Verdict(what="wrong rows", measured=counted, bar=0.0, at_least=False, unit=""))
     idle = turns.spread(Cell("idle", next(iter(CASES)), "penstock", 8), "idle_share")
-    verdicts.append(Verdict(what="GPU idle for want of data", measured=idle, bar=0.01, at_least=False, unit=""))
+    verdicts.append(Verdict(what="GPU idle because of missing data", measured=idle, bar=0.01, at_least=False, unit=""))
     return verdicts
 
 
@@ -113,7 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser, rounds=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="timed part of a round (default 2)")
-    parser.add_argument("--fire", type=int, default=10_000, help="batches under fire (default 10000)")
+    parser.add_argument("--fire", type=int, default=10_000, help="batches of the part fire (default 10000)")
     parser.add_argument("--parts", nargs="+", choices=["rate", "idle", "fire", "smallest"],
                         default=["rate", "idle", "fire", "smallest"])  # fmt: skip
     options = parser.parse_args()
@@ -130,9 +130,9 @@ def main() -> int:
     if "idle" in options.parts:
         cells += [Cell("idle", first, loader, 8) for loader in ("penstock", "torch")]
     turns = Turns(lambda cell: run(cell, options))
-    turns.play(cells, rounds)
+    turns.run_rounds(cells, rounds)
     if "fire" in options.parts:
-        turns.play(
+        turns.run_rounds(
             [Cell("fire", first, loader, 8, 1_000_000_000, resizes, "rotating")
              for loader in ("pinned", "device") for resizes in (False, True)], 1)  # fmt: skip
     smallest = []

@@ -1,9 +1,9 @@
-"""Is the GPU memory of a training known before it runs?
+"""Does the estimate predict the GPU memory of a training?
 
 In:  trainings of T5, GPT-2, BERT, a Llama-like decoder, ResNet-50, ViT, a U-Net, an LSTM, in several precisions.
-Out: predicted and measured bytes, their errors, the time a prediction takes beside torch's own tracker; the largest
-     batch under a limit, and how often others run out of memory on the way to it; the bars, JSON.
-Runs in: the harness; every case in children of its own.
+Out: predicted and measured bytes, their errors, the time of a prediction and of torch's own tracker; the largest batch
+     under a limit, and how often other libraries run out of memory while they search for it; the bars, JSON.
+Runs in: the harness; every case in its own children.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _LIMITS_GIB = {
     "U-Net, 16 × 256², bf16": 12,
     "torch encoder, 32 × 256, bf16": 8,
 }
-"""Cases whose largest batch is looked for, and what torch may reserve there."""
+"""Case whose largest batch is searched -> GiB that torch may reserve."""
 _MOST_TRIALS = 3
 _KNOWN = [name for name, case in CASES.items() if case.known is not None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing about one case."""
+    """One measurement of one case."""
 
     what: str
     case: str
@@ -61,12 +61,12 @@ def run(cell: Cell, options: argparse.Namespace) -> Result:
 
 
 def one(turns: Turns, what: str, case: str) -> dict[str, Any]:
-    """The last round's result; {} if it failed or was not asked for."""
+    """The last round's result; {} if it failed or did not run."""
     return next((result for result in reversed(turns.results.get(Cell(what, case), [])) if result), {})
 
 
 def predictions(turns: Turns, cases: list[str], elsewhere: dict[str, Any]) -> list[Verdict]:
-    """Predicted beside measured, here or as it was known before."""
+    """Predicted and measured bytes; without a GPU, the bytes known from before."""
     rows, allocated, reserved, apart, replays = [], [], [], [], []
     for name in cases:
         real = one(turns, "measure", name)
@@ -125,7 +125,7 @@ def predictions(turns: Turns, cases: list[str], elsewhere: dict[str, Any]) -> li
 
 
 def times(turns: Turns, cases: list[str]) -> list[Verdict]:
-    """How long a prediction takes beside torch's tracker, and a sweep beside one."""
+    """The time of a prediction, of torch's tracker, and of a sweep."""
     rows, shares, sweeps = [], [], []
     for name in cases:
         ours, theirs = one(turns, "predict", name), one(turns, "track", name)
@@ -149,7 +149,7 @@ def times(turns: Turns, cases: list[str]) -> list[Verdict]:
 
 
 def finding(turns: Turns, cases: list[str]) -> list[Verdict]:
-    """The largest batch under a limit, by everyone, and what it took them."""
+    """The largest batch under a limit that each library finds, and the batch sizes it ran."""
     rows, good, trials = [], 0, []
     for name in cases:
         for finder in _FINDERS:
@@ -169,7 +169,7 @@ def finding(turns: Turns, cases: list[str]) -> list[Verdict]:
     print("\n" + table(["largest batch", "found by", "batch", "sizes run", "out of memory", "took"], rows))
     if not trials:
         return []
-    what = "batches found that train, where 15% more fails or eats the margin"
+    what = "batches found that train, where 15% more fails or exceeds the margin"
     return [
         Verdict(what=what, measured=_one(good), bar=len(trials), at_least=True, unit=""),
         _worst("batch sizes run for it: most", trials, _MOST_TRIALS, unit=""),
@@ -212,7 +212,9 @@ def main() -> int:
         "find: the largest batch under a limit",
     )
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
-    parser.add_argument("--dump", type=Path, metavar="DIR", help="keep every case's real allocation trace there")
+    parser.add_argument(
+        "--dump", type=Path, metavar="DIR", help="write every case's real allocation trace to this folder"
+    )
     parser.add_argument("--elsewhere", type=Path, metavar="JSON", help="results of another machine to compare with")
     options = parser.parse_args()
     if {"measure", "find"} & set(options.parts) and not has_gpu:
@@ -226,7 +228,7 @@ def main() -> int:
     if "find" in options.parts:
         cells += [Cell(finder, name) for name in cases if name in _LIMITS_GIB for finder in _FINDERS]
     turns = Turns(lambda cell: run(cell, options))
-    turns.play(cells, 1 if options.quick else options.rounds)
+    turns.run_rounds(cells, 1 if options.quick else options.rounds)
     verdicts = predictions(turns, cases, _predicted_elsewhere(options.elsewhere)) + times(turns, cases)
     verdicts += finding(turns, cases)
     settings: dict[str, Any] = {"steps": _STEPS, "torch": torch.__version__, "cases": cases}

@@ -1,9 +1,9 @@
 """How much memory does feeding a training take, and how fast is it fed?
 
-In:  penstock with a budget, penstock as it comes, torch's DataLoader as it comes; 4, 8 and 16 workers; torch's
-     collate and a custom one.
-Out: growth of the tree's PSS, samples/s, time to the first batch, ratios with their spread, the issue's bars, JSON.
-Runs in: the harness, which watches memory from outside; the training runs in a child.
+In:  penstock with a budget, penstock and torch's DataLoader with their defaults; 4, 8 and 16 workers; torch's
+     collate function and a custom one.
+Out: growth of the tree's PSS, samples/s, time to the first batch, ratios with their spread, the bars, JSON.
+Runs in: the harness, which samples memory from outside; the training runs in a child.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from runner import Result, Spread, Turns, Verdict, add_arguments, finish, table,
 _DEADLINE_S = 300.0
 LOADERS = ("torch", "penstock", "penstock default")
 GROWTH_AGAINST_TORCH = {"default": 1 / 4, "custom": 1 / 3}
-"""The issue's bars, by collate function."""
+"""The bars, by collate function."""
 THROUGHPUT_AGAINST_TORCH = 1.5
 FIRST_BATCH_AGAINST_TORCH = 1 / 3
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One loader with so many workers under one collate function."""
+    """One loader with a number of workers and a collate function."""
 
     loader: str
     workers: int
@@ -41,13 +41,13 @@ class Cell:
 
 
 _WORKER_BUDGET = SAMPLE_BYTES + 10 * MIB
-"""What the budget sets aside for each worker: the sample in its hands, and what a forked Python takes to run."""
+"""The part of the budget for each worker: the sample that it holds, and the memory of a forked Python."""
 _COLLATE_SLOTS = 1.5
-"""Batches' worth on top for a collate function of the user's: samples, result and its copy exist side by side."""
+"""Further batches in the budget for a custom collate function: samples, result and its copy exist at once."""
 
 
 def budget_bytes(workers: int, slots: int, collate: str) -> int:
-    """What penstock is given: the slots, what it takes itself, and the workers."""
+    """penstock's budget: for the slots, for penstock itself, and for the workers."""
     batches = slots + (_COLLATE_SLOTS if collate == "custom" else 0)
     return int(batches * BATCH_BYTES) + OWN_BYTES + workers * _WORKER_BUDGET
 
@@ -72,8 +72,8 @@ def run(cell: Cell, *, samples: int, slots: int) -> Result:
         "growth_mib": watch.growth_bytes / MIB,
         "file_growth_mib": watch.file_growth_bytes / MIB,
         "processes_at_peak": watch.peak.processes,
-        "looks": watch.looks,
-        "watching_cpus": watch.look_s / result["elapsed_s"],
+        "samples_of_memory": watch.samples,
+        "sampling_cpus": watch.sampling_s / result["elapsed_s"],
     }
 
 
@@ -116,14 +116,14 @@ def report(turns: Turns, slots: int) -> None:
     moved = max((abs(v) for cell in turns.results for v in turns.values(cell, "file_growth_mib")), default=0.0)
     if moved > 16:
         print(
-            f"Mapped files account for up to {moved:.0f} MiB of a growth: processes elsewhere map the same libraries "
-            "and came or went. Measure again on a quiet machine.",
+            f"Mapped files are up to {moved:.0f} MiB of a growth: other processes with the same libraries started or "
+            "ended. Measure again on an idle machine.",
             file=sys.stderr,
         )
 
 
 def verdicts(turns: Turns, workers: list[int], collates: list[str]) -> list[Verdict]:
-    """The issue's bars, on penstock with its budget; the loader with nothing set is shown above, not judged."""
+    """The bars, for penstock with its budget; penstock with its defaults is only shown."""
     found: list[Verdict] = []
     for collate in collates:
         for count in workers:
@@ -162,7 +162,7 @@ def main() -> int:
     add_arguments(parser, rounds=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16], metavar="N")
     parser.add_argument("--samples", type=int, default=240, help="samples of a run (default 240, 30 batches)")
-    parser.add_argument("--slots", type=int, default=2, help="batches' worth in penstock's budget (default 2)")
+    parser.add_argument("--slots", type=int, default=2, help="batches in penstock's budget (default 2)")
     parser.add_argument("--collates", nargs="+", choices=list(GROWTH_AGAINST_TORCH), default=list(GROWTH_AGAINST_TORCH))
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
@@ -174,14 +174,16 @@ def main() -> int:
     print(describe(fingerprint()))
     warn_if_not_quiet()
     print(
-        f"Batches of {ROWS}, {BATCH_BYTES / MIB:.1f} MiB; {SAMPLE_S * 1e3:.0f} ms a sample, {STEP_S * 1e3:.0f} ms a "
-        f"step; {samples} samples, {rounds} rounds.\npenstock's budget: {options.slots} batches + 4 MiB + workers × "
+        f"Batches of {ROWS}, {BATCH_BYTES / MIB:.1f} MiB; {SAMPLE_S * 1e3:.0f} ms per sample, {STEP_S * 1e3:.0f} ms "
+        f"per step; {samples} samples, {rounds} rounds.\npenstock's budget: {options.slots} batches + 4 MiB + workers × "
         "(one sample + 10 MiB) = "
         + ", ".join(f"{budget_bytes(n, options.slots, 'default') / MIB:.0f} MiB for {n}" for n in workers)
         + f"; {_COLLATE_SLOTS} batches more with a custom collate"
     )
     turns = Turns(lambda cell: run(cell, samples=samples, slots=options.slots))
-    turns.play([Cell(name, n, collate) for collate in options.collates for n in workers for name in LOADERS], rounds)
+    turns.run_rounds(
+        [Cell(name, n, collate) for collate in options.collates for n in workers for name in LOADERS], rounds
+    )
     report(turns, options.slots)
     settings = {
         "workers": workers,

@@ -1,8 +1,7 @@
-"""What does the monitor cost a training?
+"""How much time does the monitor cost a training?
 
-In:  steps of 50 ms, of the interpreter's work or of torch's, fed by 2 workers; with the monitor and without, in turns.
-Out: the difference of a step's time with its spread; what a step, a log line and the monitor's thread cost; the bar;
-     JSON.
+In:  steps of 50 ms, of the interpreter or of torch, fed by 2 workers; with and without the monitor, in turns.
+Out: the overhead of a step with its spread; the cost of ``step()``, a log line and the monitor's thread; the bar; JSON.
 Runs in: the harness; the training runs in a child.
 """
 
@@ -20,7 +19,7 @@ from runner import Result, Spread, Turns, Verdict, add_arguments, finish, table,
 
 _DEADLINE_S = 600.0
 MOST_PERCENT = 0.5
-"""The bar: of a 50 ms step."""
+"""The bar, in percent of a 50 ms step."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def report(turns: Turns) -> None:
         )
     header = ["work", "step without, ms", "overhead, all pairs", "thread, % of a core", "step() ns", "log line µs"]
     print("\n" + table(header, rows))
-    print("Median (least-most). The spread of pairs is the machine's: two blocks without the monitor differ as much.")
+    print("Median (least-most). The machine causes the spread of pairs: two blocks without the monitor differ as much.")
 
 
 def verdicts(turns: Turns) -> list[Verdict]:
@@ -75,7 +74,7 @@ def verdicts(turns: Turns) -> list[Verdict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser, rounds=5)
-    parser.add_argument("--pairs", type=int, default=6, help="blocks with and without in a round (default 6)")
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of blocks in a round (default 6)")
     parser.add_argument("--steps", type=int, default=100, help="steps of a block (default 100, 5 s)")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
@@ -84,7 +83,7 @@ def main() -> int:
     warn_if_not_quiet()
     print(f"Steps of {1000 * STEP_S:.0f} ms, {steps} in a block, {pairs} pairs of blocks in each of {rounds} rounds.")
     turns = Turns(lambda cell: run(cell, pairs=pairs, steps=steps))
-    turns.play([Cell(name) for name in WORKS], rounds)
+    turns.run_rounds([Cell(name) for name in WORKS], rounds)
     report(turns)
     settings = {"rounds": rounds, "pairs": pairs, "steps": steps, "step_s": STEP_S, "quick": options.quick}
     bars = [] if options.quick else verdicts(turns)

@@ -1,8 +1,8 @@
-"""How fast are rows of Parquet files read, in which order, and what does it take of a worker's memory?
+"""How fast are rows of Parquet files read, and how much memory does a worker take for it?
 
 In:  files of 0.2 and 2 GB, made here; penstock's modes, Hugging Face's datasets, a table held whole and sliced.
-Out: rows a second and their ratios, growth of private memory per worker, the issue's bars, JSON.
-Runs in: the harness; every way in a child of its own.
+Out: rows per second and their ratios, growth of private memory per worker, the bars, JSON.
+Runs in: the harness; every way in its own child.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORKERS = 2
 GROWTH_BARS_MIB = {"penstock": 64.0, "penstock ultra": 16.0}
 BLOCK_AGAINST_RANDOM = 5.0
 _RANDOM_ROWS = 8_000
-"""Of an epoch at random: every row decodes a whole row group, and after some thousands nothing new happens."""
+"""Rows of an epoch in random order: every row decodes a whole row group, and some thousands show the growth."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--seconds", type=float, default=2.0, help="timed part of a run (default 2)")
     parser.add_argument("--rows", type=int, default=_RANDOM_ROWS, help=f"rows read at random (default {_RANDOM_ROWS})")
-    parser.add_argument("--folder", type=Path, help="where files are made and kept; by default they are removed")
+    parser.add_argument(
+        "--folder", type=Path, help="folder in which files are made and kept; by default they are removed"
+    )
     options = parser.parse_args()
     sizes = ["0.2GB"] if options.quick else options.sizes
     rounds = 1 if options.quick else options.rounds
@@ -99,7 +101,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
         folder = options.folder or Path(temporary)
         turns = Turns(lambda cell: run(cell, folder, seconds=options.seconds, random_rows=options.rows))
-        turns.play(cells(sizes), rounds)
+        turns.run_rounds(cells(sizes), rounds)
     report(turns)
     settings = {"sizes": sizes, "rounds": rounds, "seconds": options.seconds, "rows": options.rows}
     return finish("parquet", turns, settings, [] if options.quick else verdicts(turns, sizes), options.json)

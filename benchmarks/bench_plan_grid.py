@@ -112,7 +112,7 @@ def main() -> int:
         best = best_of(grid, case)
         pairs[case] = (plans[case], Cell(case, best.workers, best.depth, seconds=_TURN_S))
     turns = Turns(run)
-    turns.play([cell for pair in pairs.values() for cell in pair], 1 if given.quick else given.rounds)
+    turns.run_rounds([cell for pair in pairs.values() for cell in pair], 1 if given.quick else given.rounds)
     rows = [
         [str(cell), f"{values[0] / MIB:.0f}", f"{turns_of.values(cell, 'samples_per_s')[0]:.0f}"]
         for turns_of in (grid, turns) for cell in turns_of.results

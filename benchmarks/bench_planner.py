@@ -172,7 +172,7 @@ def main() -> int:
         cells = cells[:2]
     thought = {cell: predict(cell, known[cell.case]) for cell in cells}
     turns = Turns(lambda cell: run(cell, *thought[cell]))
-    turns.play(cells, 1 if given.quick else given.rounds)
+    turns.run_rounds(cells, 1 if given.quick else given.rounds)
     predicted = {cell: outcome for cell, (outcome, _) in thought.items()}
     report(turns, predicted)
     settings = {"profiles": {name: each.as_json() for name, each in known.items()},

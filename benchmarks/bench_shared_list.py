@@ -1,8 +1,8 @@
-"""What do millions of short texts cost every worker, and what does reading one take?
+"""How much memory do millions of short texts take in every worker, and how long does reading one take?
 
-In:  5 million paths, in a Python list, an array of numpy and a SharedList; 4 workers, forked and spawned.
-Out: private growth of a worker after a pass over all of them, time of one read, time and peak of making it; JSON.
-Runs in: the harness; every way in a child of its own.
+In:  5 million paths, in a Python list, a numpy array and a SharedList; 4 workers, forked and spawned.
+Out: private growth of a worker after a pass over all of them, time of one read, time and peak of the creation; JSON.
+Runs in: the harness; every way in its own child.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COUNT, WORKERS = 5_000_000, 4
 MIB = 1 << 20
 PRIVATE_MIB, READ_US = 2.0, 2.0
 WHOLE_FRACTION = 0.8
-"""A list's pointers stay shared; its texts, nine tenths of it, do not."""
+"""The pointers of a list stay shared; its texts, nine tenths of it, do not."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def report(turns: Turns, methods: list[str]) -> None:
         rows.append(row)
     header = ["way", "make s", "next µs", "random µs, first", "random µs", "peak MiB", "kept MiB"]
     print("\n" + table([*header, *(f"{method}: MiB a worker" for method in methods)], rows))
-    print(f"Median (least-most) over rounds. A worker: the most any of {WORKERS} grew in a pass over all texts.")
+    print(f"Median (least-most) over rounds. MiB a worker: the largest growth of {WORKERS} workers over all texts.")
 
 
 def verdicts(turns: Turns) -> list[Verdict]:
@@ -82,7 +82,7 @@ def main() -> int:
     print(describe(fingerprint()))
     warn_if_not_quiet()
     turns = Turns(lambda cell: run(cell, count=count, methods=options.methods))
-    turns.play([Cell(way) for way in WAYS], rounds)
+    turns.run_rounds([Cell(way) for way in WAYS], rounds)
     report(turns, options.methods)
     settings = {
         "count": count,

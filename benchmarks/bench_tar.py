@@ -1,8 +1,8 @@
-"""How fast are samples of tar shards read, in order, beside webdataset's own reader? And in random order?
+"""How fast are samples of tar shards read in order, compared with webdataset, and in random order?
 
-In:  shards that webdataset wrote: members of 100 KB, and small texts with JSON, a class and an array.
-Out: samples a second, ratios with their spread, the issue's bars, JSON.
-Runs in: the harness; every reader in a child of its own.
+In:  shards written by webdataset: members of 100 KB, and small texts with JSON, a class and an array.
+Out: samples per second, ratios with their spread, the bars, JSON.
+Runs in: the harness; every reader in its own child.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(cell: Cell, shards: dict[str, str], checksums: dict[str, int]) -> Result
     with Child("shards.measure", request, deadline_s=_DEADLINE_S) as child:
         result = child.event()
     if checksums.setdefault(cell.case, result["checksum"]) != result["checksum"]:
-        raise RuntimeError(f"{cell} read other bytes than the one before it")
+        raise RuntimeError(f"{cell} read other bytes than the cell before it")
     return result
 
 
@@ -59,7 +59,7 @@ def report(turns: Turns) -> None:
         )
     print("\n" + table(["samples", "as", "reader", "samples/s", "/ webdataset"], rows))
     print(
-        "Median (least-most) over rounds; ratios round by round. The shards are in the page cache, the index is kept."
+        "Median (least-most) over rounds; ratios round by round. The shards are in the page cache; the index is kept."
     )
 
 
@@ -89,7 +89,7 @@ def main() -> int:
         checksums: dict[str, int] = {}
         turns = Turns(lambda cell: run(cell, shards, checksums))
         cells = [Cell(reader, case, decode) for case in options.cases for decode in (False, True) for reader in READERS]
-        turns.play(cells, rounds)
+        turns.run_rounds(cells, rounds)
     report(turns)
     settings = {"cases": options.cases, "rounds": rounds, "shards": SHARDS, "samples": CASES, "quick": options.quick}
     return finish("tar", turns, settings, [] if options.quick else verdicts(turns, options.cases), options.json)

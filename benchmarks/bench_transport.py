@@ -1,8 +1,8 @@
-"""How fast do batches come, when the samples cost nothing but the copy?
+"""How fast do batches arrive when samples cost nothing but the copy?
 
 In:  penstock, torch, and on large batches SPDL, torchdata.nodes and Grain; 2 workers each.
-Out: GB/s and batches/s, ratios penstock / other with their spread, the issue's bars, JSON.
-Runs in: the harness; see transport/measure.py for what is on the clock.
+Out: GB/s and batches/s, ratios penstock / other with their spread, the bars, JSON.
+Runs in: the harness; transport/measure.py says what is timed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cell:
 
 
 def cells_of(case: Case, names: list[str]) -> list[Cell]:
-    """Everyone named, in all modes; the peers only where the issue asks for them."""
+    """The named contenders in all modes; the other libraries only for cases with a bar for them."""
     if case.against_peers is None:
         names = [name for name in names if name in ("penstock", "torch")]
     return [Cell(case.name, name, mode) for name in names for mode in CONTENDERS[name]]
@@ -61,12 +61,12 @@ def best_mode(turns: Turns, case: Case, contender: str, *, isolated: bool = Fals
 
 
 def report(turns: Turns, cases: list[Case]) -> list[Verdict]:
-    """Print all figures; give the bars."""
+    """Print all figures; return the bars."""
     rows = [_row(turns, case, cell) for case in cases for cell in turns.results if cell.case == case.name]
     header = ["batch", "loader", "mode", "speed", "", "penstock / it", "depth", "slots", "verified"]
     print("\n" + table(header, rows))
-    print("* the loader's best mode. Speeds and ratios: median (least-most) over rounds; ratios round by round.")
-    print("Slots of penstock: most bytes its arena held, in batches, from stats(); depth likewise.")
+    print("* The loader's best mode. Speeds and ratios: median (least-most) over rounds; ratios round by round.")
+    print("Slots of penstock: the peak of its arena in batches, from stats(), as the depth.")
     return [verdict for case in cases for verdict in _verdicts(turns, case)]
 
 
@@ -89,10 +89,10 @@ def _row(turns: Turns, case: Case, cell: Cell) -> list[str]:
 
 
 def _verdicts(turns: Turns, case: Case) -> list[Verdict]:
-    """The issue's bars: each library in its best mode. Where that is threads, its best process mode as well.
+    """The bars: each library in its best mode, and if that mode uses threads, in its best process mode too.
 
-    Threads in the training process transport nothing and share its interpreter lock with the training loop: with
-    samples that cost no Python they run at the memory's own speed, and no loader can be several times that.
+    Threads in the training process transport nothing, and share its interpreter lock with the training loop. With
+    samples that need no Python they run at the speed of memory, and no loader can be several times as fast as that.
     """
     ours = best_mode(turns, case, "penstock")
     verdicts = []
@@ -132,11 +132,13 @@ def main() -> int:
 
     absent = [name for name in options.only if name in missing()]
     if absent:
-        print(f"Not installed, left out: {', '.join(absent)} (pip install -e .[bench]).", file=sys.stderr)
+        print(
+            f"Not installed and therefore not measured: {', '.join(absent)} (pip install -e .[bench]).", file=sys.stderr
+        )
     names = [name for name in options.only if name not in absent]
 
     turns = Turns(lambda cell: run(cell, workers=options.workers, seconds=seconds, warm_up_s=warm_up_s))
-    turns.play([cell for case in cases for cell in cells_of(case, names)], rounds)
+    turns.run_rounds([cell for case in cases for cell in cells_of(case, names)], rounds)
     verdicts = report(turns, cases)
     if options.quick:
         verdicts = []

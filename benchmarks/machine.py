@@ -1,7 +1,7 @@
-"""What a measurement was made on, and whether anybody else was using it.
+"""The machine of a measurement, and the use of it by other programs.
 
 In:  /proc, git, installed packages, the meter.
-Out: the fingerprint that goes into every results file; processors in use by others.
+Out: the fingerprint in every file of results; processors in use.
 Runs in: the harness.
 """
 
@@ -56,7 +56,7 @@ def describe(machine: dict[str, Any]) -> str:
 
 
 def busy_cpus(over_s: float = 0.2) -> float:
-    """Processors in use over the next ``over_s`` seconds; call it while nothing of ours runs."""
+    """Processors in use over the next ``over_s`` seconds; call it while no contender runs."""
     before, began_s = _busy_ticks(), time.monotonic()
     time.sleep(over_s)
     ticks = _busy_ticks() - before

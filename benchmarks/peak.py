@@ -1,8 +1,8 @@
-"""The most memory another process and its descendants take, read from outside while they work.
+"""The peak memory of another process and its descendants, sampled from outside.
 
-In:  a way to read it, /proc.
-Out: what there was at the start and at the most, and what the watching cost.
-Runs in: the harness, in a thread. Reads /proc itself: a benchmark does not measure a product with the product.
+In:  a function that takes a sample, /proc.
+Out: the first sample, the largest, and the cost of sampling.
+Runs in: the harness, in a thread. It reads /proc itself, so that penstock does not measure penstock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-Reading = TypeVar("Reading")
+TreeSample = TypeVar("TreeSample")
 _EVERY_S = 0.03
 
 
 def read_tree(root: int, file: str) -> Iterator[dict[str, int]]:
-    """The kilobytes by name in one file of /proc, of ``root`` and each descendant; those that end meanwhile are left
-    out."""
+    """The kilobytes by name in one file of /proc, of ``root`` and each descendant, without those that end
+    meanwhile."""
     waiting = [root]
     while waiting:
         process = Path(f"/proc/{waiting.pop()}")
@@ -34,22 +34,24 @@ def read_tree(root: int, file: str) -> Iterator[dict[str, int]]:
 
 
 def kilobytes(text: str) -> dict[str, int]:
-    """``Name:  123 kB`` lines; others are passed over."""
+    """``Name:  123 kB`` lines; others are ignored."""
     fields = (line.split() for line in text.splitlines())
     return {field[0].rstrip(":"): int(field[1]) for field in fields if len(field) == 3 and field[2] == "kB"}
 
 
-class Peak(Generic[Reading]):
-    """Keeps the largest reading from ``__enter__`` to ``__exit__``."""
+class Peak(Generic[TreeSample]):
+    """Keeps the largest sample from ``__enter__`` to ``__exit__``."""
 
-    def __init__(self, read: Callable[[], Reading], size: Callable[[Reading], int], *, most_duty: float) -> None:
-        """``most_duty``: reading takes at most this share of one processor: it must not slow down what it watches."""
-        self._read, self._size, self._most_duty = read, size, most_duty
+    def __init__(
+        self, sample: Callable[[], TreeSample], size: Callable[[TreeSample], int], *, most_duty: float
+    ) -> None:
+        """``most_duty``: the share of one processor that sampling takes at most; more would slow down the processes."""
+        self._sample, self._size, self._most_duty = sample, size, most_duty
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="peak", daemon=True)
-        self.start = self.peak = read()
-        self.looks = 0
-        self.look_s = 0.0
+        self.start = self.peak = sample()
+        self.samples = 0
+        self.sampling_s = 0.0
 
     @property
     def growth_bytes(self) -> int:
@@ -69,10 +71,10 @@ class Peak(Generic[Reading]):
         pause_s = _EVERY_S
         while not self._ended.wait(pause_s):
             began_s, began_cpu_s = time.monotonic(), time.thread_time()
-            now = self._read()
+            now = self._sample()
             if self._size(now) > self._size(self.peak):
                 self.peak = now
             cpu_s = time.thread_time() - began_cpu_s
-            self.looks += 1
-            self.look_s += cpu_s
+            self.samples += 1
+            self.sampling_s += cpu_s
             pause_s = max(_EVERY_S - (time.monotonic() - began_s), cpu_s * (1 / self._most_duty - 1))

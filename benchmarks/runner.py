@@ -25,7 +25,7 @@ Cell = TypeVar("Cell", bound=Hashable)
 Result = dict[str, Any]
 
 _QUIET_CPUS_PER_CORE = 0.1
-"""Above this much of every core in use by others, ratios move by more than the loaders differ."""
+"""If other programs use more than this share of every core, ratios vary by more than the loaders differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,14 @@ class Spread:
 def add_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
     """The arguments every benchmark has."""
     parser.add_argument("--rounds", type=int, default=rounds, metavar="N", help=f"rounds (default {rounds})")
-    parser.add_argument("--quick", action="store_true", help="one short round: does it run at all, no figures")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round, to show that it works; its figures mean nothing"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write fingerprint, raw results and summary")
 
 
 class Turns:
-    """Runs all cells once per round, in an order that changes, and keeps what comes out."""
+    """Runs all cells once per round, in an order that changes, and keeps the results."""
 
     def __init__(self, run: Callable[[Any], Result]) -> None:
         self._run = run
@@ -62,19 +64,19 @@ class Turns:
         self.failures: list[dict[str, str]] = []
         self.busy_cpus_before: list[float] = []
 
-    def play(self, cells: Sequence[Cell], rounds: int) -> None:
-        """Every cell ``rounds`` times. A cell that fails is reported, and its round left out of every ratio."""
-        # Ended by ``timeout`` or ``kill``, the child that runs must go, too: it would disturb whoever measures next.
+    def run_rounds(self, cells: Sequence[Cell], rounds: int) -> None:
+        """Run every cell ``rounds`` times. A cell that fails is reported, and its round does not count in any ratio."""
+        # If ``timeout`` or ``kill`` ends the harness, its child must end too: it would disturb the next measurement.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         total, done, began_s = rounds * len(cells), 0, time.monotonic()
         for number in range(rounds):
-            # Nobody always goes first, nobody always follows the same neighbour.
+            # No cell is always first, and none always follows the same cell.
             start = number * max(1, len(cells) // max(1, rounds)) % len(cells)
             turn = [*cells[start:], *cells[:start]][:: (-1) ** number]
             for cell in turn:
                 spent_s = time.monotonic() - began_s
                 left_s = spent_s / done * (total - done) if done else 0.0
-                _progress(f"[{done + 1}/{total}] round {number + 1}: {cell}  (some {left_s:.0f} s left)")
+                _progress(f"[{done + 1}/{total}] round {number + 1}: {cell}  (about {left_s:.0f} s left)")
                 self.busy_cpus_before.append(busy_cpus())
                 try:
                     result = self._run(cell)
@@ -97,7 +99,7 @@ class Turns:
         return Spread.of(values) if values else None
 
     def ratio(self, over: Any, under: Any, figure: str) -> Spread | None:
-        """``over`` / ``under``, round by round, so that slow minutes of the machine cancel out."""
+        """``over`` / ``under``, round by round: both are slower in a round in which the machine is slow."""
         pairs = zip(self.results.get(over, []), self.results.get(under, []), strict=False)
         ratios = [a[figure] / b[figure] for a, b in pairs if a.get(figure) and b.get(figure)]
         return Spread.of(ratios) if ratios else None
@@ -105,7 +107,7 @@ class Turns:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One bar of the issue and how the measurement stands to it."""
+    """One bar, and the figure it is compared with."""
 
     what: str
     measured: Spread | None
@@ -139,17 +141,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def warn_if_not_quiet() -> None:
-    """Say it loudly when others use this machine: figures then are noise."""
+    """Print a clear warning if other programs use this machine."""
     cores = os.cpu_count() or 1
     load, busy = os.getloadavg()[0], busy_cpus(1.0)
     if load > 2 * _QUIET_CPUS_PER_CORE * cores or busy > _QUIET_CPUS_PER_CORE * cores:
-        line = f"  NOT QUIET: load average {load:.2f}, others use {busy:.2f} of {cores} cores now.  "
+        line = f"  NOT IDLE: load average {load:.2f}, other programs use {busy:.2f} of {cores} cores now.  "
         frame = "!" * len(line)
-        print(f"{frame}\n{line}\n  These figures are noise; do not quote them.\n{frame}", file=sys.stderr)
+        print(f"{frame}\n{line}\n  Do not quote these figures.\n{frame}", file=sys.stderr)
 
 
 def finish(name: str, turns: Turns, settings: dict[str, Any], verdicts: Sequence[Verdict], out: Path | None) -> int:
-    """Print the bars, write the JSON, give the exit status: 0 all bars held, 1 some missed or failed."""
+    """Print the bars, write the JSON, return the exit status: 1 if a bar was missed or a cell failed, else 0."""
     if verdicts:
         rows = [verdict.row() for verdict in verdicts]
         print("\n" + table(["bar", "median (least-most)", "wanted", "verdict"], rows))
@@ -157,7 +159,7 @@ def finish(name: str, turns: Turns, settings: dict[str, Any], verdicts: Sequence
     noisy = sum(busy > _QUIET_CPUS_PER_CORE * cores for busy in turns.busy_cpus_before)
     if noisy:
         runs = len(turns.busy_cpus_before)
-        print(f"\nNOT QUIET: others were busy just before {noisy} of {runs} runs.", file=sys.stderr)
+        print(f"\nNOT IDLE: other programs were busy just before {noisy} of {runs} runs.", file=sys.stderr)
     if out is not None:
         report = {
             "benchmark": name,

@@ -1,4 +1,4 @@
-"""One store, values of one size: what a hit and an insert cost, and what two processes get at once.
+"""One store with values of one size: the cost of a hit and of an insert, and the rate of two processes together.
 
 In:  a store's name, a size.
 Out: microseconds and rates.
@@ -28,7 +28,7 @@ def main() -> None:
     harness = Harness()
     size, seconds = harness.request["size_bytes"], harness.request["seconds"]
     count = max(3, min(_MOST_VALUES, _TOTAL_BYTES // size))
-    # One value is enough to write from: what is measured is the store, not where values come from.
+    # Two values are enough: the store is measured, not the source of the values.
     values = [torch.randint(0, 255, (size,), dtype=torch.uint8) for _ in range(2)]
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         store: Store = STORES[harness.request["store"]](Path(folder), count * (size + PAGE_BYTES))
@@ -37,7 +37,7 @@ def main() -> None:
         for key in range(count):
             found = store.get(key)
             if not torch.equal(found, values[(key + 1) % 2]):
-                raise RuntimeError(f"value {key} came back as another")
+                raise RuntimeError(f"value {key} is not the one that was inserted")
         hits = hit_for(store, count, seconds)
         numbers = (1, 2) if harness.request["two"] else ()
         rates = [in_processes(store, count, seconds, number) for number in numbers]
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def timed(act: Callable[[int], Any], keys: range) -> float:
-    """Median microseconds of one act."""
+    """Median microseconds of one call."""
     took = []
     for key in keys:
         began = time.perf_counter()
@@ -73,7 +73,7 @@ def hit_for(store: Store, count: int, seconds: float) -> dict[str, float]:
 
 
 def in_processes(store: Store, count: int, seconds: float, number: int) -> float:
-    """Hits a second of some processes together, each with one thread, beginning at one moment."""
+    """Hits per second of ``number`` processes together, each with one thread, all starting at the same time."""
     context = multiprocessing.get_context("fork")
     start = context.Barrier(number)
     here, there = context.Pipe(duplex=False)

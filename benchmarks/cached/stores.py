@@ -1,6 +1,6 @@
-"""Places to keep tensors: each gives a value back as the caller's own.
+"""Stores for tensors. Each returns a value in memory that belongs to the caller.
 
-In:  a folder, how many values of which size there will be.
+In:  a folder, the total size of the values.
 Out: get, put, overwrite.
 Runs in: the child.
 """
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 ROOM = 1.25
-"""Of what the values take, what every store may use."""
+"""Every store may use this many times the size of the values."""
 PAGE_BYTES = 4096
-"""Values in penstock's cache take whole pages, and a line before them."""
+"""penstock's cache stores values in whole pages."""
 
 
 class Store(Protocol):
@@ -25,7 +25,7 @@ class Store(Protocol):
 
 
 class Dict:
-    """A dictionary in this process, which nobody else has: a hit is ``Tensor.clone()`` and nothing else."""
+    """A dictionary of this process only: a hit is one ``Tensor.clone()``."""
 
     def __init__(self, folder: Path, total_bytes: int) -> None:
         self._values: dict[int, torch.Tensor] = {}
@@ -53,7 +53,7 @@ class Penstock:
 
 
 class PenstockDisk:
-    """The tier on disk alone: the memory over it holds next to nothing."""
+    """The store on disk only: fillers occupy the small store in memory."""
 
     def __init__(self, folder: Path, total_bytes: int) -> None:
         import penstock
@@ -88,7 +88,7 @@ class Lmdb:
 
 
 class Diskcache:
-    """diskcache as it comes, with tensors pickled."""
+    """diskcache with its defaults, which pickles tensors."""
 
     def __init__(self, folder: Path, total_bytes: int) -> None:
         import diskcache  # pyright: ignore[reportMissingImports]

@@ -1,8 +1,8 @@
-"""Measures one thing about delivery to the GPU, in a process of its own.
+"""Measures one property of delivery to the GPU.
 
 In:  a request: what, case, loader, workers, memory, seconds.
 Out: figures, as JSON.
-Runs in: a child of its own per round.
+Runs in: its own child, in every round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENDLESS = 1 << 30
 
 
 def link() -> dict[str, Any]:
-    """What the pinned link itself does."""
+    """The rate of the pinned link."""
     host = torch.empty(1 << 30, dtype=torch.uint8).pin_memory()
     there = torch.empty_like(host, device="cuda")
     there.copy_(host)
@@ -89,7 +89,7 @@ def rate(request: dict[str, Any], case: Case) -> dict[str, Any]:
 
 
 def idle(request: dict[str, Any], case: Case) -> dict[str, Any]:
-    """A training whose step takes longer than loading: the share of time the GPU had nothing to do."""
+    """The share of time in which the GPU has no work, in a training whose step takes longer than loading."""
     loader, batches = open_loader(request, Images(case, ENDLESS, request["source"]))
     step_cycles = _cycles(request["step_s"])
     for _ in range(5):
@@ -107,7 +107,7 @@ def idle(request: dict[str, Any], case: Case) -> dict[str, Any]:
         end.record()
         del batch
         busy.append((start, end))
-        # A training loop is a step or two ahead of the GPU, not hundreds.
+        # A training loop is one or two steps ahead of the GPU, not hundreds.
         if len(busy) > 2:
             busy[-3][1].synchronize()
     ended.record()
@@ -120,7 +120,7 @@ def idle(request: dict[str, Any], case: Case) -> dict[str, Any]:
 
 
 def fire(request: dict[str, Any], case: Case) -> dict[str, Any]:
-    """Batches in pinned memory, copied on side streams behind long kernels and dropped at once; slots resized."""
+    """Copies batches in pinned memory on side streams, behind long kernels, drops them at once and resizes slots."""
     import penstock
 
     images = Images(case, ENDLESS, request["source"])
@@ -140,7 +140,7 @@ def fire(request: dict[str, Any], case: Case) -> dict[str, Any]:
     number = 0
     for number, batch in enumerate(itertools.islice(loader, request["batches"])):
         if request["loader"] != "pinned":
-            # The batch is ready for the stream that asked for it; another one waits for that, as ever.
+            # The batch is ready for the current stream only; any other stream has to wait for that one.
             streams[number % 4].wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(streams[number % 4]):
             if number % 250 < 4:

@@ -1,7 +1,7 @@
-"""Images for delivery to a GPU, and how to tell on the GPU that they are the right ones.
+"""Images for delivery to a GPU, and their check on the GPU.
 
-In:  a case, and where its samples lie.
-Out: a dataset that gives views of them; the checksum of every sample.
+In:  a case; "hot" or "rotating" samples.
+Out: a dataset that returns views of them; the checksum of every sample.
 Runs in: both.
 """
 
@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import Dataset
 
 ROTATING_BYTES = 400_000_000
-"""Samples that come from memory: more of them than fit a cache."""
+"""Rotating samples: too many for a processor cache, so that they come from memory."""
 HOT_BYTES = 1 << 20
-"""Samples as a decoder leaves them, in the cache of the worker that made them: few enough to stay there."""
+"""Hot samples: few enough to stay in a worker's processor cache, as if a decoder had just made them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ CASES = {
 
 
 class Images(Dataset[torch.Tensor]):
-    """``count`` samples out of fewer distinct ones, in turn. Indexing gives a view: no copy but the loader's own."""
+    """``count`` samples that repeat fewer distinct ones. Indexing returns a view, so only the loader copies."""
 
     def __init__(self, case: Case, count: int, source: str) -> None:
         self.case, self.count = case, count

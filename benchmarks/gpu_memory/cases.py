@@ -1,7 +1,7 @@
-"""The cases: a model, a batch size, how it is trained, and what was measured of it before.
+"""The cases: a model, a batch size, the settings of its training, and figures measured earlier.
 
 In:  nothing.
-Out: ``CASES`` by name.
+Out: ``CASES``: name -> case.
 Runs in: harness and children.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from penstock.gpu import TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +28,19 @@ class Case:
     optimizer: str = "adamw"
     accumulation: int = 1
     known: tuple[float, float] | None = None
-    """GiB allocated and reserved on an H200, measured before there was any of this code."""
+    """GiB allocated and reserved on an H200, measured before penstock could estimate them."""
 
     def makers(self) -> tuple[Callable[[], Any], Callable[[int], Any]]:
         from gpu_memory import models
 
         return getattr(models, self.model), getattr(models, self.batch)
+
+    def setup(self) -> TrainingSetup:
+        make_model, make_batch = self.makers()
+        return TrainingSetup(
+            make_model=make_model, make_batch=make_batch, optimizer=self.optimizer, precision=self.precision,
+            checkpointing=self.checkpointing, accumulation=self.accumulation,
+        )  # fmt: skip
 
 
 CASES = {
@@ -71,4 +80,4 @@ CASES = {
         model="gpt2", batch="text_batch", batch_size=4, precision="bf16", accumulation=2
     ),
 }  # fmt: skip
-"""The first eight are those whose memory was known before."""
+"""The memory of the first eight was known before."""

@@ -1,8 +1,8 @@
-"""Finds the largest batch under a limit, one finder in a process of its own, and counts how often memory ran out.
+"""Finds the largest batch under a limit with one library, and counts how often memory ran out.
 
 In:  a request: finder, case, limit in GiB.
 Out: the batch found, trials, how many of them ran out of memory, seconds, and whether 15% more still fits, as JSON.
-Runs in: a child of its own per finder and case; needs a GPU.
+Runs in: its own child per finder and case; needs a GPU.
 """
 
 from __future__ import annotations
@@ -25,22 +25,15 @@ from penstock.units import GIB
 
 MARGIN = 0.1
 _FIRST = {"accelerate": 1024}
-"""accelerate goes down from a size its user guesses; Lightning up from 2."""
+"""accelerate starts at a size that its user guesses and goes down; Lightning starts at 2 and goes up."""
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Counted:
-    """Real steps with any batch size; remembers which ran and which ran out."""
+    """Real steps with any batch size; records the sizes that ran and those that ran out of memory."""
 
     def __init__(self, case: Case) -> None:
-        make_model, make_batch = case.makers()
-        self.training = penstock.gpu.TrainingSetup(
-            make_model=make_model,
-            make_batch=make_batch,
-            optimizer=case.optimizer,
-            precision=case.precision,
-            checkpointing=case.checkpointing,
-        )
+        self.training = case.setup()
         self.ran: list[int] = []
         self.full: list[int] = []
 
@@ -88,7 +81,7 @@ def accelerate(case: Case) -> dict[str, Any]:
         counted.step(batch_size)
         return batch_size
 
-    return _said(run(), counted)
+    return _result(run(), counted)
 
 
 def lightning(case: Case, mode: str) -> dict[str, Any]:
@@ -136,7 +129,7 @@ def lightning(case: Case, mode: str) -> dict[str, Any]:
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     found = tuner_module.Tuner(trainer).scale_batch_size(Module(), mode=mode, steps_per_trial=3, max_trials=25)
-    return _said(found, counted)
+    return _result(found, counted)
 
 
 class _Batches(torch.utils.data.Dataset[Any]):
@@ -157,7 +150,7 @@ def _lightning() -> Any:
         return importlib.import_module("pytorch_lightning")
 
 
-def _said(found: Any, counted: Counted) -> dict[str, Any]:
+def _result(found: Any, counted: Counted) -> dict[str, Any]:
     return {
         "batch_size": found,
         "trials": len(set(counted.ran) | set(counted.full)),

@@ -1,8 +1,8 @@
-"""Predicts one case's memory, then trains it and measures, in a process of its own.
+"""Predicts one case's memory, then trains it and measures.
 
 In:  a request: what, case, steps, and a folder for allocation traces.
 Out: predicted and measured bytes, their errors, times, as JSON.
-Runs in: a child of its own per case.
+Runs in: its own child per case.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 import penstock.gpu
 from child import Harness
 from gpu_memory.cases import CASES, Case
+from penstock.gpu import real_steps
 from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.gpu.allocator.caching_allocator import CachingAllocator
 from penstock.gpu.optimizers import maker_of
@@ -31,7 +31,7 @@ from penstock.gpu.training import call, loss_of
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_EVENTS = 2_000_000
 _FRAMES = 4
-"""Lines of Python kept with every allocation."""
+"""Lines of Python written for every allocation."""
 
 
 def predict(case: Case, batch_sizes: list[int]) -> list[penstock.gpu.Estimate]:
@@ -48,7 +48,7 @@ def predict(case: Case, batch_sizes: list[int]) -> list[penstock.gpu.Estimate]:
 
 
 def prediction(case: Case) -> dict[str, Any]:
-    """The estimate, how long it took, and how long six batch sizes at once."""
+    """The estimate, its time, and the time of six batch sizes at once."""
     size = case.batch_size
     predict(case, [size])  # imports, and torch's own first-time work
     began_s = time.perf_counter()
@@ -60,7 +60,7 @@ def prediction(case: Case) -> dict[str, Any]:
 
 
 def tracked(case: Case) -> dict[str, Any]:
-    """The time of torch's own tracker on fake tensors: two iterations, as its users run it."""
+    """The time of torch's own tracker on fake tensors, for two iterations as in its documentation."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
@@ -69,7 +69,7 @@ def tracked(case: Case) -> dict[str, Any]:
         return {"tracker_missing": str(error)}
     make_model, make_batch = case.makers()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # Draws again until all values are within bounds, and fake tensors have none to look at.
+    # It draws again until all values are within bounds, and fake tensors have no values.
     torch.nn.init.trunc_normal_ = lambda tensor, *_, **__: tensor
     began_s = time.perf_counter()
     with FakeTensorMode(), torch.device(device):
@@ -95,13 +95,13 @@ def tracked(case: Case) -> dict[str, Any]:
 
 
 def measured(case: Case, steps: int, folder: Path | None, name: str) -> dict[str, Any]:
-    """Real steps, and what torch's allocator says of them."""
+    """Real steps, and the figures of torch's allocator for them."""
     estimate = predict(case, [case.batch_size])[0]
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(
         enabled="all", context="alloc" if folder else None, stacks="python", max_entries=_MOST_EVENTS
     )
-    took_s = train(case, steps)
+    took_s = real_steps.train(case.setup(), case.batch_size, "cuda", steps)
     stats = torch.cuda.memory_stats()
     free, total = torch.cuda.mem_get_info()
     snapshot: Any = torch.cuda.memory._snapshot()
@@ -125,42 +125,8 @@ def measured(case: Case, steps: int, folder: Path | None, name: str) -> dict[str
     }
 
 
-def train(case: Case, steps: int) -> float:
-    """As a user would, on the GPU; the time of the last step."""
-    make_model, make_batch = case.makers()
-    kind = _TYPES[case.precision.removesuffix("-true")] if case.precision.endswith("-true") else None
-    model = make_model().to("cuda", kind).train()
-    if case.checkpointing:
-        model.gradient_checkpointing_enable()
-    optimizer = maker_of(case.optimizer)(model.parameters())
-    scaler = torch.amp.GradScaler("cuda") if case.precision == "fp16" else None
-    took_s = 0.0
-    for _ in range(steps):
-        batch = tree_map(lambda part: part.to("cuda"), make_batch(case.batch_size))
-        torch.cuda.synchronize()
-        began_s = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        for _ in range(case.accumulation):
-            with _autocast(case, "cuda"):
-                loss = loss_of(call(model, batch))
-            if scaler is not None:
-                loss = scaler.scale(loss)
-            if case.accumulation > 1:
-                loss = loss / case.accumulation
-            loss.backward()
-            del loss
-        if scaler is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        torch.cuda.synchronize()
-        took_s = time.perf_counter() - began_s
-    return took_s
-
-
 def replayed(events: list[Any]) -> int:
-    """The real requests through our model of the allocator: what it would have reserved."""
+    """The bytes that our model of the allocator reserves for the real requests."""
     allocator = CachingAllocator(AllocatorSettings())
     held: dict[int, Any] = {}
     for event in events:
@@ -179,7 +145,7 @@ def _autocast(case: Case, device: str) -> Iterator[None]:
 
 
 def _keep(path: Path, events: list[Any]) -> None:
-    """One line per event: action, address, bytes and, for allocations, the lines of Python they came from."""
+    """One line per event: action, address, bytes and, for allocations, the lines of Python that made them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt") as lines:
         for event in events:

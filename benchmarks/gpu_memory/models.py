@@ -1,4 +1,4 @@
-"""The models of the cases: from transformers and torchvision, and a few of plain torch.
+"""The models of the cases: from transformers and torchvision, and a few in plain torch.
 
 In:  nothing.
 Out: functions that build a model, and functions that make a batch for it.
@@ -18,9 +18,9 @@ from penstock.gpu.examples import UNet
 
 
 def _torchvision() -> Any:
-    """torchvision; where torch has no CUDA and torchvision was built for it, its missing operators get names.
+    """torchvision. If it was built for CUDA and torch was not, its missing operators are defined first.
 
-    transformers looks for it too, so it is looked for before anything is built.
+    transformers imports it too, so this runs before any model is built.
     """
     try:
         return importlib.import_module("torchvision")
@@ -57,13 +57,13 @@ def gpt2() -> nn.Module:
 
 
 def bert() -> nn.Module:
-    """BERT-base, predicting masked words; dropout as it comes."""
+    """BERT-base, predicting masked words, with its default dropout."""
     text = _text()
     return text.BertForMaskedLM(text.BertConfig())
 
 
 def llama() -> nn.Module:
-    """A decoder of Llama's make, 16 layers, grouped queries."""
+    """A decoder like Llama, 16 layers, grouped queries."""
     text = _text()
     return text.LlamaForCausalLM(
         text.LlamaConfig(

@@ -1,8 +1,8 @@
-"""Trains through one loader while the harness watches the memory of this process and its workers.
+"""Trains with one loader while the harness samples the memory of this process and its workers.
 
 In:  a request: loader, workers, samples, collate, budget.
-Out: samples per second, time to the first batch, what the loader says about itself.
-Runs in: a child of its own per run.
+Out: samples per second, time to the first batch, the loader's stats.
+Runs in: its own child, in every run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_IN_STATS = ("cache", "stages")
 
 
 def loader_of(request: dict[str, Any]) -> TorchDataLoader[Any]:
-    """The loader asked for, with nothing set but what is compared."""
+    """The loader with its defaults, except for the compared settings."""
     options: dict[str, Any] = {
         "batch_size": ROWS,
         "num_workers": request["workers"],
@@ -37,11 +37,11 @@ def loader_of(request: dict[str, Any]) -> TorchDataLoader[Any]:
 
 
 def main() -> None:
-    # More workers than cores is what is measured here; both loaders would warn of it.
+    # Some runs have more workers than cores, and both loaders warn of that.
     warnings.filterwarnings("ignore")
     harness = Harness()
     loader = loader_of(harness.request)
-    # Whatever torch sets up at its first operation belongs to the start, not to a loader.
+    # The memory that torch takes at its first operation must not count for a loader.
     torch.zeros(ROWS).sum()
     harness.ready()
 
@@ -53,7 +53,7 @@ def main() -> None:
         if not seen:
             first_s = time.perf_counter() - began_s
         rows = indices.tolist()
-        # First and last pixel of every image: a row written late or twice would differ, at no cost in time.
+        # The first and the last pixel of every image show a row written late or twice, and cost no time.
         if not images[:, 0, 0, 0].tolist() == images[:, -1, -1, -1].tolist() == rows:
             raise ValueError(f"batch of samples {rows} holds {images[:, 0, 0, 0].tolist()}")
         seen += rows
@@ -62,7 +62,7 @@ def main() -> None:
         if isinstance(loader, penstock.DataLoader):
             stats = {name: value for name, value in vars(loader.stats()).items() if name not in _NOT_IN_STATS}
     if seen != list(range(harness.request["samples"])):
-        raise ValueError("samples are missing, doubled or out of order")
+        raise ValueError("samples are missing, repeated or out of order")
     harness.result(samples_per_s=len(seen) / elapsed_s, first_batch_s=first_s, elapsed_s=elapsed_s, stats=stats)
 
 

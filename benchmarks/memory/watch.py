@@ -1,7 +1,7 @@
 """Memory of another process and all its descendants, by kind.
 
 In:  /proc/<pid>/smaps_rollup of the tree.
-Out: the most PSS seen, in all and of mapped files.
+Out: the peak of the PSS, and its part in mapped files.
 Runs in: the harness, in a thread.
 """
 
@@ -20,7 +20,7 @@ class TreePss:
 
     total_bytes: int
     file_bytes: int
-    """Of it, mapped files: libraries. Moves when processes elsewhere that map the same files come and go."""
+    """Its part in mapped files (libraries). It changes when other processes that map the same files start or end."""
     processes: int
 
 
@@ -42,5 +42,5 @@ class Watch(Peak[TreePss]):
 
     @property
     def file_growth_bytes(self) -> int:
-        """How much of the growth is mapped files. More than a few MiB: somebody else's processes moved it."""
+        """The part of the growth in mapped files. More than a few MiB come from other processes."""
         return self.peak.file_bytes - self.start.file_bytes

@@ -1,4 +1,4 @@
-"""The training that memory is measured on: large samples that arrive slowly, a step that takes its time.
+"""The training of bench_memory: large samples that arrive slowly, and long steps.
 
 In:  nothing.
 Out: the dataset, the custom collate function, sizes.
@@ -19,16 +19,16 @@ SHAPE = (3, 720, 1280)
 ROWS = 8
 """Samples in a batch."""
 SAMPLE_S = 0.020
-"""How long a sample takes to arrive."""
+"""Time that a sample takes to arrive."""
 STEP_S = 0.050
-"""How long a training step takes: at most ROWS / STEP_S = 160 samples/s can be used."""
+"""Time of a training step, which limits the rate to ROWS / STEP_S = 160 samples/s."""
 SAMPLE_BYTES = math.prod(SHAPE) * 4
 BATCH_BYTES = ROWS * SAMPLE_BYTES
 WORKER_BYTES = 8 * MIB
-"""What the issue allows each further worker beside one sample."""
+"""The bar for each further worker, beside one sample."""
 
 OWN_BYTES = 4 * MIB
-"""What penstock counts for itself in the training process."""
+"""Memory that penstock counts for itself in the training process."""
 
 Sample = tuple[torch.Tensor, int]
 
@@ -48,5 +48,5 @@ class SlowSamples(Dataset[Sample]):
 
 
 def stack_samples(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A collate function of the user's own, as every Hugging Face run has one."""
+    """A custom collate function, as every Hugging Face training has one."""
     return torch.stack([image for image, _ in samples]), torch.tensor([index for _, index in samples])

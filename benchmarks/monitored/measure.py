@@ -1,8 +1,8 @@
-"""Trains the same steps with the monitor and without, block by block in one process.
+"""Trains the same steps with and without the monitor, block by block in one process.
 
 In:  a request: kind of work, pairs of blocks, steps of a block.
-Out: time of a step in each block; what ``step()``, a log line and the monitor's thread cost.
-Runs in: a child of its own per run.
+Out: time of a step in each block; the cost of ``step()``, a log line and the monitor's thread.
+Runs in: its own child, in every run.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Rows(Dataset[torch.Tensor]):
 
 
 def interpreter_work(count: int) -> None:
-    """Holds the interpreter's lock from beginning to end: the monitor's thread can only run by taking it away."""
+    """Holds the interpreter's lock all the time: the monitor's thread waits for the interpreter to switch threads."""
     total = 0
     for number in range(count):
         total += number & 7
 
 
 def torch_work(count: int) -> None:
-    """As a training does on the CPU: kernels, the lock let go in between."""
+    """Runs kernels, as a training on the CPU does, and releases the lock meanwhile."""
     side = torch.ones(256, 256)
     for _ in range(count):
         torch.mm(side, side)
@@ -55,7 +55,7 @@ WORKS: dict[str, Callable[[int], None]] = {"interpreter": interpreter_work, "tor
 
 
 def calibrated(work: Callable[[int], None]) -> int:
-    """How much work a step is: the quickest of several looks, so that a busy moment does not make steps short."""
+    """The amount of work of a step, from the fastest of several trials: a busy moment must not shorten steps."""
     count, best_s = 64, float("inf")
     while best_s > STEP_S * 2 or best_s < STEP_S / 4:
         began_s = time.perf_counter()
@@ -72,7 +72,7 @@ def calibrated(work: Callable[[int], None]) -> int:
 def block_s(
     batches: Iterator[Any], work: Callable[[int], None], count: int, steps: int, step: Callable[[], None]
 ) -> float:
-    """Seconds of a step, over a block of them."""
+    """Mean seconds of a step in a block."""
     began_s = time.perf_counter()
     for _ in range(steps):
         next(batches)
@@ -96,7 +96,7 @@ def main() -> None:
         without_s: list[float] = []
         cpu_shares: list[float] = []
         for pair in range(pairs):
-            # The first of a pair changes, so that a machine that slows down slows both.
+            # The order in a pair alternates, so that a machine that becomes slower affects both.
             for monitored in (True, False) if pair % 2 else (False, True):
                 if not monitored:
                     without_s.append(block_s(batches, work, count, steps, lambda: None))

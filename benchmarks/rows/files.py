@@ -1,7 +1,7 @@
-"""Parquet files of prompts and responses, as large as asked for.
+"""Parquet files of prompts and responses of a given size.
 
 In:  a folder, bytes.
-Out: one file of row groups that differ, made once and found again.
+Out: one file with different row groups, made once and then reused.
 Runs in: the harness.
 """
 
@@ -18,7 +18,7 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
 
 
 def make_file(folder: Path, size_bytes: int) -> Path:
-    """Texts of 100 to 700 letters, two in a row; stored without compression, so that the size is what was asked."""
+    """Rows of two texts of 100 to 700 letters, without compression, so that the file has the given size."""
     path = folder / f"rows-{size_bytes}.parquet"
     if path.exists():
         return path

@@ -1,7 +1,7 @@
-"""One way of reading rows of one file: how many a second, and what it takes of a worker's memory.
+"""One way of reading rows of one file: rows per second, and the memory of a worker.
 
 In:  a way, an order, a file.
-Out: rows a second; growth of the private memory of each worker over an epoch.
+Out: rows per second; growth of the private memory of each worker over an epoch.
 Runs in: the child.
 """
 
@@ -22,7 +22,7 @@ from child import Harness
 
 BATCH = 64
 Way = Callable[[str, contextlib.ExitStack], tuple[Any, np.ndarray]]
-"""Opens a file: a dataset with ``__getitems__``, and where row groups begin."""
+"""Opens a file: returns a dataset with ``__getitems__``, and the first rows of the row groups."""
 
 
 def main() -> None:
@@ -45,12 +45,12 @@ def speed(fetch: Callable[[list[int]], Any], blocks: np.ndarray, order: str, sec
         found = fetch(asked)
         rows += len(found)
         if [row["id"] for row in found] != asked:
-            raise RuntimeError("other rows came than were asked for")
+            raise RuntimeError("the rows are not those that were asked for")
     return {"rows_per_s": rows / (time.perf_counter() - began_s)}
 
 
 def memory(dataset: Any, blocks: np.ndarray, order: str, workers: int, rows: int) -> dict[str, Any]:
-    """What a loader's workers have to themselves at most while they read ``rows``, above those that read nothing."""
+    """The largest private memory of a loader's workers while they read ``rows``, less that of idle workers."""
     batches = list(itertools.islice(batches_of(blocks, order, seed=1), -(-rows // BATCH)))
     idle = max(most_private(Numbers(), batches, workers))
     growths = [(private - idle) / 2**20 for private in most_private(dataset, batches, workers)]
@@ -58,14 +58,14 @@ def memory(dataset: Any, blocks: np.ndarray, order: str, workers: int, rows: int
 
 
 class Numbers:
-    """What an idle worker reads."""
+    """The dataset of an idle worker."""
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return indices
 
 
 def most_private(dataset: Any, batches: list[list[int]], workers: int) -> list[int]:
-    """Of each worker, the most that was seen."""
+    """The largest private memory of each worker."""
     import penstock
 
     most: dict[int, int] = {}
@@ -84,13 +84,13 @@ def children() -> list[int]:
 
 
 def private_bytes(pid: int) -> int:
-    """Written to by this process alone, or mapped by it alone."""
+    """Pages that only this process maps."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
 
 
 def batches_of(blocks: np.ndarray, order: str, seed: int) -> Iterator[list[int]]:
-    """Without end: the whole file at random, or blocks at random and rows at random within 24 MiB of blocks."""
+    """Endless: the whole file in random order, or blocks in random order with rows shuffled within 6 blocks."""
     from penstock.data import BlockShuffleSampler
 
     total = int(blocks[-1])
@@ -120,7 +120,7 @@ def penstock_way(mode: str) -> Way:
 
 
 class TableSlices:
-    """The whole table in memory, and a slice of one row for each."""
+    """The whole table in memory; each row is a slice of it."""
 
     def __init__(self, path: str) -> None:
         import pyarrow.parquet as pq

@@ -1,7 +1,7 @@
-"""Shards to read: large members as of images, and small texts, written by webdataset itself.
+"""Shards written by webdataset: large members like images, and small texts.
 
 In:  a folder.
-Out: shards in it.
+Out: shards in that folder.
 Runs in: the harness.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 CASES = {"images": 1000, "texts": 10_000}
-"""Samples of a shard."""
+"""Samples per shard."""
 SHARDS = 2
 
 
 def make(case: str, folder: Path, *, is_quick: bool) -> str:
-    """Write the shards; gives their name with braces."""
+    """Write the shards; return their name with braces."""
     from webdataset.writer import TarWriter
 
     chance = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def make(case: str, folder: Path, *, is_quick: bool) -> str:
 
 def _sample(case: str, number: int, chance: np.random.Generator) -> dict[str, Any]:
     if case == "images":
-        # Not to be decoded: the same decoder would take the same time for both.
+        # This member is not decoded: both readers would use the same decoder.
         return {"img": chance.bytes(100_000), "json": {"number": number, "label": "cat"}, "cls": number % 10}
     row = np.full(16, number, np.float32)
     return {"txt": f"{number:>9} " * 200, "json": {"number": number}, "cls": number % 10, "npy": row}

@@ -1,7 +1,7 @@
-"""One reader, once through all samples in order.
+"""One reader reads all samples once.
 
 In:  a reader's name, shards, whether to decode.
-Out: samples and bytes a second.
+Out: samples per second, a checksum.
 Runs in: the child.
 """
 
@@ -27,7 +27,7 @@ def main() -> None:
     began = time.perf_counter()
     count = sum(1 for _ in samples)
     took_s = time.perf_counter() - began
-    # Off the clock: the same bytes, whoever reads them.
+    # Not timed: both readers must return the same bytes.
     raw = _webdataset(shards, False) if reader == "webdataset" else _penstock(shards, False, "penstock")
     harness.result(samples_per_s=count / took_s, samples=count, ready_s=ready_s, checksum=_checksum(raw))
 

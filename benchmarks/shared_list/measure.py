@@ -1,6 +1,6 @@
-"""One way to keep many short texts: what it takes to make, to read, and what workers have of it to themselves.
+"""One way to keep many short texts: the cost of creating and reading them, and the private memory of workers.
 
-In:  a way, a number of texts, how workers are started.
+In:  a way, a number of texts, the start methods of workers.
 Out: seconds, microseconds, bytes.
 Runs in: the child.
 """
@@ -27,10 +27,10 @@ WAYS: dict[str, Callable[[Iterator[str]], Sequence[str]]] = {
     "SharedList": SharedList,
     "numpy U": lambda texts: np.array(list(texts)),  # type: ignore[dict-item,return-value]
 }
-"""Name -> what makes it of texts that come one by one."""
+"""Name -> function that makes the sequence from an iterator of texts."""
 _RANDOM_READS = 500_000
 _PASSES = 3
-"""The median is judged; the first, which also maps pages, is kept beside it."""
+"""The median counts. The first pass, which also maps pages, is reported too."""
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def in_workers(texts: Sequence[str], workers: int, method: str) -> list[tuple[in
     for process in processes:
         process.start()
     befores = [ours.recv() for ours, _ in ends]
-    # Pages that one worker alone has read so far would count as its own: nobody measures or leaves before all have.
+    # Pages read by only one worker so far would count as its own: no worker measures or ends before all have read.
     afters = []
     for ours, _ in ends:
         ours.send("measure")
@@ -97,7 +97,7 @@ def in_workers(texts: Sequence[str], workers: int, method: str) -> list[tuple[in
 
 
 def read_all(texts: Sequence[str], line: Connection) -> None:
-    # As a worker of penstock does first: the collector would write to every object it knows.
+    # As in a worker of penstock: the garbage collector would write to every object.
     gc.freeze()
     before = private_bytes()
     for place in range(len(texts)):

@@ -1,14 +1,14 @@
 """The loaders that are compared, each in the modes that could be its best for samples in memory.
 
 In:  sources, a number of workers.
-Out: an endless iterator of batches in order, and what the loader says about its slots and depth.
+Out: an endless iterator of batches in order, and the slots and depth that the loader reports.
 Runs in: the measured child.
 
-All deliver the same contiguous float32 batch, in order, built from single samples, with the same number of workers
-(threads or processes) and as far as each allows 2 batches ahead per worker, torch's default.
+All deliver the same contiguous float32 batches, in order, made of single samples, with the same number of workers
+(threads or processes), and where the library allows it 2 batches ahead per worker, torch's default.
 """
 
-# The peers are an extra (`pip install -e .[bench]`); types are checked without them.
+# The other libraries are an extra (`pip install -e .[bench]`); types are checked without them.
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ import numpy as np
 from transport.sources import ENDLESS, DealtRows, Rows, Sources
 
 AHEAD = 2
-"""Batches ahead per worker: torch's default prefetch_factor, given to all who take one."""
+"""Batches ahead per worker: torch's default prefetch_factor, for every loader that has such an argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A loader that runs."""
+    """A running loader."""
 
     batches: Iterator[Any]
     facts: Callable[[], dict[str, Any]]
-    """Slots and depth, asked after the timed pass."""
+    """Returns slots and depth; called after the timed pass."""
 
 
 Open = Callable[[Sources, int], AbstractContextManager[Opened]]
@@ -44,7 +44,7 @@ Open = Callable[[Sources, int], AbstractContextManager[Opened]]
 
 @contextmanager
 def torch_loader(sources: Sources, workers: int) -> Iterator[Opened]:
-    """torch.utils.data.DataLoader as it comes: collates into shared memory in the worker."""
+    """torch.utils.data.DataLoader with its defaults: workers collate into shared memory."""
     from torch.utils.data import DataLoader
 
     batches = iter(DataLoader(sources, batch_size=sources.case.rows, num_workers=workers))
@@ -53,7 +53,7 @@ def torch_loader(sources: Sources, workers: int) -> Iterator[Opened]:
 
 @contextmanager
 def penstock_loader(sources: Sources, workers: int) -> Iterator[Opened]:
-    """penstock.DataLoader with nothing set: its own depth, the default budget."""
+    """penstock.DataLoader with its defaults: its own depth, the default budget."""
     import penstock
 
     with penstock.DataLoader(sources, batch_size=sources.case.rows, num_workers=workers) as loader:
@@ -75,7 +75,7 @@ def penstock_loader(sources: Sources, workers: int) -> Iterator[Opened]:
 
 @contextmanager
 def spdl_threads(sources: Sources, workers: int, *, numpy: bool) -> Iterator[Opened]:
-    """SPDL's home ground: threads in the training process, no transport at all."""
+    """SPDL as its guide begins: threads in the training process, without transport."""
     from spdl.pipeline import PipelineBuilder
 
     pipeline = (
@@ -93,13 +93,13 @@ def spdl_threads(sources: Sources, workers: int, *, numpy: bool) -> Iterator[Ope
 def spdl_arena(sources: Sources, workers: int, *, processes: int) -> Iterator[Opened]:
     """SPDL's pipeline in a subprocess, batches through its pool of reused segments, viewed without a copy.
 
-    One subprocess with all threads is what its guide shows; one subprocess per worker, taken in turn, is what a user
-    with cores to spare would do.
+    Its guide shows one subprocess with all threads. A user with free cores would start one subprocess per worker and
+    take batches from each in turn.
     """
     from spdl.pipeline import PipelineBuilder, SharedMemorySegmentPool, run_pipeline_in_subprocess
 
     threads = workers // processes
-    slots = AHEAD * threads + 2  # Ahead, one being written, one in the user's hands.
+    slots = AHEAD * threads + 2  # Those ahead, one being written, one held by the user.
     parts: list[Any] = []
     for number in range(processes):
         config = (
@@ -114,7 +114,7 @@ def spdl_arena(sources: Sources, workers: int, *, processes: int) -> Iterator[Op
                 config,
                 num_threads=threads,
                 buffer_size=AHEAD * threads,
-                # Forked, as torch and penstock are: the samples are shared, not made again.
+                # Forked like the workers of torch and penstock, so that samples are shared and not made again.
                 mp_context="fork",
                 arena=SharedMemorySegmentPool(sources.case.batch_bytes + 4096, slots),
             )
@@ -154,9 +154,9 @@ def grain_threads(sources: Sources, workers: int) -> Iterator[Opened]:
 def grain_processes(sources: Sources, workers: int) -> Iterator[Opened]:
     """Grain's worker processes, batching straight into a fresh shared-memory block per batch.
 
-    No reading threads inside a worker: Grain's own advice for data already in memory. Only batching that follows
-    ``to_iter_dataset`` writes to shared memory; Grain then deals single samples to the workers, so they are laid out
-    such that the batches come out in the order of everybody else's.
+    There are no reading threads inside a worker, as Grain recommends for data in memory. Only batching that follows
+    ``to_iter_dataset`` writes to shared memory; Grain then distributes single samples among the workers, so
+    the samples are ordered such that the batches are the same as those of the other loaders.
     """
     import grain
 
@@ -170,15 +170,15 @@ def grain_processes(sources: Sources, workers: int) -> Iterator[Opened]:
     try:
         yield Opened(batches=batches, facts=lambda: {"depth": AHEAD * workers})
     finally:
-        # Blocks under way stay in /dev/shm for good unless Grain is asked to remove them.
+        # Grain removes unread blocks from /dev/shm only if it is closed.
         batches.close()
 
 
 @contextmanager
 def copy_ceiling(sources: Sources, workers: int) -> Iterator[Opened]:
-    """No loader: threads copy samples into a few reused buffers. What this machine's memory allows at most.
+    """Not a loader: threads copy samples into a few reused buffers, as fast as this machine's memory allows.
 
-    Nothing here could be shared with another process or held by a user; it is a yardstick, not a rival.
+    Its buffers are not shared with another process, and a user could not hold them.
     """
     ahead = AHEAD * workers
     buffers = [np.zeros((sources.case.rows, *sources.case.shape), np.float32) for _ in range(ahead + 2)]
@@ -220,7 +220,7 @@ CONTENDERS: dict[str, dict[str, Open]] = {
         "processes": grain_processes,
     },
 }
-"""Every library and its modes; the report takes the best of each by its median."""
+"""Library -> its modes. The report uses the mode with the best median."""
 
 _PACKAGES = {"SPDL": "spdl", "torchdata.nodes": "torchdata", "Grain": "grain"}
 

@@ -1,12 +1,12 @@
-"""Times one contender on one case, then proves that what it delivers is right.
+"""Times one contender on one case, then checks that its batches are correct.
 
 In:  a request: case, contender, mode, workers, seconds.
-Out: batches, seconds, what the loader says about its slots; an error if any batch was wrong.
-Runs in: a child of its own per round.
+Out: batches, seconds, the slots that the loader reports; an error if any batch was wrong.
+Runs in: its own child, in every round.
 
-The timed pass asks for batches, holds each until the next has come as a training loop does, and touches no byte of
-them. A second pass with the same settings takes as many batches and compares every one with the dataset, on arrival
-and again once the next is there, when a loader that reuses memory too early would have overwritten it.
+The timed pass asks for batches, holds each until it has the next, as a training loop does, and reads no byte of them.
+A second pass with the same settings takes as many batches and compares every one with the dataset, when it arrives and
+again when the next has arrived: a loader that reuses memory too early would have overwritten it by then.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from transport.contenders import CONTENDERS
 from transport.sources import CASES, Checker, Sources
 
 _LEAST_BATCHES = 16
-"""Timed batches, however long they take: what lay ready when the clock started must not decide."""
+"""Timed batches, however long they take: batches that were ready at the start must not decide the result."""
 
 
 def timed(batches: Iterator[Any], *, warm_up_s: float, seconds: float) -> tuple[int, int, float, Any]:
-    """Batches before the clock, batches on the clock, seconds, and the last batch, still held."""
+    """Batches of the warm-up, timed batches, seconds, and the last batch, which is still held."""
     batch, warm = None, 0
     began_s = time.perf_counter()
     while warm < _LEAST_BATCHES // 2 or time.perf_counter() - began_s < warm_up_s:
@@ -47,7 +47,7 @@ def verified(batches: Iterator[Any], checker: Checker, count: int) -> None:
         batch = next(batches)
         checker.check(number, batch, "on arrival")
         if held is not None:
-            checker.check(number - 1, held, "held while the next came")
+            checker.check(number - 1, held, "held while the next arrived")
         held = batch
 
 

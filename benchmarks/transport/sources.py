@@ -1,10 +1,10 @@
-"""What transport is measured on: samples that lie in memory, so that fetching costs nothing but the copy.
+"""Samples in memory for bench_transport, so that fetching costs nothing but the copy.
 
 In:  a case.
 Out: the samples, as datasets for torch, numpy and plain indexing, and the checksum of every row.
-Runs in: both; a spawned worker makes the same samples again instead of being sent them.
+Runs in: both; a spawned worker makes the same samples again, so that they need not be sent.
 
-Sources are larger than any cache and read in turn, so that a loader copies from memory, as training does.
+Sources are larger than any processor cache and are read in order, so that a loader copies from memory, as in training.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import Dataset
 
 SOURCE_BYTES = 400_000_000
-"""At least this much is rotated over: the issue asks for 200 MB; last-level caches of servers exceed that."""
+"""The samples rotate over at least this much: last-level caches of servers exceed 200 MB."""
 ENDLESS = 1 << 31
-"""Samples in the dataset: more than any round gets through."""
+"""Samples in the dataset: more than any round reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class Case:
     rows: int
     """Samples in a batch."""
     shape: tuple[int, ...]
-    """Of one sample, float32."""
+    """Shape of one float32 sample."""
     in_gigabytes: bool
-    """Whether the figure people want is GB/s; batches/s if not."""
+    """Whether the report shows GB/s; otherwise batches/s."""
     against_torch: float
-    """The issue's bar: this many times torch."""
+    """The bar for penstock / torch."""
     against_peers: float | None
-    """The issue's bar for the other libraries; None: they are not run."""
+    """The bar for penstock / another library; None: they are not run."""
 
     @property
     def batch_bytes(self) -> int:
@@ -59,7 +59,7 @@ CASES = {
 
 
 class Sources(Dataset[torch.Tensor]):
-    """Random samples, the same in every process. Indexing gives a view: no copy but the loader's own."""
+    """Random samples, the same in every process. Indexing returns a view, so only the loader copies."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -99,7 +99,7 @@ class Sources(Dataset[torch.Tensor]):
 
 
 class Rows:
-    """The samples as numpy arrays, for Grain, whose batching knows no tensors."""
+    """The samples as numpy arrays, for Grain, which cannot batch tensors."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -113,7 +113,7 @@ class Rows:
 
 
 class DealtRows(Rows):
-    """The samples in an order that, dealt out one by one to ``workers`` and batched there, gives whole batches."""
+    """The samples in an order that gives whole batches when Grain distributes them one by one among ``workers``."""
 
     def __init__(self, sources: Sources, workers: int) -> None:
         super().__init__(sources)
@@ -127,14 +127,14 @@ class DealtRows(Rows):
 
 
 class Checker:
-    """Knows the checksum of every row and compares whole batches with it."""
+    """Compares the rows of batches with their checksums."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._expected = row_sums(torch.from_numpy(sources.array))
 
     def check(self, batch: int, data: torch.Tensor | np.ndarray, when: str) -> None:
-        """ValueError unless ``data`` is batch number ``batch``, byte for byte as far as 64-bit sums can tell."""
+        """ValueError unless ``data`` is batch number ``batch``, as far as 64-bit sums of the bytes show."""
         tensor = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
         case = self._sources.case
         if tensor.shape != (case.rows, *case.shape) or tensor.dtype != torch.float32:
@@ -142,7 +142,7 @@ class Checker:
         at = torch.tensor(self._sources.indices(batch)) % len(self._expected)
         wrong = (row_sums(tensor) != self._expected[at]).nonzero().flatten().tolist()
         if wrong:
-            raise ValueError(f"batch {batch} {when}: rows {wrong} are not what the dataset holds")
+            raise ValueError(f"batch {batch} {when}: rows {wrong} differ from the dataset")
 
 
 def row_sums(batch: torch.Tensor) -> torch.Tensor:

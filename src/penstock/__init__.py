@@ -13,7 +13,7 @@ from penstock._version import __version__
 from penstock.errors import BudgetError, CacheError, ConfigError, DataError, PenstockError, WorkerError
 
 if TYPE_CHECKING:
-    from penstock import data, gpu, settings
+    from penstock import data, gpu, integrations, monitor, settings
     from penstock.cache.cache import Cache, LRUCache
     from penstock.cache.stats import CacheStats
     from penstock.lab.planning import plan
@@ -37,10 +37,10 @@ _LAZY = {
     "plan": "penstock.lab.planning",
     "precompute": "penstock.loader.precompute",
 }
-"""Public name -> the room that defines it."""
+"""Public name -> the file that defines it."""
 
-_ROOMS = ("data", "gpu", "settings")
-"""Rooms that are used by name."""
+_ROOMS = ("data", "gpu", "integrations", "monitor", "settings")
+"""Rooms with public names of their own."""
 
 __all__ = [
     "BudgetError",
@@ -59,8 +59,10 @@ __all__ = [
     "__version__",
     "data",
     "gpu",
+    "integrations",
     "limits",
     "memory",
+    "monitor",
     "plan",
     "precompute",
     "settings",
