@@ -106,7 +106,7 @@ def main() -> int:
     plans = {case: plan_for(case) for case in cases}
     grid = Turns(run)
     depths = _DEPTHS[:1] if given.quick else _DEPTHS
-    grid.play([Cell(case, workers, depth) for case in cases for workers in _WORKERS for depth in depths], 1)
+    grid.run_rounds([Cell(case, workers, depth) for case in cases for workers in _WORKERS for depth in depths], 1)
     pairs = {}
     for case in cases:
         best = best_of(grid, case)

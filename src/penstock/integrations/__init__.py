@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.integrations import deepspeed
 
 __all__ = ["deepspeed"]
 
