@@ -175,8 +175,8 @@ def main() -> int:
     warn_if_not_quiet()
     print(
         f"Batches of {ROWS}, {BATCH_BYTES / MIB:.1f} MiB; {SAMPLE_S * 1e3:.0f} ms per sample, "
-        f"{STEP_S * 1e3:.0f} ms per step; {samples} samples, {rounds} rounds.\npenstock's budget: {options.slots} batches + 4 MiB + workers × "
-        "(one sample + 10 MiB) = "
+        f"{STEP_S * 1e3:.0f} ms per step; {samples} samples, {rounds} rounds.\n"
+        f"penstock's budget: {options.slots} batches + 4 MiB + workers × (one sample + 10 MiB) = "
         + ", ".join(f"{budget_bytes(n, options.slots, 'default') / MIB:.0f} MiB for {n}" for n in workers)
         + f"; {_COLLATE_SLOTS} batches more with a custom collate"
     )
