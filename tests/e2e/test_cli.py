@@ -91,7 +91,7 @@ def test_the_doctor_and_every_help_leave_torch_unimported() -> None:
 def test_help_loads_no_command_and_no_page() -> None:
     done = run_python(
         "import sys; from penstock.cli.app import run; run(['--help']);"
-        "sys.exit(3 if {'penstock.cli.demo', 'penstock.cli.doctor', 'rich'} & set(sys.modules) else 0)"
+        "sys.exit(3 if {'penstock.cli.demo', 'penstock.cli.doctor.command', 'rich'} & set(sys.modules) else 0)"
     )
     assert done.returncode == 0
 

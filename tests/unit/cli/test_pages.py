@@ -13,7 +13,7 @@ from penstock.advice.machine import MachineFacts, find_in_machine
 from penstock.cli.bench import show_bench
 from penstock.cli.console import make_progress
 from penstock.cli.demo import show_comparison, show_machine
-from penstock.cli.doctor import show_doctor
+from penstock.cli.doctor.view import show_doctor
 from penstock.cli.plan.view import show_plans
 from penstock.lab.comparison import Comparison, LoaderResult, Round
 from penstock.meter import GpuStatus
