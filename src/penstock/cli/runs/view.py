@@ -19,6 +19,7 @@ from penstock.formatting import configuration, duration, memory, one_line, rate,
 
 if TYPE_CHECKING:
     from penstock.monitor.runs.reader import RunSummary
+
 _STYLES = {"running": "green", "finished": "", "failed": "red", "killed": "red"}
 _BRIEF_S = 10.0
 """Rates over a shorter time mean little: the workers were still starting."""
