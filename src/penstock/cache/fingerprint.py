@@ -1,4 +1,4 @@
-"""What tells one dataset's samples from another's: its code and what it was made with.
+"""A dataset's fingerprint: a digest of its code and attributes, which identifies its samples.
 
 In:  a dataset.
 Out: a text that is the same in every process and run, until the class, a transform or an argument changes.
@@ -52,19 +52,19 @@ def fingerprint_of(dataset: Any) -> str:
 
 
 def fingerprint_again(dataset: Any) -> str:
-    """A dataset's fingerprint; says so if it is no longer what it was."""
+    """A dataset's fingerprint; warns if it differs from the last one of the same dataset."""
     found = fingerprint_of(dataset)
     before = _fingerprints.get(id(dataset))
     if before is not None and before[0]() is dataset and before[1] != found:
         warnings.warn(
-            f"this {type(dataset).__name__} is not what it was when it was cached before: an attribute or its code has "
-            "changed, so none of those samples are used. If that does not change them (a file opened late, a counter), "
-            "give wrap() or precompute() a fingerprint",
+            f"An attribute or the code of this {type(dataset).__name__} has changed since it was cached before, so its "
+            "cached samples are not used. If the change does not affect the samples (a file opened late, a counter), "
+            "pass fingerprint= to wrap() or precompute().",
             RuntimeWarning,
             stacklevel=3,
         )
     with contextlib.suppress(TypeError):
-        # Not for ever: another object may get its id.
+        # Removed with the dataset: another object may get its id.
         gone = functools.partial(_fingerprints.pop, id(dataset), None)
         _fingerprints[id(dataset)] = (weakref.ref(dataset, lambda _: gone()), found)
     return found

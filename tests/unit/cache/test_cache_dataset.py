@@ -279,7 +279,7 @@ def test_a_dataset_that_has_changed_since_it_was_wrapped_says_so() -> None:
             cache.wrap(dataset)
             dataset.handle = {"opened": 1}
             cache.wrap(dataset, fingerprint="the same")
-        with pytest.warns(RuntimeWarning, match="is not what it was"):
+        with pytest.warns(RuntimeWarning, match="has changed since it was cached"):
             cache.wrap(dataset)
 
 

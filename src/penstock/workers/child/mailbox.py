@@ -1,4 +1,4 @@
-"""A worker's letters: tasks in, reports out, shared memory mapped on the way.
+"""A worker's messages: tasks in, reports out. Messages about segments are handled on the way.
 
 In:  messages from the trainer; reports of finished tasks.
 Out: the next task; reports.
@@ -17,10 +17,10 @@ from penstock.workers.child.views import Views
 from penstock.workers.protocol import DROP, Attach, Detach, Done, Need, Outcome, Room, Stop
 
 _CANNOT_TRAVEL = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError)
-"""What pickle raises for objects it cannot take apart."""
+"""What pickle raises for objects it cannot pickle."""
 
 
-class Line(Protocol):
+class WorkerEnd(Protocol):
     """A worker's end of its channel."""
 
     def send(self, *messages: object) -> None: ...
@@ -28,29 +28,29 @@ class Line(Protocol):
 
 
 class Mailbox:
-    def __init__(self, line: Line, views: Views, *, where: str) -> None:
+    def __init__(self, channel: WorkerEnd, views: Views, *, where: str) -> None:
         """``where`` names this worker in errors."""
-        self._line = line
+        self._channel = channel
         self._views = views
         self._where = where
         self._backlog: deque[Any] = deque()
 
     def send(self, message: object) -> None:
-        self._line.send(message)
+        self._channel.send(message)
 
     def next(self) -> Any:
-        """The next message in order; but a Stop that has arrived goes before work that waits."""
+        """The next message in order, except that a Stop takes effect as soon as it has arrived."""
         self._backlog += self._receive(wait=not self._backlog)
         while not self._backlog:
             self._backlog += self._receive(wait=True)
         return self._backlog.popleft()
 
     def _receive(self, *, wait: bool) -> list[Any]:
-        """What has arrived that is not about mapping memory."""
+        """Messages that have arrived, except those about segments, which are handled here."""
         others = []
-        for message, fd in self._line.receive(wait=wait):
+        for message, fd in self._channel.receive(wait=wait):
             if isinstance(message, Stop):
-                raise Stopped
+                raise StopReceived
             if isinstance(message, Attach):
                 self._views.attach(message, fd)
             elif isinstance(message, Detach):
@@ -60,8 +60,8 @@ class Mailbox:
         return others
 
     def ask(self, need: Need) -> Room:
-        """Wait for room, keeping tasks that arrive meanwhile for later."""
-        self._line.send(need)
+        """Ask for a segment and wait for the answer; tasks that arrive meanwhile are kept for later."""
+        self._channel.send(need)
         room: Room | None = None
         while room is None:
             for message in self._receive(wait=True):
@@ -74,23 +74,23 @@ class Mailbox:
         return room
 
     def say(self, done: Done) -> None:
-        """Report a finished task, at once: nobody knows how long the next one takes.
+        """Report a finished task at once, because the next one may take long.
 
-        Of a result or exception only this process can rebuild, the text still arrives.
+        If a result or exception cannot be pickled, its text is sent as an error.
         """
         try:
-            self._line.send(done)
+            self._channel.send(done)
         except _CANNOT_TRAVEL as problem:
             text = repr(problem) if done.error is None else done.error.exc_msg
-            self._line.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
+            self._channel.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
 
 
 class Dropped(Exception):
-    """The trainer wants the samples forgotten: memory is short and another batch is due first."""
+    """The trainer dropped the samples: memory is short and another batch is due first."""
 
 
-class Stopped(BaseException):
-    """Told to leave, wherever in its work the worker was."""
+class StopReceived(BaseException):
+    """The trainer asked this worker to stop, at any point of its work."""
 
 
 def _as_runtime_error(text: str, where: str) -> ExceptionWrapper:

@@ -1,6 +1,6 @@
-"""The worker's life: receive a task, fetch samples, put them where they belong, say so.
+"""A worker's main loop: receive a task, fetch samples, write them to their place, report.
 
-In:  messages from the trainer (``messages``), the user's dataset and functions (``Setup``).
+In:  messages from the trainer (``protocol``), the user's dataset and functions (``Setup``).
 Out: rows in shared segments and ``Done`` messages.
 Runs in: worker (a process, or a thread of the trainer).
 """
@@ -25,7 +25,7 @@ from penstock.arena.segment import Segment
 from penstock.arena.segment_sizes import round_up
 from penstock.arena.template import Template
 from penstock.workers import forecast_position
-from penstock.workers.child.mailbox import Dropped, Line, Mailbox, Stopped
+from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
 from penstock.workers.child.private_memory import PrivateMemory
 from penstock.workers.child.rows import Rows
 from penstock.workers.child.views import Views
@@ -50,15 +50,15 @@ INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
 _STEP_BYTES = 256 << 10
 _LARGE_BYTES = 1 << 20
-"""From this size on, holding a result is worth a look at one's memory."""
+"""While it holds a result of this size, the worker measures its memory."""
 
 
 class WorkerLoop:
-    """Works off tasks from one line until told to stop."""
+    """Works off tasks from one channel until the trainer asks it to stop."""
 
     def __init__(
         self,
-        line: Line,
+        channel: WorkerEnd,
         setup: Setup,
         *,
         worker_id: int,
@@ -72,7 +72,7 @@ class WorkerLoop:
         self._where = where
         self._trace_fd = trace_fd
         self._views = Views(worker_id, segments)
-        self._mailbox = Mailbox(line, self._views, where=where)
+        self._mailbox = Mailbox(channel, self._views, where=where)
         self._measure = measure
         self.template: Template | None = None
         self._iterator: Iterator[Any] | None = None
@@ -80,8 +80,8 @@ class WorkerLoop:
         self._collate_s = 0.0
 
     def run(self, init: Callable[[], None], resume: Resume | None) -> None:
-        """Set up with the user's ``init``, then serve until told to stop. A dead line is the caller's to handle."""
-        with contextlib.suppress(Stopped):
+        """Set up with the user's ``init``, then work until asked to stop. Raises ChannelClosed without a trainer."""
+        with contextlib.suppress(StopReceived):
             self._serve(init, resume)
 
     def _serve(self, init: Callable[[], None], resume: Resume | None) -> None:
@@ -137,7 +137,7 @@ class WorkerLoop:
         )
 
     def _private_bytes(self) -> int:
-        # In coarse steps: every change has the trainer think about everybody's memory.
+        # In coarse steps: after every change the trainer recomputes how the memory is divided.
         return 0 if self._measure is None else round_up(self._measure.read_bytes(), _STEP_BYTES)
 
     # -- epochs -----------------------------------------------------------------------
@@ -155,7 +155,7 @@ class WorkerLoop:
             self._read_past(resume.batches)
 
     def _read_past(self, batches: int) -> None:
-        """Read what a predecessor had already delivered, and forget it."""
+        """Read and drop the samples that the predecessor had delivered."""
         assert self._iterator is not None
         for _ in range(batches):
             # A batch that raised was delivered as its exception.
@@ -163,7 +163,7 @@ class WorkerLoop:
                 deque(itertools.islice(self._iterator, self._setup.batch_rows), maxlen=0)
 
     def _memo(self) -> Any:
-        """What a successor would need to go on from here."""
+        """What a successor needs to continue from here."""
         if self._setup.is_iterable:
             return self._setup.dataset.state_dict() if hasattr(self._setup.dataset, "state_dict") else None
         return get_generators() if self._setup.keeps_generators else None
@@ -193,7 +193,7 @@ class WorkerLoop:
             return self._fetch_rows(task, found)
         if setup.writes_rows:
             return self._fetch_rows(task, None)
-        # Handed on without a name: who waits for room must not hold samples that are encoded already.
+        # Passed without a variable: a worker that waits for a segment must not hold samples it has encoded.
         return (
             self._finish(task, self._samples(task)) if task.alone else self._leave_part(task, None, self._samples(task))
         )
@@ -205,7 +205,7 @@ class WorkerLoop:
         return samples
 
     def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
-        """Write samples into their rows as they come; what does not match is left to torch's collate."""
+        """Write samples into their rows as they come; samples that do not match are left to torch's collate."""
         rows = Rows(self, task)
         strays: list[Any] = []
         for group in self._groups(task, rows) if found is None else [found]:
@@ -213,7 +213,7 @@ class WorkerLoop:
                 strays += group
             else:
                 strays = rows.add(group)
-            # Or these samples would still be held while the next ones are being made.
+            # Otherwise these samples stay in memory while the next ones are fetched.
             del group
         if not strays:
             strays = rows.flush()
@@ -240,8 +240,8 @@ class WorkerLoop:
             return
         dataset, indices = self._setup.dataset, task.indices
         by_list = getattr(dataset, "__getitems__", None)
-        # A cached dataset seeds every load by its key, and seeding here would be for nothing. Only where the class
-        # itself says so: one derived from it may draw more.
+        # A cached dataset seeds every load by its key, so seeding here is unnecessary. Not so in a subclass, which may
+        # draw random numbers itself.
         self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
         get = partial(self_seeded or getitem, dataset)
         step = stretch_rows(task.batch_rows)
@@ -286,7 +286,7 @@ class WorkerLoop:
     # -- results ----------------------------------------------------------------------
 
     def _finish(self, task: Fetch | Collate, samples: Any) -> Outcome:
-        """Collate and leave the result where the trainer will find it."""
+        """Collate, and write the result to a segment or into the message."""
         began = time.perf_counter()
         if task.seed is not None and self._setup.auto_collation:
             seed_collate(task.seed)
@@ -303,7 +303,7 @@ class WorkerLoop:
                        used_bytes=encoded.total_bytes)  # fmt: skip
 
     def _leave_part(self, task: Fetch, rows: Rows | None, samples: list[Any]) -> Outcome:
-        """Leave samples, after rows already written, for whoever will collate the batch."""
+        """Write samples, after rows already written, for the worker that collates the batch."""
         try:
             encoded = encode(samples, exactly=True)
         except Exception:
@@ -317,7 +317,7 @@ class WorkerLoop:
         return part._replace(rows=rows.written, texts=rows.texts, rows_segment=rows.segment)
 
     def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
-        """Copy encoded buffers into the room given with the task, or into room asked for now."""
+        """Copy encoded buffers into the task's segment, or into one requested now."""
         number = task.segment
         for_rows = isinstance(task, Fetch) and task.by_template
         if for_rows or self._views.capacity_bytes(number) < encoded.total_bytes:
@@ -326,7 +326,7 @@ class WorkerLoop:
         return number
 
     def _collate(self, task: Collate) -> Outcome:
-        # Parts may alias shared rows; the collate result is encoded anew, so nothing of them is handed out.
+        # Parts may be views of shared rows. The result of collation is encoded anew, so no view leaves the worker.
         return self._finish(task, [sample for part in task.parts for sample in self._views.samples_of(part)])
 
     # -- what rows need (``RowKeeper``) -------------------------------------------------
@@ -345,7 +345,7 @@ class WorkerLoop:
         return self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
 
     def note_fullest(self, held_bytes: int = 0) -> None:
-        """Now is when this worker is at its largest, with ``held_bytes`` it knows of."""
+        """This worker now holds the most memory, ``held_bytes`` of it known."""
         if self._measure is not None:
             self._measure.note_fullest(sure=held_bytes >= _LARGE_BYTES)
 
