@@ -143,7 +143,7 @@ def _with_workers(state: dict[str, Any], count: int) -> dict[str, Any] | None:
         ({"depth": 0}, "depth=0 is not a whole number from 1"),
         ({"depth": True}, "depth=True is not a whole number"),
         ({"memory": "lots"}, "memory='lots' is not a size"),
-        ({"memory": "900TB"}, "there is here; the loader would be killed"),
+        ({"memory": "900TB"}, "available here; the training would be killed"),
         ({"colour": "red"}, "colour cannot be set; write one of workers, depth, memory"),
         ({}, "nothing cannot be set"),
         ({"loader": "test", "workers": 1}, "loader='test' matches 0 of this run's loaders: 0: loader"),
@@ -206,7 +206,7 @@ def test_the_monitor_does_not_keep_a_loader_that_the_training_dropped(home: Path
         wait_until(lambda: len(penstock.memory().processes) == before)
         point = monitor._recorder.tick()
         assert point.figures["samples"] == 4 and point.figures["arena_bytes"] == 0
-        assert "is gone" in ask(run, {"do": "set", "workers": 1})["why"]
+        assert "no longer exists" in ask(run, {"do": "set", "workers": 1})["why"]
 
 
 def test_a_forked_child_writes_nothing_and_its_parents_run_goes_on(home: Path) -> None:
