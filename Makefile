@@ -50,10 +50,12 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python docs/line_links.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python docs/line_links.py --write
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest build dist .coverage* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
