@@ -1,4 +1,4 @@
-"""Does the planner know before what is measured after?
+"""Does the planner predict what is measured afterwards?
 
 In:  datasets that compute or wait, large and small, even and not; loaders of 1 to 8 workers, 1 to 4 deep; training
      loops that are fast and slow.
@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from child import Child
 from machine import describe, fingerprint
+from penstock.loader.engine.rules import LoaderRules
 from penstock.planner.profile import Profile, read_profile
-from penstock.planner.simulate.penstock_pipeline import play_ours
-from penstock.planner.simulate.pipeline import Load, Outcome
-from penstock.planner.simulate.torch_pipeline import play_torch
+from penstock.planner.simulate.penstock_pipeline import simulate_penstock
+from penstock.planner.simulate.pipeline import Load, Simulation
+from penstock.planner.simulate.torch_pipeline import simulate_torch
 from penstock.units import MIB
 from planned.backing import back
 from planned.datasets import CASES
@@ -33,7 +34,7 @@ _SECONDS = 6.0
 _LEAST_BATCHES, _MOST_BATCHES = 24, 400
 _PROFILE_BYTES = 1 << 30
 _BACKED = 1.25
-"""How much memory is touched before a run, as a multiple of what it is thought to take."""
+"""How much memory is touched before a run, as a multiple of the predicted memory."""
 
 
 @dataclass(frozen=True)
@@ -77,31 +78,31 @@ def profiles(cases: list[str]) -> dict[str, Profile]:
     return found
 
 
-def predict(cell: Cell, profile: Profile) -> tuple[Outcome, int]:
-    """What is expected, and of how many batches."""
+def predict(cell: Cell, profile: Profile) -> tuple[Simulation, int]:
+    """The prediction, and the number of batches it is for."""
     load = Load(
-        profile=profile, cores=os.cpu_count() or 1, batch_size=CASES[cell.case].batch_size, workers=cell.workers,
-        step_s=cell.step_s,
+        profile=profile, rules=LoaderRules(), cores=os.cpu_count() or 1, batch_size=CASES[cell.case].batch_size,
+        workers=cell.workers, step_s=cell.step_s,
     )  # fmt: skip
     if cell.loader == "penstock":
-        outcome = play_ours(load, cell.depth)
+        outcome = simulate_penstock(load, cell.depth)
         return outcome, _batches(outcome, load)
-    batches = _batches(play_torch(load, cell.depth, batches=0), load)
-    return play_torch(load, cell.depth, batches=batches), batches
+    batches = _batches(simulate_torch(load, cell.depth, batches=0), load)
+    return simulate_torch(load, cell.depth, batches=batches), batches
 
 
-def _batches(outcome: Outcome, load: Load) -> int:
+def _batches(outcome: Simulation, load: Load) -> int:
     wanted = int(_SECONDS * outcome.samples_per_s / load.batch_size)
     return max(_LEAST_BATCHES, min(_MOST_BATCHES, wanted))
 
 
 def naive_bytes(cell: Cell) -> int:
-    """workers × prefetch × batch, as everybody counts."""
+    """workers × prefetch × batch, the usual estimate."""
     case = CASES[cell.case]
     return cell.workers * cell.depth * case.batch_size * case.sample_bytes
 
 
-def run(cell: Cell, outcome: Outcome, batches: int) -> Result:
+def run(cell: Cell, outcome: Simulation, batches: int) -> Result:
     back(int(_BACKED * outcome.growth_bytes))
     request = {
         "what": "load", "case": cell.case, "loader": cell.loader, "workers": cell.workers, "depth": cell.depth,
@@ -114,26 +115,26 @@ def error(predicted: float, measured: float) -> float:
     return predicted / measured - 1 if measured else 0.0
 
 
-def report(turns: Turns, predicted: dict[Cell, Outcome]) -> None:
+def report(turns: Turns, predicted: dict[Cell, Simulation]) -> None:
     rows = []
     for cell in turns.results:
         growth, rate = turns.spread(cell, "growth_bytes"), turns.spread(cell, "samples_per_s")
         if growth is None or rate is None:
             continue
-        thought = predicted[cell]
+        expected = predicted[cell]
         rows.append([
             cell.case, cell.loader, f"{cell.workers} × {cell.depth}", f"{1000 * cell.step_s:.0f}",
-            f"{thought.growth_bytes / MIB:.0f}", f"{growth.median / MIB:.0f}",
-            f"{error(thought.growth_bytes, growth.median):+.1%}",
+            f"{expected.growth_bytes / MIB:.0f}", f"{growth.median / MIB:.0f}",
+            f"{error(expected.growth_bytes, growth.median):+.1%}",
             f"{error(naive_bytes(cell), growth.median):+.0%}" if cell.loader == "torch" else "",
-            f"{thought.samples_per_s:.0f}", f"{rate.median:.0f}", f"{error(thought.samples_per_s, rate.median):+.1%}",
+            f"{expected.samples_per_s:.0f}", f"{rate.median:.0f}", f"{error(expected.samples_per_s, rate.median):+.1%}",
         ])  # fmt: skip
     rows.sort()
-    header = ["dataset", "loader", "workers × depth", "step ms", "MiB thought", "measured", "error", "naive"]
-    print("\n" + table([*header, "samples/s thought", "measured", "error"], rows))
+    header = ["dataset", "loader", "workers × depth", "step ms", "MiB predicted", "measured", "error", "naive"]
+    print("\n" + table([*header, "samples/s predicted", "measured", "error"], rows))
 
 
-def errors_of(turns: Turns, predicted: dict[Cell, Outcome], figure: str, loader: str) -> list[float]:
+def errors_of(turns: Turns, predicted: dict[Cell, Simulation], figure: str, loader: str) -> list[float]:
     found = []
     for cell, rounds in turns.results.items():
         values = [each[figure] for each in rounds if figure in each]
@@ -142,7 +143,7 @@ def errors_of(turns: Turns, predicted: dict[Cell, Outcome], figure: str, loader:
     return found
 
 
-def verdicts(turns: Turns, predicted: dict[Cell, Outcome]) -> list[Verdict]:
+def verdicts(turns: Turns, predicted: dict[Cell, Simulation]) -> list[Verdict]:
     found = []
     for figure, what, middle, worst in (
         ("growth_bytes", "host memory", 8.0, 20.0), ("samples_per_s", "throughput", 10.0, 25.0),
@@ -170,10 +171,10 @@ def main() -> int:
     cells = [cell for cell in CELLS if cell.case in given.cases]
     if given.quick:
         cells = cells[:2]
-    thought = {cell: predict(cell, known[cell.case]) for cell in cells}
-    turns = Turns(lambda cell: run(cell, *thought[cell]))
+    predictions = {cell: predict(cell, known[cell.case]) for cell in cells}
+    turns = Turns(lambda cell: run(cell, *predictions[cell]))
     turns.run_rounds(cells, 1 if given.quick else given.rounds)
-    predicted = {cell: outcome for cell, (outcome, _) in thought.items()}
+    predicted = {cell: outcome for cell, (outcome, _) in predictions.items()}
     report(turns, predicted)
     settings = {"profiles": {name: each.as_json() for name, each in known.items()},
                 "predicted": {str(cell): vars(outcome) for cell, outcome in predicted.items()}}  # fmt: skip

@@ -193,7 +193,7 @@ def test_the_page_and_the_picture(folder: Path) -> None:
         (["mine.py:nothing"], 2, "has no 'nothing'"),
         (["mine.py:Big", "--against", "speed=9"], 2, "changes nothing"),
         (["mine.py:Big", "--against", "workers=-1"], 2, "not a whole number"),
-        (["mine.py:Big", "--plot", "a.png"], 2, "no .svg"),
+        (["mine.py:Big", "--plot", "a.png"], 2, "does not end in .svg"),
         (["mine.py:Big", "--memory", "lots"], 2, "lots"),
     ],
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.charts.markup import tag
 from penstock.charts.plane import MemoryFrame, words
-from penstock.planner.components import Line
+from penstock.planner.components import MemoryLine
 from penstock.units import format_bytes
 
 _COLOURS = {"penstock": "#0b6e99", "torch": "#d9730d"}
@@ -23,7 +23,7 @@ _MOST_TIMES = 16
 @dataclass(frozen=True, kw_only=True)
 class HostMemoryChart:
     title: str
-    lines: Mapping[str, Line]
+    lines: Mapping[str, MemoryLine]
     """Loader -> memory by batch size."""
     limit_bytes: int
     """Memory available on this machine."""

@@ -29,7 +29,7 @@ from penstock.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.lab.bench import BenchSettings, Measured
+    from penstock.lab.bench import BenchResult, BenchSettings
     from penstock.lab.comparison import LoaderResult
 
 
@@ -80,7 +80,7 @@ def command(
         show_bench(make_console(), settings, measured)
 
 
-def show_bench(console: Console, settings: BenchSettings, measured: Measured) -> None:
+def show_bench(console: Console, settings: BenchSettings, measured: BenchResult) -> None:
     """Print what was run, the table and the verdict."""
     from penstock.cli.console import make_table
 

@@ -24,7 +24,7 @@ from penstock.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.lab.comparison import Comparison
+    from penstock.lab.comparison import LoaderComparison
     from penstock.lab.demo import DemoSettings
 
 
@@ -73,7 +73,7 @@ def show_machine(console: Console, facts: MachineFacts, found: Sequence[Finding]
     console.print()
 
 
-def show_comparison(console: Console, settings: DemoSettings, comparison: Comparison) -> None:
+def show_comparison(console: Console, settings: DemoSettings, comparison: LoaderComparison) -> None:
     """Print the table and the verdict."""
     from penstock.cli.console import make_table
 

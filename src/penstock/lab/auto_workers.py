@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.lab.dataset.sample_probe import Seen, look
 from penstock.lab.planning import find_facts
+from penstock.loader.engine.rules import LoaderRules
 from penstock.planner.choices import worker_counts
 from penstock.planner.plans import Facts, Plan, make_plans
 from penstock.planner.profile import OURS_USUAL, Profile
@@ -124,5 +125,7 @@ def _planned(wanted: Wanted, facts: Facts, seen: Seen) -> Plan:
     cost = replace(usual, sample_s=usual.sample_s + copying_s, batch_s=usual.batch_s + seen.collate_s)
     known = replace(known, ours=cost)
     most = min(_MOST_WORKERS, worker_counts(known, facts.cores)[-1])
-    table = make_plans(known, facts, wanted.rows, budget_bytes=wanted.memory_bytes, most_workers=most)
+    table = make_plans(
+        known, facts, wanted.rows, rules=LoaderRules(), budget_bytes=wanted.memory_bytes, most_workers=most
+    )
     return table.recommended

@@ -1,15 +1,15 @@
-"""The bench's measurement: a dataset through torch's DataLoader and ours, and what the link to a device can do.
+"""torch's DataLoader and penstock's over the same dataset, in turns, and the rate of the link to a device.
 
-In:  a dataset, ``BenchSettings``.
-Out: ``Measured``.
-Runs in: trainer (the command line plays it).
+In:  a dataset, ``BenchSettings``; or how to make each loader, and a training step.
+Out: ``BenchResult``; ``LoaderComparison``.
+Runs in: trainer (the command line, here).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from torch.utils.data import IterableDataset
 import penstock
 from penstock.device.copy_stream import move
 from penstock.errors import ConfigError, DataError
-from penstock.lab.comparison import Comparison
+from penstock.lab.comparison import LoaderComparison, LoaderResult, Round
 from penstock.lab.dataset.sample_probe import weigh
-from penstock.lab.turns import Tally, Work, take_turns
+from penstock.lab.timed_run import TimedRun, without_warnings
+from penstock.meter import tree_parts
 
 _LINK_BYTES = 256 << 20
 _WARM_UP_SHARE = 0.25
@@ -30,7 +31,7 @@ _LEAST_WARM_UP_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """What both loaders are given; the budget goes to ours alone, torch's has none."""
+    """The settings of both loaders; the budget is penstock's alone, torch's loader has none."""
 
     target: str
     """The dataset's name."""
@@ -39,9 +40,9 @@ class BenchSettings:
     workers: int
     """Worker processes."""
     memory: str | int | float
-    """Budget of our loader."""
+    """Budget of penstock's loader."""
     prefetch_factor: int | None = None
-    """Batches torch's loader keeps ahead for each worker, and a ceiling for ours; None: their own."""
+    """Batches torch's loader keeps ahead for each worker, and a ceiling for penstock's; None: their own."""
     device: str | None
     """Where batches are delivered; None leaves them in host memory."""
     shuffle: bool
@@ -49,25 +50,25 @@ class BenchSettings:
     step_time: float
     """Seconds a pretended training step takes."""
     seconds: float
-    """How long a run lasts."""
+    """How long a round lasts."""
     rounds: int
-    """Runs of each loader, in turns."""
+    """Rounds of each loader, in turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What came of it."""
+class BenchResult:
+    """The result of a bench."""
 
-    comparison: Comparison
+    comparison: LoaderComparison
     link_bytes_per_s: float | None
-    """What pinned memory is copied to the device at, with nothing in the way; None without a CUDA device."""
+    """The rate of copies from pinned memory to the device with nothing else running; None without a CUDA device."""
 
     def as_json(self) -> dict[str, Any]:
         return {"link_bytes_per_s": self.link_bytes_per_s, **self.comparison.as_json()}
 
 
 def check_device(device: str | None) -> None:
-    """Raise, before anything is loaded, what is wrong with a device."""
+    """Raise, before anything is loaded, if batches cannot be delivered on a device."""
     problem = None if device is None else _problem_with(device)
     if problem is not None:
         raise ConfigError(
@@ -90,11 +91,85 @@ def _problem_with(name: str) -> str | None:
     return None if (device.index or 0) < count else f"there are {count} CUDA devices"
 
 
+@dataclass
+class Tally:
+    """What the training loop has got in one round."""
+
+    samples: int = 0
+    delivered_bytes: int = 0
+    order: list[tuple[int, int]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """What is done with each loader."""
+
+    make: Mapping[str, Callable[[], Iterable[Any]]]
+    """Name -> a new loader."""
+    use: Callable[[Any, Tally], None]
+    """One step of the training loop; adds the batch to the tally."""
+    rounds: int
+    """Rounds of each loader, in turns."""
+    round_s: float
+    """How long the clock runs."""
+    warm_up_s: float = 0.0
+    """How long a loader runs before the clock does."""
+    settle: Callable[[], None] = field(default=lambda: None)
+    """Waits for work that the training loop has only queued."""
+
+
+def compare_loaders(rounds: Rounds, *, on_progress: Callable[[str, float], None]) -> LoaderComparison:
+    """Run torch's loader and penstock's in turns; ``on_progress`` gets the name of the one that runs and the share
+    of all that is done."""
+    results: dict[str, list[Round]] = {name: [] for name in rounds.make}
+    # The order alternates: the second loader of a pair finds warm caches and a larger heap.
+    turns = [name for number in range(rounds.rounds) for name in list(results)[:: (-1) ** number]]
+    with without_warnings():
+        for turn, name in enumerate(turns):
+
+            def on_batch(done: float, turn: int = turn, name: str = name) -> None:
+                on_progress(name, (turn + min(1.0, done)) / len(turns))
+
+            results[name].append(_one_round(rounds.make[name](), rounds, on_batch))
+    return LoaderComparison(
+        torch=LoaderResult(name="torch", rounds=tuple(results["torch"])),
+        penstock=LoaderResult(name="penstock", rounds=tuple(results["penstock"])),
+    )
+
+
+def _one_round(loader: Iterable[Any], rounds: Rounds, on_batch: Callable[[float], None]) -> Round:
+    tally, began_s, total_s = Tally(), time.perf_counter(), rounds.warm_up_s + rounds.round_s
+    with TimedRun(
+        loader,
+        tree_parts,
+        measures=["pss_bytes"],
+        every_s=0.25,
+        step=lambda batch: rounds.use(batch, tally),
+        on_batch=lambda: on_batch((time.perf_counter() - began_s) / total_s),
+    ) as run:
+        warm_up, samples, delivered_bytes = None, 0, 0
+        if rounds.warm_up_s:
+            warm_up = run.measure(lambda timing: timing.elapsed_s < rounds.warm_up_s)
+            samples, delivered_bytes = tally.samples, tally.delivered_bytes
+            rounds.settle()
+        timing = run.measure(lambda timing: timing.elapsed_s < rounds.round_s)
+        rounds.settle()
+        elapsed_s = time.perf_counter() - timing.began_s
+    return Round(
+        samples=tally.samples - samples,
+        delivered_bytes=tally.delivered_bytes - delivered_bytes,
+        elapsed_s=elapsed_s,
+        first_batch_s=(warm_up or timing).first_batch_s,
+        peak_growth_bytes=run.watch.peak_growth("pss_bytes"),
+        order=None if tally.order is None else tuple(tally.order),
+    )
+
+
 def bench(
     dataset: Any, collate_fn: Callable[[Any], Any] | None, settings: BenchSettings,
     *, on_progress: Callable[[str, float], None],
-) -> Measured:  # fmt: skip
-    """Run both loaders in turns; ``on_progress`` hears who runs and how much is done."""
+) -> BenchResult:  # fmt: skip
+    """Run both loaders in turns; ``on_progress`` gets what runs and the share of all that is done."""
     device = None if settings.device is None else torch.device(settings.device)
     cuda = device if device is not None and device.type == "cuda" else None
     given: dict[str, Any] = {
@@ -105,9 +180,8 @@ def bench(
         "prefetch_factor": settings.prefetch_factor if settings.workers else None,
     }
     if not isinstance(dataset, IterableDataset):
-        given["shuffle"] = settings.shuffle
-        # Every batch has as many samples then, whatever the collate function makes of them.
-        given["drop_last"] = True
+        # With drop_last every batch has as many samples, whatever the collate function makes of them.
+        given |= {"shuffle": settings.shuffle, "drop_last": True}
         length = len(dataset)
         if length == 0:
             raise DataError("it is empty: there is no sample to run")
@@ -116,37 +190,30 @@ def bench(
                 f"it has {length} sample{'s' * (length > 1)} and a batch {settings.batch_size}; lower --batch-size"
             )
 
-    def torchs() -> Iterable[Any]:
-        return _Moved(TorchDataLoader(dataset, pin_memory=cuda is not None, **given), device)
-
-    def ours() -> Iterable[Any]:
-        return penstock.DataLoader(dataset, memory=settings.memory, device=settings.device, **given)
-
-    def use(batch: Any, tally: Tally) -> Tally:
+    def use(batch: Any, tally: Tally) -> None:
         if settings.step_time:
             time.sleep(settings.step_time)
-        return Tally(tally.samples + settings.batch_size, tally.delivered_bytes + weigh(batch))
+        tally.samples += settings.batch_size
+        tally.delivered_bytes += weigh(batch)
 
-    work = Work(
-        make={"torch": torchs, "penstock": ours},
+    rounds = Rounds(
+        make={
+            "torch": lambda: _Moved(TorchDataLoader(dataset, pin_memory=cuda is not None, **given), device),
+            "penstock": lambda: penstock.DataLoader(dataset, memory=settings.memory, device=settings.device, **given),
+        },
         use=use,
         rounds=settings.rounds,
         round_s=settings.seconds,
         warm_up_s=max(_LEAST_WARM_UP_S, _WARM_UP_SHARE * settings.seconds),
         settle=(lambda: torch.cuda.synchronize(cuda)) if cuda else (lambda: None),
     )
-    comparison = take_turns(work, on_progress=lambda name, done: on_progress(f"{name}'s DataLoader", done))
-    if not all(each.samples for result in (comparison.torch, comparison.penstock) for each in result.rounds):
-        raise DataError(
-            f"it gave no batch within a round of {settings.seconds:g} s; raise --seconds, or look at "
-            "whether the dataset is empty"
-        )
+    comparison = compare_loaders(rounds, on_progress=lambda name, done: on_progress(f"{name}'s DataLoader", done))
     # Last: workers forked earlier must not inherit a CUDA context.
-    return Measured(comparison=comparison, link_bytes_per_s=_link_bytes_per_s(cuda) if cuda else None)
+    return BenchResult(comparison=comparison, link_bytes_per_s=_link_bytes_per_s(cuda) if cuda else None)
 
 
 class _Moved:
-    """A loader whose batches are moved as a training loop would."""
+    """A loader whose batches are moved as a training loop would move them."""
 
     def __init__(self, loader: Iterable[Any], device: torch.device | None) -> None:
         self._loader = loader

@@ -1,7 +1,7 @@
 """What two loaders did with the same dataset, and the sentence that says what it means.
 
 In:  the rounds of each loader.
-Out: ``Comparison``, its verdict in words. Pure: the words follow from the numbers alone.
+Out: ``LoaderComparison``, its verdict in words. Pure: the words follow from the numbers alone.
 Runs in: command line.
 """
 
@@ -84,7 +84,7 @@ class LoaderResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class LoaderComparison:
     """torch's loader and ours over the same samples."""
 
     torch: LoaderResult

@@ -1,8 +1,8 @@
-"""The demo's measurement: the same dataset through torch's DataLoader and ours, in turns, memory watched.
+"""The demo: a built-in dataset through torch's DataLoader and penstock's, compared as the bench does it.
 
 In:  ``DemoSettings``.
-Out: a ``Comparison``.
-Runs in: trainer (the command line plays it).
+Out: a ``LoaderComparison``.
+Runs in: trainer (the command line, here); workers fetch samples.
 """
 
 from __future__ import annotations
@@ -14,17 +14,37 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
 
 import penstock
-from penstock.lab.comparison import Comparison
-from penstock.lab.demo_dataset import BigSamples
-from penstock.lab.turns import Tally, Work, take_turns
+from penstock.lab.bench import Rounds, Tally, compare_loaders
+from penstock.lab.comparison import LoaderComparison
 from penstock.units import MIB
+
+
+class BigSamples(Dataset[dict[str, Any]]):
+    """``length`` samples of ``sample_bytes`` each, the same on every machine; a fetch waits ``wait_s``, as a disk or a
+    network would."""
+
+    def __init__(self, *, length: int, sample_bytes: int, wait_s: float, seed: int = 0) -> None:
+        self._length = length
+        self._wait_s = wait_s
+        generator = torch.Generator().manual_seed(seed)
+        self._source = torch.randint(0, 256, (sample_bytes,), dtype=torch.uint8, generator=generator)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"sample {index} of {self._length}")
+        time.sleep(self._wait_s)
+        return {"pixels": self._source + (index % 251), "index": index}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """What both loaders are given; the budget goes to ours alone, torch's has none."""
+    """The settings of both loaders; the budget is penstock's alone, torch's loader has none."""
 
     sample_bytes: int = 8 * MIB
     """Size of one sample."""
@@ -37,46 +57,46 @@ class DemoSettings:
     step_s: float = 0.03
     """How long the pretended training step takes."""
     memory_bytes: int = 320 * MIB
-    """Budget of our loader."""
+    """Budget of penstock's loader."""
     rounds: int = 2
-    """Runs of each loader, in turns."""
+    """Rounds of each loader, in turns."""
     round_s: float = 3.5
-    """How long a run lasts."""
+    """How long a round lasts."""
     most_batches: int = 200
-    """Batches in the dataset: more than any loader gets through in ``round_s``."""
+    """Batches in the dataset: more than any loader delivers in ``round_s``."""
 
 
-def compare(settings: DemoSettings, *, on_progress: Callable[[str, float], None]) -> Comparison:
-    """Run both loaders ``rounds`` times in turns; ``on_progress`` hears who runs and how much is done."""
+def compare(settings: DemoSettings, *, on_progress: Callable[[str, float], None]) -> LoaderComparison:
+    """Run both loaders in turns; ``on_progress`` gets the name of the one that runs and the share of all that is
+    done."""
     dataset = BigSamples(
         length=settings.most_batches * settings.batch_size,
         sample_bytes=settings.sample_bytes,
         wait_s=settings.wait_s,
     )
 
-    def use(batch: dict[str, torch.Tensor], tally: Tally) -> Tally:
-        order = (tally.order or []) + list(zip(batch["index"].tolist(), batch["pixels"][:, -1].tolist(), strict=True))
+    def given() -> dict[str, Any]:
+        return {
+            "batch_size": settings.batch_size,
+            "num_workers": settings.workers,
+            "shuffle": True,
+            "generator": torch.Generator().manual_seed(0),
+        }
+
+    def use(batch: dict[str, torch.Tensor], tally: Tally) -> None:
+        order = [] if tally.order is None else tally.order
+        order += zip(batch["index"].tolist(), batch["pixels"][:, -1].tolist(), strict=True)
         time.sleep(settings.step_s)
-        return Tally(len(order), tally.delivered_bytes + batch["pixels"].nbytes, order)
+        tally.samples, tally.order = len(order), order
+        tally.delivered_bytes += batch["pixels"].nbytes
 
-    return take_turns(
-        Work(
-            make={
-                "torch": lambda: TorchDataLoader(dataset, **_common(settings)),
-                "penstock": lambda: penstock.DataLoader(dataset, **_common(settings), memory=settings.memory_bytes),
-            },
-            use=use,
-            rounds=settings.rounds,
-            round_s=settings.round_s,
-        ),
-        on_progress=on_progress,
+    rounds = Rounds(
+        make={
+            "torch": lambda: TorchDataLoader(dataset, **given()),
+            "penstock": lambda: penstock.DataLoader(dataset, memory=settings.memory_bytes, **given()),
+        },
+        use=use,
+        rounds=settings.rounds,
+        round_s=settings.round_s,
     )
-
-
-def _common(settings: DemoSettings) -> dict[str, Any]:
-    return {
-        "batch_size": settings.batch_size,
-        "num_workers": settings.workers,
-        "shuffle": True,
-        "generator": torch.Generator().manual_seed(0),
-    }
+    return compare_loaders(rounds, on_progress=on_progress)

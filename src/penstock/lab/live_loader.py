@@ -10,29 +10,28 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from torch.utils.data import IterableDataset
 
 from penstock.errors import BudgetError
-from penstock.lab.dataset.endless import endless, endless_arguments
+from penstock.lab.timed_run import TimedRun, Timing, endless_arguments, without_warnings
 from penstock.loader.dataloader import DataLoader
-from penstock.meter import Watcher, require_tree_parts
+from penstock.meter import TreeParts, require_tree_parts
 from penstock.planner.search import LEAST_NOISE, Setting, Trial
 
 _BLOCKS, _FEWEST_BLOCKS = 6, 3
 _LEAST_BATCHES, _FEWEST_BATCHES = 2 * _BLOCKS, 2 * _FEWEST_BLOCKS
-"""Batches a measurement takes, and those it makes do with where they take long: fewer say nothing of their noise."""
+"""Batches of a measurement, and the fewest where they take long: the noise of fewer cannot be estimated."""
 _SETTLE_SHARE = 0.25
-"""Of a measurement's length: new workers start and what was ahead under the old setting is used up."""
+"""Of a measurement's length: new workers start, and batches that are ahead from the old setting are used up."""
 _MOST_TIMES = 3
 _SLOWER = 1.5
-"""How many times what the model says a batch may take."""
+"""A batch may take this many times as long as the simulation predicts."""
 _MISSED = 0.01
-"""Share of the budget by which memory may be misread: pages are counted while they come and go."""
+"""Share of the budget by which a sample of memory may be wrong: pages are counted while they come and go."""
 
 
 class LiveLoader:
@@ -50,161 +49,132 @@ class LiveLoader:
         on_batch: Callable[[], None],
         is_repeated: bool = False,
     ) -> None:
-        """``step_s``: how long the training loop is busy with a batch. ``trial_s``: about how long one measurement is.
-        ``on_batch`` may raise to end it all. ``is_repeated``: every worker gives all samples, so that each counts once
-        in as many."""
+        """``step_s``: how long the training loop is busy with a batch. ``trial_s``: about how long one measurement
+        lasts. ``on_batch`` may raise to end everything. ``is_repeated``: every worker delivers every sample, and each
+        counts once only."""
         self._batch_size, self._step_s, self._trial_s = batch_size, step_s, trial_s
-        self._memory_bytes, self._on_batch = memory_bytes, on_batch
-        self._restarts = isinstance(dataset, IterableDataset)
-        self._is_repeated = is_repeated
-        self._watch = Watcher(require_tree_parts, measures=["total_bytes"], every_s=0.04)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        self._memory_bytes = memory_bytes
+        self._restarts, self._is_repeated = isinstance(dataset, IterableDataset), is_repeated
+        with without_warnings():
             self._loader = DataLoader(
                 dataset, batch_size, num_workers=1, collate_fn=collate_fn, memory=memory_bytes,
                 persistent_workers=True, **endless_arguments(dataset),
             )  # fmt: skip
-        self._stream: Generator[Any, None, None] | None = None
+        self._run: TimedRun[TreeParts] = TimedRun(
+            self._loader, require_tree_parts, measures=["total_bytes"], every_s=0.04,
+            step=(lambda batch: time.sleep(step_s)) if step_s else None, on_batch=on_batch,
+        )  # fmt: skip
         self._safe: Setting | None = None
-        """The latest setting that kept to the budget."""
+        """The latest setting that stayed within the budget."""
         self._most = Setting(0, 0)
-        """The most workers and the most batches ahead that these workers and their arena have seen."""
+        """The most workers and the most batches ahead that these workers and their arena have had."""
 
     def __enter__(self) -> Self:
-        self._watch.__enter__()
+        self._run.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_stream()
+        self._run.end_epoch()
         self._loader.close()
-        self._watch.__exit__(kind, error, trace)
+        self._run.__exit__(kind, error, trace)
 
     @staticmethod
     def needs_s(setting: Setting, batch_s: float) -> float:
-        """What a measurement takes at least, where a batch takes so long."""
+        """The least time for a measurement, where a batch takes ``batch_s``."""
         return (setting.depth + 1 + _FEWEST_BATCHES) * batch_s
 
     def measure(self, setting: Setting, *, batch_s: float) -> Trial:
-        """Turn the valves and see what comes of it. What goes over the budget is left at once.
+        """Change to a setting and measure it. A setting that exceeds the budget is ended at once.
 
-        ``batch_s``: about how long a batch will take, so that those that take long are waited for.
+        ``batch_s``: about how long a batch will take, so that slow ones are waited for.
         """
         if setting.workers < self._most.workers or setting.depth < self._most.depth:
-            # An arena keeps what was in use once, and heaps what they have grown to: that is the larger setting's.
+            # The arena keeps what was once in use, and heaps keep what they grew to: both belong to the larger setting.
             self._start_anew()
         self._most = Setting(max(self._most.workers, setting.workers), max(self._most.depth, setting.depth))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
-            warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+        with without_warnings():
             self._loader.resize(workers=setting.workers, depth=setting.depth)
             if self._restarts:
-                # Workers of a stream own their share of it, so that another number of them means another epoch.
-                self._end_stream()
+                # Each worker of a stream has its share of it, so that another number of them means another epoch.
+                self._run.end_epoch()
             try:
                 trial = self._measure(setting, batch_s)
             except BudgetError:
-                trial = self._over(setting)
-        if trial.is_over:
+                trial = None
+        if trial is None:
+            trial = Trial(setting=setting, samples_per_s=0.0, noise=1.0, memory_bytes=self._peak_bytes, is_over=True)
             self._retreat()
         else:
             self._safe = setting
         return trial
 
-    def _measure(self, setting: Setting, batch_s: float) -> Trial:
-        ahead = setting.depth + 1
-        settle_s, slow_s = _SETTLE_SHARE * self._trial_s, _SLOWER * batch_s
-        most_s = max(_MOST_TIMES * settle_s, ahead * slow_s)
-        if self._run(settle_s, most_s, least_batches=ahead, noise=None).is_over:
-            return self._over(setting)
-        self._watch.forget_peaks()
-        most_s = max(_MOST_TIMES * self._trial_s, _FEWEST_BATCHES * slow_s)
-        run = self._run(self._trial_s, most_s, least_batches=_LEAST_BATCHES, noise=LEAST_NOISE)
-        if run.is_over:
-            return self._over(setting)
+    def _measure(self, setting: Setting, batch_s: float) -> Trial | None:
+        """None: it exceeded the budget."""
+        ahead, slow_s = setting.depth + 1, _SLOWER * batch_s
+        settle_s = _SETTLE_SHARE * self._trial_s
+        self._take(settle_s, max(_MOST_TIMES * settle_s, ahead * slow_s), lambda timing: timing.batches >= ahead)
+        if self._is_over:
+            return None
+        self._run.watch.forget_peaks()
+        timing = self._take(
+            self._trial_s,
+            max(_MOST_TIMES * self._trial_s, _FEWEST_BATCHES * slow_s),
+            lambda timing: timing.batches >= _LEAST_BATCHES and _noise(timing) <= LEAST_NOISE,
+        )
+        if self._is_over:
+            return None
         times = setting.workers if self._is_repeated else 1
         return Trial(
             setting=setting,
-            samples_per_s=run.batches * self._batch_size / times / run.elapsed_s,
-            noise=run.noise,
+            samples_per_s=timing.batches * self._batch_size / times / timing.elapsed_s,
+            noise=_noise(timing),
             memory_bytes=self._peak_bytes,
-            wait_fraction=run.wait_s / run.elapsed_s if self._step_s else None,
+            wait_fraction=timing.wait_s / timing.elapsed_s if self._step_s else None,
         )
 
-    def _run(self, seconds: float, most_s: float, *, least_batches: int, noise: float | None) -> _Run:
-        """Take batches for so long; longer until they are enough and noise is low, but no longer than ``most_s``."""
-        run = _Run()
-        while True:
-            asked_s = time.perf_counter()
-            if self._stream is None:
-                self._stream = endless(self._loader)
-            batch = next(self._stream)
-            run.wait_s += time.perf_counter() - asked_s
-            if self._step_s:
-                time.sleep(self._step_s)
-            del batch
-            run.ends_s.append(time.perf_counter())
-            self._on_batch()
-            if self._peak_bytes > self._memory_bytes * (1 + _MISSED):
-                run.is_over = True
-                return run
-            enough = run.batches >= least_batches and (noise is None or run.noise <= noise)
-            if (run.elapsed_s >= seconds and enough) or run.elapsed_s >= most_s:
-                return run
+    def _take(self, seconds: float, most_s: float, is_enough: Callable[[Timing], bool]) -> Timing:
+        """Take batches for so long; longer until they are enough, up to ``most_s``, as long as they fit the budget."""
+
+        def goes_on(timing: Timing) -> bool:
+            if self._is_over or timing.elapsed_s >= most_s:
+                return False
+            return timing.elapsed_s < seconds or not is_enough(timing)
+
+        return self._run.measure(goes_on)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._peak_bytes > self._memory_bytes * (1 + _MISSED)
 
     @property
     def _peak_bytes(self) -> int:
-        """The most that batches and workers took: what the budget is about."""
-        peak = self._watch.peak("total_bytes")
-        return max(0, peak.shared_bytes - self._watch.start.shared_bytes) + peak.workers_bytes
-
-    def _over(self, setting: Setting) -> Trial:
-        return Trial(setting=setting, samples_per_s=0.0, noise=1.0, memory_bytes=self._peak_bytes, is_over=True)
+        """The most that batches and workers took: the memory that the budget bounds."""
+        watch = self._run.watch
+        peak = watch.peak("total_bytes")
+        return max(0, peak.shared_bytes - watch.start.shared_bytes) + peak.workers_bytes
 
     def _retreat(self) -> None:
         safe = self._safe or Setting(1, 1)
         self._loader.resize(workers=safe.workers, depth=safe.depth)
         self._start_anew()
-        self._watch.forget_peaks()
+        self._run.watch.forget_peaks()
 
     def _start_anew(self) -> None:
         """With other workers and an empty arena."""
-        self._end_stream()
+        self._run.end_epoch()
         self._loader.close()
         self._most = Setting(0, 0)
 
-    def _end_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
 
-
-class _Run:
-    """Batches as they came."""
-
-    def __init__(self) -> None:
-        self.began_s = time.perf_counter()
-        self.ends_s: list[float] = []
-        self.wait_s = 0.0
-        self.is_over = False
-
-    @property
-    def batches(self) -> int:
-        return len(self.ends_s)
-
-    @property
-    def elapsed_s(self) -> float:
-        return self.ends_s[-1] - self.began_s
-
-    @property
-    def noise(self) -> float:
-        """Standard error of the rate, as a share of it. Over blocks: batches come in bursts, and single ones would say
-        that nothing is certain."""
-        blocks = min(_BLOCKS, self.batches // 2)
-        if blocks < _FEWEST_BLOCKS:
-            return 1.0
-        size = self.batches // blocks
-        marks = [self.began_s, *self.ends_s[size - 1 : size * blocks : size]]
-        spans = [later - earlier for earlier, later in itertools.pairwise(marks)]
-        return statistics.stdev(spans) / statistics.fmean(spans) / len(spans) ** 0.5
+def _noise(timing: Timing) -> float:
+    """Standard error of the rate, as a share of it. Over blocks: batches come in bursts, so that single ones would make
+    every rate look uncertain."""
+    blocks = min(_BLOCKS, timing.batches // 2)
+    if blocks < _FEWEST_BLOCKS:
+        return 1.0
+    size = timing.batches // blocks
+    marks = [timing.began_s, *timing.ends_s[size - 1 : size * blocks : size]]
+    spans = [later - earlier for earlier, later in itertools.pairwise(marks)]
+    return statistics.stdev(spans) / statistics.fmean(spans) / len(spans) ** 0.5

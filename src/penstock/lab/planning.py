@@ -20,6 +20,7 @@ from penstock.environment import local_ranks
 from penstock.errors import ConfigError, DataError
 from penstock.lab.dataset.containers import find_containers
 from penstock.lab.profile import profile
+from penstock.loader.engine.rules import LoaderRules
 from penstock.meter import gpus, limits
 from penstock.planner.plans import Facts, PlanTable, allowed_bytes, make_plans
 from penstock.planner.profile import is_amount
@@ -57,14 +58,14 @@ def plan(
                 "or an IterableDataset"
             )
     # Before anything runs: what is left afterwards is less what has just been read.
-    facts = find_facts()
-    budget_bytes = allowed_bytes(memory, facts.available_bytes, facts.ranks)
+    facts, rules = find_facts(), LoaderRules()
+    budget_bytes = allowed_bytes(memory, facts.available_bytes, facts.ranks, rules)
     named = name or type(dataset).__name__
     seen = profile(
         dataset, batch_size, collate_fn=collate_fn, name=named, seconds=seconds, on_progress=on_progress
     )  # fmt: skip
     seen = replace(seen, containers_bytes=find_containers(dataset).per_worker_bytes)
-    return make_plans(seen, facts, batch_size, budget_bytes=budget_bytes, step_s=step_s)
+    return make_plans(seen, facts, batch_size, rules=rules, budget_bytes=budget_bytes, step_s=step_s)
 
 
 def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, name: Any, on_progress: Any) -> None:

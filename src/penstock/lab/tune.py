@@ -18,10 +18,21 @@ from penstock.errors import ConfigError
 from penstock.formatting import rate
 from penstock.lab.live_loader import LiveLoader
 from penstock.lab.profile import profile
+from penstock.loader.engine.rules import LoaderRules
 from penstock.meter import headroom_bytes, limits
 from penstock.planner.profile import Profile
-from penstock.planner.search import Done, Expected, Setting, Space, Trial, mean_rates, next_move, stop, worker_limit
-from penstock.planner.simulate.penstock_pipeline import play_held, usual_depth
+from penstock.planner.search import (
+    Expected,
+    SearchEnd,
+    SearchSpace,
+    Setting,
+    Trial,
+    mean_rates,
+    next_move,
+    stop,
+    worker_limit,
+)
+from penstock.planner.simulate.penstock_pipeline import simulate_held
 from penstock.planner.simulate.pipeline import Load
 from penstock.planner.wording import REPEATED
 from penstock.units import format_bytes, parse_size
@@ -30,8 +41,6 @@ _PROFILE_SHARE, _MOST_PROFILE_S = 0.15, 9.0
 _TRIALS = 16
 """Measurements a search may come to; the time is divided among them."""
 _LONGEST_TRIAL_S = 4.0
-_AUTO = 0.5
-"""Share of what is available that the budget "auto" means, as for the loader."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +71,7 @@ class Tuned:
     """Why each was tried."""
     expected: dict[Setting, Expected]
     """What the model says of each setting that was tried."""
-    done: Done
+    done: SearchEnd
     budget_bytes: int
     elapsed_s: float
     cores: float
@@ -139,7 +148,7 @@ def tune(
         on_progress=lambda what, done: on_progress(what, done * profile_s / settings.seconds),
     )  # fmt: skip
     cores = limits().cpu_usable
-    budget_bytes = parse_size(settings.memory).resolve(headroom_bytes(), auto_fraction=_AUTO)
+    budget_bytes = parse_size(settings.memory).resolve(headroom_bytes(), auto_fraction=LoaderRules().auto_memory_share)
     space = _space(settings, known, cores, budget_bytes)
     trials: list[Trial] = []
     reasons: list[str] = []
@@ -162,15 +171,15 @@ def tune(
         trial_s=trial_s, on_batch=on_batch, is_repeated=known.is_repeated,
     ) as live:  # fmt: skip
         move = next_move(trials, space)
-        if not isinstance(move, Done) and is_late(move.setting):
+        if not isinstance(move, SearchEnd) and is_late(move.setting):
             raise ConfigError(_too_short(settings, move.setting, batch_s(move.setting), trial_s))
-        while not isinstance(move, Done):
+        while not isinstance(move, SearchEnd):
             doing = str(move.setting)
             on_batch()
             trials.append(live.measure(move.setting, batch_s=batch_s(move.setting)))
             reasons.append(move.why)
             move = next_move(trials, space)
-            if not isinstance(move, Done) and is_late(move.setting):
+            if not isinstance(move, SearchEnd) and is_late(move.setting):
                 move = stop(trials, f"its {settings.seconds:g} s were over; --seconds would give it more")
     return Tuned(
         trials=tuple(trials),
@@ -200,20 +209,22 @@ def _too_short(settings: TuneSettings, setting: Setting, batch_s: float, trial_s
     )
 
 
-def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: int) -> Space:
-    @cache
-    def expected(setting: Setting) -> Expected:
-        load = Load(
-            profile=known, cores=cores, batch_size=settings.batch_size, workers=setting.workers,
+def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: int) -> SearchSpace:
+    def load(workers: int) -> Load:
+        return Load(
+            profile=known, rules=LoaderRules(), cores=cores, batch_size=settings.batch_size, workers=workers,
             step_s=settings.step_time,
         )  # fmt: skip
-        outcome = play_held(load, setting.depth)
-        # Without what the training process takes for itself, which is no part of the budget.
+
+    @cache
+    def expected(setting: Setting) -> Expected:
+        outcome = simulate_held(load(setting.workers), setting.depth)
+        # Without what the training process takes for itself, which is not part of the budget.
         memory_bytes = outcome.batches_bytes + outcome.workers_bytes
         return Expected(samples_per_s=outcome.samples_per_s / _times(known, setting), memory_bytes=memory_bytes)
 
     def usual(workers: int) -> int:
-        return usual_depth(known, settings.batch_size, workers)
+        return load(workers).usual_depth
 
     also: tuple[Setting, ...] = ()
     if settings.now is not None and settings.now[0]:
@@ -222,4 +233,4 @@ def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: i
     most = settings.most_workers
     if most is None:
         most = 1 if known.is_repeated else worker_limit(cores, known.wait_s, known.cpu_s + known.ours.sample_s)
-    return Space(most_workers=most, budget_bytes=budget_bytes, usual_depth=usual, expected=expected, also=also)
+    return SearchSpace(most_workers=most, budget_bytes=budget_bytes, usual_depth=usual, expected=expected, also=also)

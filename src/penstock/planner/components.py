@@ -1,11 +1,11 @@
-"""Host memory by component: what there is, what each part grows with, how two configurations differ.
+"""Host memory by component: how large each part is, what it grows with, how two configurations differ.
 
 In:  ``Reading``s of one loader: as asked for, with another batch size, with another number of workers.
 Out: ``Component``s with what they grow with; ``Change``s between two readings.
 Runs in: anywhere; pure.
 
-A mark is a measurement: a part grows with the batch size if it was larger at the larger batch, by more than readings of
-the same thing differ.
+Growth is measured: a part grows with the batch size if it was larger at the larger batch by more than repeated readings
+differ.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PARTS: dict[str, str] = {
 BATCH, WORKERS, DATASET = "batch size", "workers", "dataset size"
 
 _MEASURED_ONCE = ("python", "torch", "imports", "dataset")
-"""There before a loader was made: no batch size and no number of workers can change them."""
+"""They exist before a loader is made: neither the batch size nor the number of workers changes them."""
 _COUNTED = ("batch", "buffers")
-"""Follow from the batch size by counting. What a heap keeps of what it once held does not: of two sizes the larger may
-well show less of it, and a line through both would point anywhere."""
+"""Parts that are counted and follow from the batch size. What a heap keeps of freed memory does not: the larger of two
+sizes may show less of it, and a line through both would mean nothing."""
 _NOISE_BYTES = {"batch": 0, "buffers": 64 << 10, "workers": 2 * MIB, "other": 4 * MIB}
-"""Readings of the same thing differ by so much. Batches are counted, heaps are not."""
+"""By how much repeated readings differ. Batches are counted, heaps are not."""
 _TELLING = 0.25
-"""A part that grows by less than this share of growing in proportion does not grow with it."""
+"""A part that grows by less than this share of proportional growth counts as constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ class Reading:
     batch_size: int
     workers: int
     parts: Mapping[str, int]
-    """Part -> bytes, for every one of ``PARTS``, with all batches ahead and nobody at work."""
+    """Part -> bytes, for every one of ``PARTS``, with all batches ahead ready and all workers idle."""
     building_bytes: int = 0
-    """What there was more than that at some moment: samples in workers that build batches. It comes and goes, and two
-    runs of the same thing differ in it."""
+    """The most there was above that at any moment: samples in workers that build batches. It comes and goes, and
+    repeated runs differ in it."""
     page_cache_bytes: int | None = None
-    """What the kernel kept of files read meanwhile; it gives that back when memory is short, so it is no part. None:
-    not known."""
+    """Pages of files that the kernel cached meanwhile. It releases them when memory is short, so they are not a part.
+    None: not known."""
 
     @property
     def total_bytes(self) -> int:
@@ -66,7 +66,7 @@ class Reading:
 
     @property
     def loader_bytes(self) -> int:
-        """What came with the loader: everything but what was there before."""
+        """Everything but what was there before the loader."""
         return sum(count for name, count in self.parts.items() if name not in _MEASURED_ONCE)
 
 
@@ -78,7 +78,7 @@ class Component:
     what: str
     bytes: int
     grows_with: tuple[str, ...]
-    """Of batch size, workers, dataset size; empty: none of them."""
+    """Batch size, workers, dataset size; empty: it is constant."""
     per_sample_bytes: float = 0.0
     """Growth with every further sample of a batch."""
     per_worker_bytes: float = 0.0
@@ -100,22 +100,22 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """Memory by batch size, through what was read at the size asked for."""
+class MemoryLine:
+    """Memory by batch size: a straight line through the reading at the size asked for."""
 
     fixed_bytes: float
     per_sample_bytes: float
     ceiling_bytes: float | None = None
-    """More than this is never taken: what was there before, and the budget. None: no ceiling."""
+    """The most that is ever taken: what was there before, and the budget. None: no ceiling."""
     measured: tuple[tuple[int, int], ...] = field(default=())
-    """Batch size and bytes, as they were read."""
+    """Batch sizes and bytes of the readings."""
 
     def at(self, batch_size: float) -> float:
         found = self.fixed_bytes + self.per_sample_bytes * batch_size
         return found if self.ceiling_bytes is None else min(found, self.ceiling_bytes)
 
     def reaches(self, limit_bytes: float) -> int | None:
-        """The largest batch size below the limit; None if every one is, as far as this line goes."""
+        """The largest batch size below the limit; None if this line never reaches it."""
         if self.per_sample_bytes <= 0 or (self.ceiling_bytes is not None and self.ceiling_bytes <= limit_bytes):
             return None
         return max(0, int((limit_bytes - self.fixed_bytes) / self.per_sample_bytes))
@@ -124,8 +124,8 @@ class Line:
 def components(
     reading: Reading, other_batch: Reading, other_workers: Reading, *, dataset_scales: bool, workers_copy_dataset: bool
 ) -> tuple[Component, ...]:
-    """``dataset_scales``: the dataset holds something for every sample; ``workers_copy_dataset``: and reading it copies
-    it into each worker."""
+    """``dataset_scales``: the dataset holds an item for every sample. ``workers_copy_dataset``: and each worker makes a
+    copy of them as it reads."""
     found = []
     for name, what in PARTS.items():
         grows: list[str] = []
@@ -147,7 +147,7 @@ def components(
 
 
 def _slope(name: str, reading: Reading, other: Reading, *, by_batch: bool) -> float:
-    """Growth per sample or per worker; 0 where the two readings do not differ by more than noise."""
+    """Growth per sample or per worker; 0 where the two readings differ by no more than noise."""
     if name in _MEASURED_ONCE:
         return 0.0
     counts = (reading.batch_size, other.batch_size) if by_batch else (reading.workers, other.workers)
@@ -169,10 +169,10 @@ def changes(before: Reading, after: Reading) -> tuple[Change, ...]:
 
 def line(
     reading: Reading, other_batch: Reading, *, budget_bytes: int | None = None, builds_whole: bool = False
-) -> Line:
-    """Memory by batch size. With ``budget_bytes`` batches and workers never take more than that.
+) -> MemoryLine:
+    """Memory by batch size. ``budget_bytes``: the most that batches and workers take together.
 
-    ``builds_whole``: every worker holds the samples of a batch of its own until it has them all, as torch's do.
+    ``builds_whole``: every worker holds all samples of a batch of its own while it builds it, as torch's do.
     """
     (low, low_bytes), (high, high_bytes) = sorted(
         ((reading.batch_size, reading.total_bytes), (other_batch.batch_size, other_batch.total_bytes))
@@ -182,7 +182,7 @@ def line(
         slope += reading.workers * reading.parts["batch"] / reading.batch_size
     before = reading.total_bytes - reading.loader_bytes
     ceiling = None if budget_bytes is None else before + reading.parts["other"] + budget_bytes
-    return Line(
+    return MemoryLine(
         fixed_bytes=reading.total_bytes - slope * reading.batch_size,
         per_sample_bytes=slope,
         ceiling_bytes=None if ceiling is None else max(ceiling, low_bytes, high_bytes),
@@ -191,12 +191,12 @@ def line(
 
 
 def answer(parts: tuple[Component, ...], reading: Reading) -> str:
-    """What a larger batch does to host memory, in a sentence."""
+    """How a larger batch changes host memory, in a sentence."""
     growing = [part for part in parts if part.name in _COUNTED and part.per_sample_bytes]
     slope = sum(part.per_sample_bytes for part in growing)
     more_bytes = slope * reading.batch_size
     if not slope:
-        return "A larger batch does not show in host memory here: nothing grew with it by more than readings differ."
+        return "A larger batch does not change host memory here: no part grew with it by more than noise."
     share = more_bytes / reading.total_bytes
     return (
         f"Doubling the batch to {2 * reading.batch_size} adds {format_bytes(more_bytes)} of host memory ({share:.0%}): "

@@ -20,7 +20,7 @@ class Question:
     """Answer -> the next question's key, or a plan's name."""
 
     def leads_to(self, answer: str) -> str | None:
-        """Where an answer leads, its first letters and any case included; None if it is none of them, or several."""
+        """Where an answer leads; its first letters in any case are enough. None if they match none, or several."""
         given = answer.strip().lower()
         meant = [each for each in self.answers if given and each.startswith(given)]
         return self.answers[meant[0]] if len(meant) == 1 else None
@@ -30,23 +30,23 @@ FIRST = "stability"
 
 QUESTIONS: Mapping[str, Question] = {
     "stability": Question(
-        text="Does stability matter most: training that nobody watches?",
+        text="Does stability matter most: training that runs unattended?",
         answers={"yes": "shared", "no": "speed"},
     ),
     "shared": Question(
-        text="Do others need this machine's memory too, or is this a first try?",
+        text="Do other programs need this machine's memory too, or is this a first try?",
         answers={"yes": "safe", "no": "balanced"},
     ),
     "speed": Question(
-        text="Is it speed you want, with a monitor open in a second terminal?",
+        text="Does speed matter most, with a monitor open in a second terminal?",
         answers={"yes": "parallelism", "no": "limit"},
     ),
     "parallelism": Question(
-        text="Where is room for more parallel work: more loading on the CPU, or larger batches on the GPU?",
+        text="Which has room for more work: the CPU (more loading) or the GPU (larger batches)?",
         answers={"cpu": "fast", "gpu": "bigger batch"},
     ),
     "limit": Question(
-        text="Is it an experiment at the limit, watched all the time, with nothing else running?",
+        text="Is it an experiment at the limit, watched all the time, with no other program running?",
         answers={"yes": "extreme", "no": "balanced"},
     ),
 }

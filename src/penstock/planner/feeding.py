@@ -1,6 +1,6 @@
 """Is loading the bottleneck? Time waiting for data against time computing, in numbers and in words.
 
-In:  what a run of a loader took, with a training step or without.
+In:  the times of a loader and of the training step it feeds, if there is one.
 Out: ``Feeding`` and its verdict.
 Runs in: anywhere; pure.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.formatting import rate
 
 FED, STARVED = 0.05, 0.20
-"""Shares of the time spent waiting: below the first loading is no bottleneck, above the second it is the one."""
+"""Shares of the time spent waiting: below the first, loading is not the bottleneck; above the second, it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Feeding:
     compute_s: float
     """In the training step, all batches together; 0 without one."""
     most_samples_per_s: float
-    """What the loader delivers to a loop that only takes."""
+    """What the loader delivers to a loop without a training step."""
     gpu_use: float | None = None
     """Share of the time in which the GPU computed; None: not known."""
 
@@ -58,7 +58,7 @@ class Feeding:
             )
         wait_ms, step_ms = _time(self.wait_s / self.batches), _time(self.compute_s / self.batches)
         numbers = (
-            f"of every batch's time {wait_ms} are waiting for data ({waited:.0%}) and {step_ms} computing "
+            f"each batch takes {wait_ms} of waiting for data ({waited:.0%}) and {step_ms} of computing "
             f"({1 - waited:.0%}), at {rate(self.samples_per_s)} samples/s"
         )
         if waited < FED:
@@ -68,7 +68,7 @@ class Feeding:
                 f"{rate(self.most_samples_per_s)} samples/s, {spare:.2g} times that."
             )
         if waited < STARVED:
-            return f"Loading costs a little: {numbers}. The step would have to be {every} long never to wait."
+            return f"Loading costs a little: {numbers}. A step of {every} or longer would never wait."
         return (
             f"Loading is the bottleneck: {numbers}. The step alone could take "
             f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, the loader delivers "

@@ -1,6 +1,6 @@
-"""Plans: settings with what they will take, how fast they will be, and why.
+"""Plans: settings with the memory they will take, how fast they will be, and why.
 
-In:  a profile, what the machine has, a batch size, a budget, how long a step takes.
+In:  a profile, what the machine has, the loader's rules, a batch size, a budget, the length of a step.
 Out: ``PlanTable``: safe, balanced, fast, extreme, and a larger batch instead of more loading; one recommended.
 Runs in: anywhere; pure: the same facts give the same plans.
 """
@@ -16,30 +16,29 @@ from penstock.planner import wording
 from penstock.planner.choices import Tried, choose, larger_batch, largest_fitting, try_all
 from penstock.planner.profile import Profile
 from penstock.planner.simulate.pipeline import Load
-from penstock.planner.simulate.torch_pipeline import play_torch
+from penstock.planner.simulate.rules import Rules
+from penstock.planner.simulate.torch_pipeline import simulate_torch
 from penstock.units import MIB, format_bytes, parse_size
 
 NAMES = ("safe", "balanced", "fast", "extreme", "bigger batch")
 """In every table, in this order."""
 CALM, TIGHT = 0.65, 0.76
-"""Shares of the memory that is free: a plan that stays below the first is safe to go on with, above the second not."""
+"""Shares of the free memory: below the first the risk of a plan is low, above the second it is high."""
 _MEASURED, _STATED = 0.1, 0.35
-"""How far off a prediction may be: from what was measured here, or from what somebody stated."""
+"""How far off a prediction may be: from what was measured here, or from what was stated."""
 _TORCHS = 0.2
-"""How far off a prediction about torch's loader is at least: it has no bound of its own."""
+"""How far off a prediction about torch's loader may be at the least: that loader has no bound of its own."""
 _ALIKE = 0.985
-"""Speeds closer than this are as good as the same: the one that takes less is better."""
-AUTO_SHARE = 0.5
-"""Of the free memory: what the loader takes for memory="auto"."""
+"""Speeds closer than this count as the same: of two such plans the one that takes less memory is better."""
 _SLACK = 1.5
-"""A bound that is met now and then makes workers wait: it is wider than what they will take."""
+"""A bound that is met now and then makes workers wait: it is this many times what they will take."""
 _USUAL_PREFETCH = 2
-"""torch's own; with less, its workers wait to be asked."""
+"""torch's own; with less, its workers wait for their next batch to be requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A figure, and within what it will be."""
+    """A figure, and the range it will lie in."""
 
     low: float
     expected: float
@@ -66,7 +65,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Settings, and what will come of them."""
+    """Settings, and what they will lead to."""
 
     name: str
     workers: int
@@ -86,25 +85,25 @@ class Plan:
     speed: float
     """Share of the fastest plan's samples per second."""
     wait: float | None
-    """Share of the training loop's time spent waiting for data; None if nobody said how long a step takes."""
+    """Share of the training loop's time spent waiting for data; None where the length of a step is unknown."""
     first_batch_s: float
     in_flight: int
     """Samples that are loaded or being loaded at the fullest."""
     pin_memory: bool
     persistent_workers: bool
     budget_bytes: int
-    """What ``memory=`` gets: some more than the upper estimate, or what was allowed if that is less."""
+    """The value for ``memory=``: some more than the upper estimate, or the budget if that is less."""
     fits: bool
-    """Whether the upper estimate is within what was allowed."""
+    """Whether the upper estimate is within the budget."""
     risk: str
-    """low, medium or high, by how much of the free memory it may take."""
+    """low, medium or high, by the share of the free memory that it may take."""
     suits: str
     pros: tuple[str, ...]
     cons: tuple[str, ...]
     reason: str
 
     def arguments(self) -> dict[str, Any]:
-        """Of ``penstock.DataLoader``; less ``memory``, of torch's."""
+        """Of ``penstock.DataLoader``; without ``memory`` also of torch's."""
         return {
             "batch_size": self.batch_size,
             "num_workers": self.workers,
@@ -126,7 +125,7 @@ class Least:
     speed: float
     """Of those settings, as a share of the fastest plan's samples per second."""
     batch_size: int | None = None
-    """The largest batch that the budget as it is has room for; None: none, or it fits as it is."""
+    """The largest batch that the given budget has room for; None: there is none, or the batch fits as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +135,15 @@ class PlanTable:
     profile: Profile
     facts: Facts
     budget_bytes: int
-    """What one rank's loader was allowed."""
+    """What one rank's loader may take."""
     step_s: float | None
     plans: tuple[Plan, ...]
     recommended: Plan
-    """The least memory of those that are as fast as any within the budget."""
+    """Of the fastest plans within the budget, the one that takes the least memory."""
     least: Least
-    """What would do where nothing fits the budget."""
+    """The least settings that work, where nothing fits the budget."""
     notes: tuple[str, ...] = field(default=())
-    """What to know besides."""
+    """Further facts that matter to the user."""
 
     def __getitem__(self, name: str) -> Plan:
         """The plan of that name."""
@@ -173,7 +172,7 @@ class PlanTable:
         return "\n".join(lines) + "\n"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything; the profile without its single samples, which are its file's business."""
+        """Everything except the profile's single samples, which only its own file holds."""
         seen = self.profile.as_json()
         figures = ("sample_bytes", "largest_bytes", "spread", "wait_s", "cpu_s")
         profile = {**seen, "samples": len(seen["samples"]), **{name: getattr(self.profile, name) for name in figures}}
@@ -185,19 +184,21 @@ def make_plans(
     facts: Facts,
     batch_size: int,
     *,
+    rules: Rules,
     budget_bytes: int,
     step_s: float | None = None,
     most_workers: int | None = None,
 ) -> PlanTable:
-    """All plans, and the one to take. ``budget_bytes`` and ``step_s`` are one rank's; ``most_workers``: try no more."""
+    """All plans, and the recommended one. ``budget_bytes`` and ``step_s`` are one rank's; ``most_workers``: the most
+    that a plan may have."""
     if batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size} has no sample in it; plans need at least 1")
+        raise ConfigError(f"batch_size={batch_size} has no sample in it; give at least 1")
     if profile.is_repeated:
         # Another worker would give the same samples again.
         most_workers = 1
-    given = Given(profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s)
+    given = _Given(profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s)
     room_bytes = facts.available_bytes // facts.ranks
-    load = Load(profile=profile, cores=facts.cores, batch_size=batch_size, workers=1, step_s=step_s or 0.0)
+    load = Load(profile=profile, rules=rules, cores=facts.cores, batch_size=batch_size, workers=1, step_s=step_s or 0.0)
     tried = try_all(load, room_bytes=room_bytes, most_workers=most_workers)
     within = [each for each in tried if given.fits(each)]
     chosen = choose(tried, within, alike=_ALIKE)
@@ -213,16 +214,16 @@ def make_plans(
     return replace(table, notes=wording.notes(table))
 
 
-def allowed_bytes(memory: str | int | float, available_bytes: int, ranks: int) -> int:
+def allowed_bytes(memory: str | int | float, available_bytes: int, ranks: int, rules: Rules) -> int:
     """What one rank's loader takes for ``memory=``: a size is each rank's own, a share is divided among them."""
     size = parse_size(memory)
     if size.fixed_bytes is not None:
         return size.fixed_bytes
-    return max(1, size.resolve(available_bytes, auto_fraction=AUTO_SHARE) // ranks)
+    return max(1, size.resolve(available_bytes, auto_fraction=rules.auto_memory_share) // ranks)
 
 
 def _recommended(plans: list[Plan]) -> Plan:
-    """Not a larger batch: that changes the training, which is the user's to decide."""
+    """``plans``: all but the larger batch, which would change the training."""
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.high)
@@ -232,8 +233,8 @@ def _recommended(plans: list[Plan]) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """What all plans of a table share."""
+class _Given:
+    """The facts that all plans of a table share."""
 
     profile: Profile
     facts: Facts
@@ -241,7 +242,7 @@ class Given:
     step_s: float | None
 
     def doubt(self, each: Tried) -> float:
-        """How far off a prediction may be; a few uneven samples on their way differ from the next few."""
+        """How far off a prediction may be; of uneven samples, a few in flight differ in size from the next few."""
         known = _MEASURED if self.profile.is_measured and self.profile.has_runs else _STATED
         return known + self.profile.spread / each.in_flight**0.5
 
@@ -249,11 +250,11 @@ class Given:
         return Range.around(each.outcome.growth_bytes, self.doubt(each))
 
     def fits(self, each: Tried) -> bool:
-        """Whether the upper estimate is within what was allowed."""
+        """Whether the upper estimate is within the budget."""
         return self.memory(each).high <= self.budget_bytes
 
     def least(self, tried: list[Tried], best: float, load: Load | None) -> Least:
-        """``load``: what to find a smaller batch for; None: there is no need of one."""
+        """``load``: find a smaller batch for it; None: a smaller batch is not needed."""
         leanest = min(tried, key=lambda each: self.memory(each).high)
         return Least(
             memory_bytes=math.ceil(self.memory(leanest).high),
@@ -267,7 +268,7 @@ class Given:
         load, outcome = each.load, each.outcome
         doubt, memory = self.doubt(each), self.memory(each)
         prefetch = max(_USUAL_PREFETCH, -(-each.depth // load.workers))
-        theirs = play_torch(load, prefetch)
+        theirs = simulate_torch(load, prefetch)
         share = memory.high * self.facts.ranks / max(1, self.facts.available_bytes)
         risk = "low" if share < CALM else "medium" if share < TIGHT else "high"
         fits, speed = self.fits(each), outcome.samples_per_s / best

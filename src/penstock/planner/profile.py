@@ -1,8 +1,8 @@
-"""What is known of a dataset before it is loaded in earnest.
+"""What is measured of a dataset before it is loaded in earnest.
 
 In:  measurements, or a file that states them.
-Out: ``Profile``: samples as they were seen, and what each loader costs around them.
-Runs in: anywhere; nothing here looks at the machine.
+Out: ``Profile``: samples as they were read, and what each loader costs around them.
+Runs in: anywhere; nothing here reads the machine.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from penstock.units import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class SeenSample:
     """One sample as it was read."""
 
     size_bytes: int
     """Bytes of its tensors, arrays and texts."""
     wait_s: float
-    """Time in which nobody computed: disks, networks."""
+    """Time without any computing: disks, networks."""
     cpu_s: float
-    """Time of a processor."""
+    """Processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +48,8 @@ class LoaderCost:
     """Time to start one worker."""
     beside_s: float = 0.0
     """Processor time of the training process for a batch, beside the training loop."""
-    creep_bytes: int = 0
-    """What a worker's heap gains with every batch, until old ones are forgotten."""
     creep_batches: int = 128
-    """After how many batches of its own that is."""
-    crowding: float = 0.0
-    """How much longer work takes while more of it is at hand than there are cores."""
-    lag: float = 0.0
-    """How much longer a sample takes for every worker beyond the cores, besides what sharing them explains: a share of
-    its own time."""
+    """For how many batches of its own the heap of one of torch's workers grows."""
     copies: float = 1.0
     """Bytes of a batch in flight, as a multiple of its samples'."""
     trainer_bytes: int = 0
@@ -66,7 +59,7 @@ class LoaderCost:
 TORCHS_USUAL = LoaderCost(worker_bytes=35 << 20, sample_s=2e-5, batch_s=1e-3, trainer_s=1e-3, start_s=0.02)
 """torch's DataLoader, where nothing could be measured."""
 OURS_USUAL = LoaderCost(worker_bytes=11 << 20, sample_s=1e-5, batch_s=2e-4, trainer_s=3e-4, start_s=0.02)
-"""Ours."""
+"""penstock's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +69,8 @@ class Profile:
     name: str
     """The dataset's name."""
     length: int | None
-    """Samples in it; None if nobody knows."""
-    samples: tuple[Sample, ...]
+    """Samples in it; None if it has no length."""
+    samples: tuple[SeenSample, ...]
     """Those that were read, spread over the dataset."""
     is_splittable: bool = True
     """Whether rows of one batch may come from several workers."""
@@ -90,17 +83,17 @@ class Profile:
     ours: LoaderCost = OURS_USUAL
     """penstock's."""
     is_picklable: bool | None = None
-    """Whether workers can be started afresh; None: not tried."""
+    """Whether it can be sent to a worker that is not forked; None: not tried."""
     holds_gil: bool | None = None
     """Whether threads would wait for each other; None: not tried."""
     containers_bytes: int = 0
-    """Large Python containers in it, which every worker comes to copy."""
+    """Large Python containers in it, of which every worker makes a copy as it reads them."""
     is_repeated: bool = False
-    """Whether every worker reads all of it: a stream that does not tell its workers apart."""
+    """Whether every worker reads all of it: a stream that gives each worker the same samples."""
     has_runs: bool = True
-    """Whether loaders were run to see what they cost; False: their costs are the usual ones."""
+    """Whether loaders were run to measure what they cost; False: their costs are the usual ones."""
     is_measured: bool = True
-    """False: stated by somebody, or taken from a table."""
+    """False: stated by the user, or taken from a table."""
 
     @property
     def sample_bytes(self) -> float:
@@ -129,8 +122,12 @@ class Profile:
 
 
 def is_amount(value: object) -> bool:
-    """Whether it is a size or a length of time: a finite number, nothing less than nothing."""
+    """Whether it is a size or a length of time: a finite number of at least 0."""
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+
+
+_RETIRED_COSTS = frozenset({"creep_bytes", "crowding", "lag"})
+"""Figures of ``LoaderCost`` in files that earlier versions wrote."""
 
 
 def read_profile(source: Path | Mapping[str, Any]) -> Profile:
@@ -147,7 +144,7 @@ def read_profile(source: Path | Mapping[str, Any]) -> Profile:
     unknown = sorted(set(given) - known)
     if unknown:
         raise ConfigError(
-            f"{where} has {', '.join(unknown)}, which a profile does not know; it knows {', '.join(sorted(known))}"
+            f"{where} has {', '.join(unknown)}, which is no figure of a profile; there are {', '.join(sorted(known))}"
         )
     try:
         return _made(given)
@@ -157,10 +154,10 @@ def read_profile(source: Path | Mapping[str, Any]) -> Profile:
 
 def _made(given: dict[str, Any]) -> Profile:
     if "samples" in given:
-        samples = tuple(Sample(**each) for each in given.pop("samples"))
+        samples = tuple(SeenSample(**each) for each in given.pop("samples"))
     else:
         samples = (
-            Sample(
+            SeenSample(
                 size_bytes=parse_bytes(given.pop("sample_bytes"), name="sample_bytes"),
                 wait_s=float(given.pop("wait_s", 0.0)),
                 cpu_s=float(given.pop("cpu_s", 0.0)),
@@ -171,7 +168,6 @@ def _made(given: dict[str, Any]) -> Profile:
         raise ValueError("it has no samples")
     for name in ("torchs", "ours"):
         if name in given:
-            given[name] = LoaderCost(**given[name])
-    given.setdefault("name", "the dataset")
-    given.setdefault("length", None)
-    return Profile(samples=samples, **given)
+            cost = dict(given[name])
+            given[name] = LoaderCost(**{key: figure for key, figure in cost.items() if key not in _RETIRED_COSTS})
+    return Profile(samples=samples, **{"name": "the dataset", "length": None, **given})

@@ -4,7 +4,8 @@ In:  what the machine has.
 Out: ``StartingPoint``, with where each figure comes from.
 Runs in: anywhere; pure.
 
-These are what teams began with and kept, not predictions: a dataset of large samples needs less, one that waits more.
+These are settings that teams started with and kept, not predictions: a dataset of large samples needs fewer workers, a
+dataset that waits needs more.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _GB = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What decides a starting point."""
+class StartingMachine:
+    """The facts that decide a starting point."""
 
     platform: str
     """As in ``sys.platform``."""
     cores: float
-    """That all ranks together may use, quotas counted."""
+    """Cores that all ranks together may use, quotas counted."""
     ram_bytes: int
     """Memory of the machine, or the container's limit."""
     gpu_bytes: int | None
@@ -34,11 +35,11 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tier:
-    """GPUs of a size."""
+class GpuClass:
+    """GPUs with about the same memory, and settings for them."""
 
     up_to_bytes: float
-    """Nominal; a GPU shows a little less or more than it is sold with."""
+    """A GPU reports a little more or less memory than its nominal size."""
     name: str
     batch_low: int
     batch_high: int
@@ -46,16 +47,18 @@ class Tier:
     prefetch_factor: int
 
 
-TIERS = (
-    Tier(up_to_bytes=12 * _GB, name="8 GB", batch_low=4, batch_high=8, workers=8, prefetch_factor=2),
-    Tier(up_to_bytes=20 * _GB, name="16 GB", batch_low=8, batch_high=16, workers=8, prefetch_factor=4),
-    Tier(up_to_bytes=float("inf"), name="24 GB and more", batch_low=16, batch_high=32, workers=16, prefetch_factor=8),
+GPU_CLASSES = (
+    GpuClass(up_to_bytes=12 * _GB, name="8 GB", batch_low=4, batch_high=8, workers=8, prefetch_factor=2),
+    GpuClass(up_to_bytes=20 * _GB, name="16 GB", batch_low=8, batch_high=16, workers=8, prefetch_factor=4),
+    GpuClass(
+        up_to_bytes=float("inf"), name="24 GB and more", batch_low=16, batch_high=32, workers=16, prefetch_factor=8
+    ),
 )
-NO_GPU = Tier(up_to_bytes=0, name="no GPU known", batch_low=8, batch_high=8, workers=8, prefetch_factor=4)
+NO_GPU = GpuClass(up_to_bytes=0, name="no GPU known", batch_low=8, batch_high=8, workers=8, prefetch_factor=4)
 WORKERS_A_GPU = 4
-"""Of several in one machine."""
+"""Workers for each of several GPUs in one machine."""
 CACHES = ((96 * _GB, 10 / 64, 20 / 64), (192 * _GB, 20 / 128, 40 / 128), (float("inf"), 50 / 256, 80 / 256))
-"""Machines up to so much memory: from which to which share of it a cache may take."""
+"""For machines up to a size: the least and the largest share of memory for a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +67,12 @@ class StartingPoint:
 
     batch_size: int
     batch_high: int
-    """As far as it may go on this GPU, with 10-20% of its memory left free."""
+    """The largest for this GPU that leaves 10-20% of its memory free."""
     workers: int
     """Of one rank."""
     workers_on_node: int
     torch_workers: int
-    """For torch's own loader: 0 on Windows, where its worker processes were what did not work."""
+    """For torch's own loader: 0 on Windows, where its worker processes caused failures."""
     prefetch_factor: int
     pin_memory: bool
     cache_low_bytes: int
@@ -97,31 +100,31 @@ class StartingPoint:
         return "\n".join(lines) + "\n"
 
 
-def starting_point(machine: Machine) -> StartingPoint:
-    """Where to begin on a machine."""
+def starting_point(machine: StartingMachine) -> StartingPoint:
+    """Settings to begin with on a machine."""
     gpu_bytes = machine.gpu_bytes
-    tier = NO_GPU if gpu_bytes is None else next(each for each in TIERS if gpu_bytes <= each.up_to_bytes)
+    size = NO_GPU if gpu_bytes is None else next(each for each in GPU_CLASSES if gpu_bytes <= each.up_to_bytes)
     half = max(1, int(machine.cores / 2 / machine.ranks))
-    usual = tier.workers if machine.ranks == 1 else WORKERS_A_GPU
+    usual = size.workers if machine.ranks == 1 else WORKERS_A_GPU
     workers = min(usual, half)
     is_windows = machine.platform == "win32"
     low, high = next((low, high) for up_to, low, high in CACHES if machine.ram_bytes <= up_to)
     return StartingPoint(
-        batch_size=tier.batch_low,
-        batch_high=tier.batch_high,
+        batch_size=size.batch_low,
+        batch_high=size.batch_high,
         workers=workers,
         workers_on_node=workers * machine.ranks,
         torch_workers=0 if is_windows else workers,
-        prefetch_factor=tier.prefetch_factor,
+        prefetch_factor=size.prefetch_factor,
         pin_memory=gpu_bytes is not None,
         cache_low_bytes=int(low * machine.ram_bytes),
         cache_high_bytes=int(high * machine.ram_bytes),
-        why=tuple(_why(machine, tier, workers, half, is_windows=is_windows)),
+        why=tuple(_why(machine, size, workers, half, is_windows=is_windows)),
     )
 
 
-def _why(machine: Machine, tier: Tier, workers: int, half: int, *, is_windows: bool) -> list[str]:
-    known = tier.name if machine.gpu_bytes is None else f"a GPU of {tier.name} ({format_bytes(machine.gpu_bytes)} here)"
+def _why(machine: StartingMachine, size: GpuClass, workers: int, half: int, *, is_windows: bool) -> list[str]:
+    known = size.name if machine.gpu_bytes is None else f"a GPU of {size.name} ({format_bytes(machine.gpu_bytes)} here)"
     why = [
         f"batch: {known}; GPUs of 8 GB 4-8, 16 GB 8-16, 24 GB and more 16-32, leaving 10-20% of it free "
         "(a speech team's settings)"

@@ -1,7 +1,7 @@
-"""Somebody's own settings beside a table of plans: what they said of them, and what would come of them.
+"""A user's own settings beside a table of plans: the figures stated with them, and those that are predicted.
 
-In:  settings with the figures their owners gave, a ``PlanTable``.
-Out: for each, what torch's DataLoader would take and do with them.
+In:  settings with the figures stated for them, a ``PlanTable``.
+Out: for each, the memory and the speed of torch's DataLoader with them.
 Runs in: anywhere; pure.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.planner.plans import PlanTable
 from penstock.planner.simulate.pipeline import Load
-from penstock.planner.simulate.torch_pipeline import play_torch
+from penstock.planner.simulate.rules import Rules
+from penstock.planner.simulate.torch_pipeline import simulate_torch
 from penstock.units import parse_bytes
 
 _KEYS = ("workers", "prefetch_factor", "batch_size", "memory", "speed")
@@ -22,18 +23,18 @@ _KEYS = ("workers", "prefetch_factor", "batch_size", "memory", "speed")
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Settings of torch's DataLoader, and what their owners said would come of them."""
+    """Settings of torch's DataLoader, and the figures stated for them."""
 
     name: str
-    """A plan's, where they stand for the same."""
+    """The name of the plan that they correspond to, if any."""
     workers: int
     prefetch_factor: int
     batch_size: int | None = None
     """None: the table's own."""
     memory_bytes: int | None = None
-    """None: they did not say."""
+    """None: not stated."""
     speed: float | None = None
-    """Share of their fastest; None: they did not say."""
+    """Share of the fastest stated settings; None: not stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def _stated(name: str, given: dict[str, Any], where: str) -> Stated:
         counts.setdefault(key, 2 if key == "prefetch_factor" else None)
     for key, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < (key != "workers"):
-            raise ConfigError(f"{where}: beside {name} has {key}={count!r}, which is no number of them")
+            raise ConfigError(f"{where}: beside {name} has {key}={count!r}, which is not a whole number of them")
     speed = given.get("speed")
     if speed is not None and (isinstance(speed, bool) or not isinstance(speed, (int, float))):
         raise ConfigError(f"{where}: beside {name} has speed={speed!r}; write a share such as 0.85")
@@ -71,19 +72,19 @@ def _stated(name: str, given: dict[str, Any], where: str) -> Stated:
     return Stated(name=name, memory_bytes=memory_bytes, speed=speed, **counts)
 
 
-def put_beside(table: PlanTable, stated: tuple[Stated, ...]) -> tuple[Beside, ...]:
-    """What torch's DataLoader would take with each, and how fast it would be on the table's machine."""
+def put_beside(table: PlanTable, stated: tuple[Stated, ...], rules: Rules) -> tuple[Beside, ...]:
+    """The memory and the speed of torch's DataLoader with each, on the table's machine."""
     batch_size = table.recommended.batch_size
     fastest = max(plan.samples_per_s.expected for plan in table.plans)
     found = []
     for each in stated:
         rows = each.batch_size or batch_size
         load = Load(
-            profile=table.profile, cores=table.facts.cores, batch_size=rows, workers=each.workers,
+            profile=table.profile, rules=rules, cores=table.facts.cores, batch_size=rows, workers=each.workers,
             step_s=(table.step_s or 0.0) * rows / batch_size,
         )  # fmt: skip
-        outcome = play_torch(load, each.prefetch_factor)
-        # A sample that every worker gives counts once.
+        outcome = simulate_torch(load, each.prefetch_factor)
+        # A sample that every worker delivers counts once.
         times = max(1, each.workers) if table.profile.is_repeated else 1
         found.append(
             Beside(

@@ -1,4 +1,4 @@
-"""Plans in words: why, for whom, what speaks for them and what against, and what to know besides.
+"""Plans in words: why, for whom, their advantages and drawbacks, and further notes.
 
 In:  plans and what they were made of.
 Out: sentences.
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from penstock.planner.plans import Plan, PlanTable
 
 _WAITS, _COMPUTES = 0.6, 0.2
-"""Share of a sample's time spent waiting: above the first it waits, below the second it computes."""
+"""Share of a sample's time spent waiting: above the first it is bound by waiting, below the second by the processor."""
 GIVE_COLLATE = "give a function that makes a batch of such samples: --collate file.py:function (a program: collate_fn=)"
-"""Where torch's own collate function refuses samples."""
+"""Advice where torch's own collate function refuses samples."""
 _CONTAINERS_BYTES = 8 * MIB
 _STARVED = 0.05
-"""Share of the training's time spent waiting for data that is worth a word."""
+"""Share of the training's time spent waiting for data that is worth a note."""
 
 REPEATED = (
-    "It does not tell its workers apart (torch.utils.data.get_worker_info), so that each of them gives all of it: with "
-    "more than one, every sample comes as many times, and none of them sooner."
+    "It gives each worker the same samples, because it never asks which worker it is in "
+    "(torch.utils.data.get_worker_info): with more workers every sample comes several times, and none comes sooner."
 )
 """Of a stream that every worker reads whole."""
 
@@ -39,26 +39,26 @@ _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("the GPU may wait for data",),
     ),
     "balanced": (
-        "everyday training that nobody watches",
-        ("most of the speed for little memory", "recovers from a slow stretch without a rise in memory"),
-        ("not the last of the speed",),
+        "everyday training that runs unattended",
+        ("most of the speed for little memory", "recovers from a slow stretch without using more memory"),
+        ("a little slower than the fastest",),
     ),
     "fast": (
-        "a machine of one's own, with a look at the monitor now and then",
+        "a machine of your own, with an occasional look at the monitor",
         ("as fast as any within the budget",),
         ("less memory left for other programs",),
     ),
     "extreme": (
         "experiments at the limit, watched all the time",
-        ("the most samples per second the machine loads, whatever the budget",),
-        ("memory for the last few per cent", "close other programs first"),
+        ("the most samples per second that this machine can load, whatever the budget",),
+        ("more memory for the last few per cent", "close other programs first"),
     ),
     "bigger batch": (
         "a GPU with memory to spare",
         ("fewer, larger steps keep the GPU busier", "gradient accumulation can fall by a third"),
         (
             "more GPU memory: leave 10-20% of it free",
-            "convergence may change: scale the learning rate, or lower accumulation to keep the sum",
+            "convergence may change: scale the learning rate, or lower accumulation to keep the total batch",
             "a NaN costs a larger step, and is harder to recover from",
         ),
     ),
@@ -68,16 +68,16 @@ _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 def words(
     name: str, risk: str, load: Load, *, fits: bool, is_fastest: bool
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Whom a plan suits, what speaks for it and what against."""
+    """What a plan suits, its advantages and its drawbacks."""
     suits, pros, cons = _WORDS[name]
     if is_fastest and name in ("safe", "balanced"):
         pros, cons = (*pros, "as fast as any plan here"), ()
     if load.workers > max(1, load.cores):
-        cons = (*cons, f"more workers than the {load.cores:g} cores: right only while samples wait")
+        cons = (*cons, f"more workers than the {load.cores:g} cores: useful only while samples wait")
     if not fits:
         cons = (*cons, "may take more than was allowed")
     if risk != "low":
-        cons = (*cons, "close to all the memory that is free: close other programs, and watch it")
+        cons = (*cons, "takes nearly all free memory: close other programs, and watch it")
     return suits, pros, cons
 
 
@@ -109,7 +109,8 @@ def describe(plan: Plan) -> Iterator[str]:
     yield f"Why: {plan.reason}"
     yield (
         f"Workers: {plan.workers} per rank, {plan.workers_on_node} on this node ({_count(ranks, 'rank')}). "
-        f"Memory: {_range(plan)} per rank, {format_bytes(plan.memory.high * ranks)} at most on this node."
+        f"Memory: {format_bytes(plan.memory.low)} to {format_bytes(plan.memory.high)} per rank, "
+        f"{format_bytes(plan.memory.high * ranks)} at most on this node."
     )
     yield f"Suits: {plan.suits}."
     yield f"For it: {'; '.join(plan.pros)}."
@@ -117,16 +118,12 @@ def describe(plan: Plan) -> Iterator[str]:
         yield f"Against it: {'; '.join(plan.cons)}."
 
 
-def _range(plan: Plan) -> str:
-    return f"{format_bytes(plan.memory.low)} to {format_bytes(plan.memory.high)}"
-
-
 def _settings(plan: Plan) -> tuple[int, int, int]:
     return plan.workers, plan.depth, plan.batch_size
 
 
 def notes(table: PlanTable) -> tuple[str, ...]:
-    """What to know besides, the weightiest first."""
+    """Further facts that matter to the user, the most important first."""
     return tuple(_notes(table))
 
 
@@ -138,8 +135,8 @@ def _notes(table: PlanTable) -> Iterator[str]:
         yield f"{REPEATED} Plans have one worker."
     if not profile.has_runs:
         yield (
-            f"A sample takes {milliseconds(profile.wait_s + profile.cpu_s)}, too long to run the loaders as well: what "
-            "their workers take is what is usual. More time to measure in (--seconds, seconds=) would tell."
+            f"A sample takes {milliseconds(profile.wait_s + profile.cpu_s)}, too long to run the loaders as well: the "
+            "usual figures stand for what their workers take. Give more time to measure them (--seconds, seconds=)."
         )
     if profile.length is not None and profile.length < best.batch_size:
         yield (
@@ -150,26 +147,26 @@ def _notes(table: PlanTable) -> Iterator[str]:
     if best.fits and len(same) > 1:
         yield f"The plans {', '.join(same)} are the same settings here: {_why_no_more(table)}."
     if not profile.is_measured:
-        yield "Nothing was measured: the figures come from what was stated, and so does their range."
+        yield "Nothing was measured: the figures and their range come from what was stated."
     yield from _about_time(table)
     if not profile.is_splittable:
         yield (
-            "Batches of this dataset are built whole by one worker each, so memory grows with workers; a map-style "
-            "dataset without __getitems__ would share them."
+            "Batches of this dataset are built whole by one worker each, so memory grows with the number of workers; "
+            "the workers of a map-style dataset without __getitems__ would share each batch."
         )
     if profile.containers_bytes >= _CONTAINERS_BYTES:
+        each, all_bytes = profile.containers_bytes, best.workers_on_node * profile.containers_bytes
         yield (
-            f"Python containers in the dataset: every worker comes to copy {format_bytes(profile.containers_bytes)} of "
-            f"them, {format_bytes(best.workers_on_node * profile.containers_bytes)} in all, in the course of an epoch "
-            "and beyond the figures above; penstock doctor names them."
+            f"Python containers in the dataset: each worker copies {format_bytes(each)} of them in an epoch, "
+            f"{format_bytes(all_bytes)} in all, on top of the figures above; penstock doctor names them."
         )
     if profile.is_picklable is False:
         yield (
-            "The dataset cannot be pickled: workers that are forked have it, those started by spawn or forkserver "
-            "(macOS, Windows, Python 3.14) cannot."
+            "The dataset cannot be pickled: only forked workers can have it, not those started by spawn or forkserver "
+            "(macOS, Windows, Python 3.14)."
         )
     if profile.holds_gil is False:
-        yield 'Two threads read it faster than one: backend="thread" would do, without memory for worker processes.'
+        yield 'Two threads read it faster than one: backend="thread" works here and saves the memory of processes.'
     if facts.ranks > 1:
         yield (
             f"Figures are for one rank; {facts.ranks} ranks on this machine take {facts.ranks} times as much, and "
@@ -203,24 +200,24 @@ def _why_no_more(table: PlanTable) -> str:
 
 
 def _about_time(table: PlanTable) -> Iterator[str]:
-    """Where samples' time goes, and who waits for whom."""
+    """Where samples' time goes, and whether the training waits for data."""
     profile, cores, best = table.profile, table.facts.cores, table.recommended
     sample_s = profile.wait_s + profile.cpu_s
     share = profile.wait_s / sample_s if sample_s else 0.0
     if share >= _WAITS:
         helps = "can" if profile.is_measured else "may"
         more = "" if profile.is_repeated else f"; more workers than cores {helps} help"
-        yield f"Bound by waiting: {share:.0%} of a sample's time nobody computes (disks, networks){more}."
+        yield f"Bound by waiting: {share:.0%} of a sample's time passes without computing (disks, networks){more}."
     elif share <= _COMPUTES:
         yield f"Bound by the processor: {1 - share:.0%} of a sample's time is computing, on {_count(cores, 'core')}."
     else:
-        yield f"Neither waiting ({share:.0%} of a sample's time) nor computing ({1 - share:.0%}) alone bounds it."
+        yield f"Bound by both: {share:.0%} of a sample's time is waiting and {1 - share:.0%} computing."
     if best.wait is not None and best.wait >= _STARVED:
         yield (
             f"The training would still wait {best.wait:.0%} of its time: cheaper samples, a cache or more cores would "
             "help, more memory alone would not."
             if best.speed >= 0.95
-            else f"The training would wait {best.wait:.0%} of its time with this plan, for want of memory."
+            else f"The training would wait {best.wait:.0%} of its time with this plan, for lack of memory."
         )
 
 

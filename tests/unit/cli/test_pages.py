@@ -15,11 +15,12 @@ from penstock.cli.console import make_progress
 from penstock.cli.demo import show_comparison, show_machine
 from penstock.cli.doctor.view import show_doctor
 from penstock.cli.plan.view import show_plans
-from penstock.lab.comparison import Comparison, LoaderResult, Round
+from penstock.lab.comparison import LoaderComparison, LoaderResult, Round
+from penstock.loader.engine.rules import LoaderRules
 from penstock.meter import GpuStatus
 from penstock.planner.plans import Facts as PlannerFacts
 from penstock.planner.plans import make_plans
-from penstock.planner.profile import Profile, Sample
+from penstock.planner.profile import Profile, SeenSample
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -125,7 +126,7 @@ def test_what_is_not_known_is_said(healthy: MachineFacts) -> None:
     assert "quota 0.5" in text
 
 
-def make_comparison() -> Comparison:
+def make_comparison() -> LoaderComparison:
     def result(name: str, samples: int, growth_bytes: int | None) -> LoaderResult:
         order = tuple((index, 0) for index in range(samples))
         only = Round(
@@ -138,7 +139,7 @@ def make_comparison() -> Comparison:
         )
         return LoaderResult(name=name, rounds=(only,))
 
-    return Comparison(torch=result("torch", 200, 800 * MIB), penstock=result("penstock", 400, None))
+    return LoaderComparison(torch=result("torch", 200, 800 * MIB), penstock=result("penstock", 400, None))
 
 
 def test_the_demos_table_shows_both_loaders_and_the_verdict() -> None:
@@ -154,7 +155,7 @@ def test_the_demos_table_shows_both_loaders_and_the_verdict() -> None:
 
 @pytest.mark.parametrize("link", [None, 50e9])
 def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(link: float | None) -> None:
-    from penstock.lab.bench import BenchSettings, Measured
+    from penstock.lab.bench import BenchResult, BenchSettings
 
     settings = BenchSettings(
         target="train.py:make",
@@ -168,7 +169,7 @@ def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(lin
         rounds=1,
     )
     console, written = page_console()
-    show_bench(console, settings, Measured(comparison=make_comparison(), link_bytes_per_s=link))
+    show_bench(console, settings, BenchResult(comparison=make_comparison(), link_bytes_per_s=link))
     lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     text = " ".join(lines)
     assert "a step of 50 ms; 1 round of 2 s for each loader" in text and "2 times the samples per second" in text
@@ -203,9 +204,9 @@ def test_progress_is_silent_where_nobody_watches() -> None:
 
 @pytest.mark.parametrize(("budget_bytes", "batch_size"), [(100 * MIB, 16), (16 * GIB, 16), (100 * MIB, 12_000)])
 def test_a_row_of_plans_fits_80_columns_with_its_figures_whole(budget_bytes: int, batch_size: int) -> None:
-    profile = Profile(name="images", length=None, samples=(Sample(size_bytes=5 * MIB, wait_s=0.02, cpu_s=0.01),))
+    profile = Profile(name="images", length=None, samples=(SeenSample(size_bytes=5 * MIB, wait_s=0.02, cpu_s=0.01),))
     facts = PlannerFacts(cores=4, available_bytes=500 * GIB)
-    table = make_plans(profile, facts, batch_size, budget_bytes=budget_bytes, step_s=0.02)
+    table = make_plans(profile, facts, batch_size, rules=LoaderRules(), budget_bytes=budget_bytes, step_s=0.02)
     console, written = page_console()
     show_plans(console, table, None, ())
     text = written.getvalue()

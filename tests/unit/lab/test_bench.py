@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from penstock.errors import ConfigError
-from penstock.lab.bench import check_device, weigh
-from penstock.lab.dataset.sample_probe import NoDataError
-from penstock.lab.turns import Work, take_turns
+from penstock.lab.bench import Rounds, check_device, compare_loaders
+from penstock.lab.dataset.sample_probe import NoDataError, weigh
 
 
 @pytest.mark.parametrize(
@@ -45,6 +44,6 @@ def test_the_cpu_and_no_device_at_all_are_fine() -> None:
 
 
 def test_an_epoch_without_a_batch_ends_the_bench_and_is_said() -> None:
-    work = Work(make={"torch": list, "penstock": list}, use=lambda batch, tally: tally, rounds=1, round_s=1.0)
+    rounds = Rounds(make={"torch": list, "penstock": list}, use=lambda batch, tally: None, rounds=1, round_s=1.0)
     with pytest.raises(NoDataError, match="an epoch of it has no batch"):
-        take_turns(work, on_progress=lambda name, done: None)
+        compare_loaders(rounds, on_progress=lambda name, done: None)

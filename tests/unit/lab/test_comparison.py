@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.lab.comparison import Comparison, LoaderResult, Round
+from penstock.lab.comparison import LoaderComparison, LoaderResult, Round
 
 MIB = 1 << 20
 
@@ -23,8 +23,8 @@ def make_round(samples_per_s: float, first_batch_s: float = 0.5, growth_mib: int
     )
 
 
-def compare(ours: list[Round], theirs: list[Round]) -> Comparison:
-    return Comparison(
+def compare(ours: list[Round], theirs: list[Round]) -> LoaderComparison:
+    return LoaderComparison(
         torch=LoaderResult(name="torch", rounds=tuple(theirs)),
         penstock=LoaderResult(name="penstock", rounds=tuple(ours)),
     )

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from penstock.lab.demo_dataset import BigSamples
+from penstock.lab.demo import BigSamples
 
 
 def make(seed: int = 0) -> BigSamples:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -14,7 +13,6 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from penstock.errors import ConfigError, DataError
-from penstock.lab import profile as profiling
 from penstock.lab.dataset.sample_probe import NoDataError, is_picklable, look, spread_indices, weigh
 from penstock.lab.planning import plan, time_step
 from penstock.lab.profile import profile
@@ -177,30 +175,8 @@ def test_a_profile_knows_both_loaders_and_leaves_nothing() -> None:
     assert 0.009 < found.wait_s < 0.05 and found.sample_bytes == 100_000
     for cost in (found.torchs, found.ours):
         assert 2 << 20 <= cost.worker_bytes < 200 << 20 and 0 <= cost.trainer_s < 0.1 and 1.0 <= cost.copies <= 4.0
-        assert 0 <= cost.crowding <= 0.5 and 0 <= cost.lag <= 0.5
     assert told[-1] == "done" and "torch's DataLoader" in told
     assert children() <= before
-
-
-@pytest.mark.parametrize("what", ["headroom_bytes", "shm_size_bytes"])
-def test_many_workers_of_torchs_are_run_only_where_there_is_room_for_them(
-    monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    ran: list[int] = []
-    run = profiling._run_torchs
-
-    def counted(dataset: Any, rows: int, workers: int, *more: Any) -> Any:
-        ran.append(workers)
-        return run(dataset, rows, workers, *more)
-
-    monkeypatch.setattr(profiling, "_run_torchs", counted)
-    if what == "headroom_bytes":
-        monkeypatch.setattr(profiling, "headroom_bytes", lambda: 1_000_000)
-    else:
-        here = replace(profiling.limits(), shm_size_bytes=1_000_000)
-        monkeypatch.setattr(profiling, "limits", lambda: here)
-    found = profile(Slow(wait_s=0.01), 4, seconds=2.0)
-    assert ran == [2] and found.torchs.crowding == found.ours.crowding
 
 
 @pytest.mark.parametrize("dataset", [5, iter([1])])

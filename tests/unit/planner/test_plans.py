@@ -14,22 +14,22 @@ from penstock import settings
 from penstock.errors import ConfigError
 from penstock.loader.engine.rules import LoaderRules
 from penstock.planner.choices import worker_counts
-from penstock.planner.plans import AUTO_SHARE, NAMES, Facts, PlanTable, allowed_bytes, make_plans
-from penstock.planner.profile import LoaderCost, Profile, Sample
+from penstock.planner.plans import NAMES, Facts, PlanTable, allowed_bytes, make_plans
+from penstock.planner.profile import LoaderCost, Profile, SeenSample
 
 MB, GB = 10**6, 10**9
 COST = LoaderCost(worker_bytes=10 * MB, sample_s=1e-5, batch_s=2e-4, trainer_s=3e-4, start_s=0.02)
 
 
 def profile_of(size_bytes: int = MB, wait_s: float = 0.0, cpu_s: float = 0.02, **more: Any) -> Profile:
-    samples = (Sample(size_bytes=size_bytes, wait_s=wait_s, cpu_s=cpu_s),)
+    samples = (SeenSample(size_bytes=size_bytes, wait_s=wait_s, cpu_s=cpu_s),)
     return Profile(**{"name": "images", "length": 1000, "samples": samples, "ours": COST, **more})
 
 
 def plans_of(profile: Profile | None = None, batch_size: int = 16, **more: Any) -> PlanTable:
     names = ("cores", "available_bytes", "gpu_bytes", "ranks")
     facts = Facts(**{"cores": 8, "available_bytes": 16 * GB, **{key: more.pop(key) for key in names if key in more}})
-    given = {"budget_bytes": 8 * GB, **more}
+    given = {"rules": LoaderRules(), "budget_bytes": 8 * GB, **more}
     return make_plans(profile_of() if profile is None else profile, facts, batch_size, **given)
 
 
@@ -62,7 +62,7 @@ def test_each_plan_is_at_least_as_fast_as_the_one_before_it() -> None:
 def test_a_safer_plan_never_takes_more_than_a_faster_one(
     batch_s: float, cpu_s: float, batch_size: int, is_splittable: bool, budget_bytes: int
 ) -> None:
-    # Cheap samples: in thought, fewer batches ahead than the loader's own come out faster.
+    # Cheap samples: in a simulation, fewer batches ahead than the loader's own come out faster.
     ours = replace(COST, sample_s=1e-6 if is_splittable else 0.0, batch_s=batch_s, trainer_s=max(2e-4, batch_s))
     profile = profile_of(4000, 1e-5, cpu_s, ours=ours, is_splittable=is_splittable)
     taken = [plan.memory.expected for plan in plans_of(profile, batch_size, cores=2, budget_bytes=budget_bytes).plans]
@@ -212,7 +212,7 @@ def test_figures_that_were_only_stated_have_a_wider_range() -> None:
 
 
 def test_uneven_samples_widen_the_range_less_in_large_batches() -> None:
-    uneven = profile_of(samples=tuple(Sample(size_bytes=size * MB, wait_s=0, cpu_s=0.02) for size in (1, 1, 1, 9)))
+    uneven = profile_of(samples=tuple(SeenSample(size_bytes=size * MB, wait_s=0, cpu_s=0.02) for size in (1, 1, 1, 9)))
     few, many = (plans_of(uneven, batch_size=size).recommended.memory for size in (2, 128))
     assert few.high / few.expected > many.high / many.expected > 1.1
 
@@ -256,11 +256,7 @@ def test_a_batch_of_nothing_is_refused() -> None:
     [("8GB", 4, 8 * GB), (5000, 2, 5000), (0.25, 2, GB), ("50%", 1, 4 * GB), ("auto", 1, 4 * GB), ("auto", 4, GB)],
 )
 def test_a_size_is_each_rank_s_own_and_a_share_is_divided_among_them(memory: Any, ranks: int, allowed: int) -> None:
-    assert allowed_bytes(memory, 8 * GB, ranks) == allowed
-
-
-def test_auto_is_what_the_loader_itself_takes() -> None:
-    assert LoaderRules().auto_memory_share == AUTO_SHARE
+    assert allowed_bytes(memory, 8 * GB, ranks, LoaderRules()) == allowed
 
 
 def test_long_times_are_written_out_and_short_ones_have_three_digits() -> None:

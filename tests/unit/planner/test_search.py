@@ -6,20 +6,25 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.planner.search import Done, Expected, Setting, Space, Trial, Try, next_move, stop, worker_limit
+from penstock.planner.search import Expected, SearchEnd, SearchSpace, Setting, Trial, Try, next_move, stop, worker_limit
 
 MIB = 1 << 20
 Rate = Callable[[Setting], float]
 
 
 def space(
-    rate: Rate, *, most_workers: int = 16, budget_mib: int = 10_000, per_worker_mib: int = 10, also: tuple = ()
-) -> Space:
+    rate: Rate,
+    *,
+    most_workers: int = 16,
+    budget_mib: int = 10_000,
+    per_worker_mib: int = 10,
+    also: tuple[Setting, ...] = (),
+) -> SearchSpace:
     def expected(setting: Setting) -> Expected:
         memory = (setting.workers * per_worker_mib + (setting.depth + 1) * 20) * MIB
         return Expected(samples_per_s=rate(setting), memory_bytes=memory)
 
-    return Space(
+    return SearchSpace(
         most_workers=most_workers, budget_bytes=budget_mib * MIB, usual_depth=lambda workers: 2, expected=expected,
         also=also,
     )  # fmt: skip
@@ -30,12 +35,12 @@ def trial(setting: Setting, samples_per_s: float, **given: float | bool | int | 
     return Trial(**{"setting": setting, "samples_per_s": samples_per_s, "noise": 0.01, "memory_bytes": memory, **given})
 
 
-def search(room: Space, rate: Rate, *, step_limit: float | None = None) -> tuple[list[Setting], Done]:
-    """Play it to the end; ``step_limit``: samples per second that the training step takes at the most."""
+def search(room: SearchSpace, rate: Rate, *, step_limit: float | None = None) -> tuple[list[Setting], SearchEnd]:
+    """Search to the end; ``step_limit``: samples per second that the training step takes at the most."""
     trials: list[Trial] = []
     for _ in range(60):
         move = next_move(trials, room)
-        if isinstance(move, Done):
+        if isinstance(move, SearchEnd):
             return [each.setting for each in trials], move
         found = rate(move.setting)
         waited = None
@@ -52,7 +57,7 @@ def saturating(most: int) -> Rate:
 
 def test_the_search_begins_with_one_worker() -> None:
     move = next_move([], space(saturating(4)))
-    assert move == Try(setting=Setting(1, 2), why="safe side")
+    assert move == Try(setting=Setting(1, 2), why="safe start")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,7 @@ def test_a_setting_that_went_over_the_budget_ends_the_climb_and_never_wins() -> 
 def test_nothing_that_fits_is_said_and_has_no_winner() -> None:
     room = space(saturating(4), budget_mib=10)
     move = next_move([], room)
-    assert isinstance(move, Done)
+    assert isinstance(move, SearchEnd)
     assert move.winner is None
     assert "1 worker, 1 ahead would take 50.0 MiB, and the budget is 10.0 MiB" in move.why
 
@@ -197,4 +202,4 @@ def test_workers_beyond_the_cores_are_for_samples_that_wait(
 
 def test_a_search_that_runs_out_of_time_gives_the_best_so_far() -> None:
     done = stop([trial(Setting(1, 2), 100.0), trial(Setting(2, 2), 180.0)], "its 60 s were over")
-    assert done == Done(winner=Setting(2, 2), why="its 60 s were over")
+    assert done == SearchEnd(winner=Setting(2, 2), why="its 60 s were over")

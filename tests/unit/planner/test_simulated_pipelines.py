@@ -1,4 +1,4 @@
-"""Loaders played through: what they hold and how fast they are follows from who is slower."""
+"""Simulated loaders: their memory and their speed follow from what is slowest."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 
 from penstock.loader.engine.rules import LoaderRules
-from penstock.planner.profile import LoaderCost, Profile, Sample
-from penstock.planner.simulate import arena
+from penstock.planner.profile import LoaderCost, Profile, SeenSample
 from penstock.planner.simulate import penstock_pipeline as own_pipeline
-from penstock.planner.simulate.penstock_pipeline import bytes_for, play_ours, rows_a_task, slots_within, usual_depth
+from penstock.planner.simulate.arena import SimulatedArena
+from penstock.planner.simulate.penstock_pipeline import batches_within, simulate_penstock, slots_within
 from penstock.planner.simulate.pipeline import Load
-from penstock.planner.simulate.torch_pipeline import play_torch
+from penstock.planner.simulate.torch_pipeline import simulate_torch
 
 MB = 1_000_000
-FREE = LoaderCost(worker_bytes=10 * MB, sample_s=0.0, batch_s=0.0, trainer_s=0.0, start_s=0.0)
+FREE = LoaderCost(worker_bytes=10 * MB, sample_s=0.0, batch_s=0.0, trainer_s=0.0, start_s=0.0, creep_batches=0)
 
 
 def load(
     *, size: int = MB, wait_s: float = 0.0, cpu_s: float = 0.0, cost: LoaderCost = FREE, cores: float = 4, **given: Any
 ) -> Load:
-    sample = Sample(size_bytes=size, wait_s=wait_s, cpu_s=cpu_s)
+    sample = SeenSample(size_bytes=size, wait_s=wait_s, cpu_s=cpu_s)
     profile = Profile(name="it", length=None, samples=(sample,), torchs=cost, ours=cost)
-    return Load(profile=profile, cores=cores, **{"batch_size": 8, "workers": 4, **given})
+    return Load(profile=profile, rules=LoaderRules(), cores=cores, **{"batch_size": 8, "workers": 4, **given})
 
 
-@pytest.mark.parametrize("play", [play_torch, play_ours])
+@pytest.mark.parametrize("play", [simulate_torch, simulate_penstock])
 @pytest.mark.parametrize(
     ("given", "samples_per_s"),
     [
         ({"wait_s": 0.02, "workers": 4}, 200.0),
         ({"wait_s": 0.02, "workers": 8}, 400.0),
-        ({"cpu_s": 0.01, "workers": 8, "cores": 2}, 200.0),
+        ({"cpu_s": 0.01, "workers": 2, "cores": 2}, 200.0),
         ({"cpu_s": 0.01, "workers": 1, "cores": 2}, 100.0),
         ({"wait_s": 0.02, "workers": 8, "step_s": 0.1}, 80.0),
     ],
@@ -45,69 +45,67 @@ def test_the_slowest_of_waiting_computing_and_training_decides(
     assert play(load(**given)).samples_per_s == pytest.approx(samples_per_s, rel=0.05)
 
 
+def test_torchs_workers_slow_each_other_down_once_they_outnumber_the_cores() -> None:
+    two, eight = (simulate_torch(load(cpu_s=0.01, workers=workers, cores=2)).samples_per_s for workers in (2, 8))
+    assert two == pytest.approx(200.0, rel=0.02) and eight == pytest.approx(200.0 / 1.15, rel=0.02)
+
+
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 2), (4, 3), (8, 2)])
 def test_behind_a_slow_training_loop_torch_holds_everything_it_may(workers: int, prefetch: int) -> None:
     cost = replace(FREE, batch_s=0.001)
-    outcome = play_torch(load(wait_s=0.001, workers=workers, step_s=0.5, cost=cost, cores=16), prefetch)
+    outcome = simulate_torch(load(wait_s=0.001, workers=workers, step_s=0.5, cost=cost, cores=16), prefetch)
     # What was asked for is there, and the batch the loop holds besides.
     assert outcome.most_batches_bytes == (workers * prefetch + 1) * 8 * MB
     assert outcome.most_workers_bytes == workers * (10 + 8) * MB
 
 
 def test_behind_a_fast_one_it_holds_what_is_being_built() -> None:
-    outcome = play_torch(load(wait_s=0.02, workers=4), 4)
+    outcome = simulate_torch(load(wait_s=0.02, workers=4), 4)
     assert outcome.most_batches_bytes <= 6 * 8 * MB
 
 
 @pytest.mark.parametrize(("workers", "depth"), [(1, 2), (4, 2), (8, 4), (16, 2)])
 def test_ours_holds_as_many_batches_as_it_is_deep_whatever_the_workers(workers: int, depth: int) -> None:
-    outcome = play_ours(load(wait_s=0.02, workers=workers, step_s=0.5), depth)
+    outcome = simulate_penstock(load(wait_s=0.02, workers=workers, step_s=0.5), depth)
     assert outcome.most_batches_bytes == (depth + 1) * 8 * MB
     assert outcome.most_workers_bytes <= workers * 11 * MB
 
 
-def test_segments_and_their_room_are_as_in_the_loader() -> None:
-    rules = LoaderRules()
-    assert rules.recent_batches == own_pipeline.RECENT
-    assert (rules.reuse_up_to, rules.recent_needs) == (arena.REUSE_UP_TO, arena.RECENT_NEEDS)
-
-
 def test_a_segment_is_used_again_for_what_fits_well_and_closed_where_more_lies_free_than_was_in_use() -> None:
     pages: list[int] = []
-    here = arena.Arena(pages.append)
+    here = SimulatedArena(LoaderRules(), pages.append)
     large = here.take(8 * MB)
     assert large.new_bytes == 8 * MB
-    here.give_back([large])
+    here.release([large])
     assert here.take(5 * MB) is large and sum(pages) == 8 * MB and not large.new_bytes
-    here.give_back([large])
+    here.release([large])
     small = here.take(3 * MB)
     assert small is not large and sum(pages) == 3 * MB, "a free one of 8 beside 3 is more than was ever in use"
-    here.give_back([small])
+    here.release([small])
     assert here.take(2 * MB, room_bytes=3 * MB) is small and sum(pages) == 3 * MB
     roomy = here.take(4 * MB, room_bytes=6 * MB)
-    here.give_back([roomy])
+    here.release([roomy])
     assert here.take(6 * MB) is roomy and roomy.new_bytes == 2 * MB
 
 
 def test_one_deep_ours_has_three_batches_while_one_is_handed_over() -> None:
-    batches_bytes = [play_ours(load(wait_s=0.02, workers=2), depth).most_batches_bytes for depth in (1, 2)]
+    batches_bytes = [simulate_penstock(load(wait_s=0.02, workers=2), depth).most_batches_bytes for depth in (1, 2)]
     assert batches_bytes == [3 * 8 * MB, 3 * 8 * MB]
-    room_for_two = 2 * 11 * MB + 2 * 8 * MB
-    assert play_ours(load(wait_s=0.02, workers=2), 1, room_for_two).most_batches_bytes == 2 * 8 * MB
+    assert simulate_penstock(load(wait_s=0.02, workers=2), 1, room=2).most_batches_bytes == 2 * 8 * MB
 
 
 def test_a_function_of_the_users_has_one_batch_twice() -> None:
     slow = load(wait_s=0.02, step_s=0.5)
     made = replace(slow, profile=replace(slow.profile, has_collate=True))
-    assert play_ours(made, 2).most_batches_bytes == (1 + 1 + 2) * 8 * MB
+    assert simulate_penstock(made, 2).most_batches_bytes == (1 + 1 + 2) * 8 * MB
 
 
 def test_while_pages_are_made_more_batches_are_being_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = load(size=4 * MB, wait_s=0.015, cpu_s=0.001, workers=8, cores=2, cost=replace(FREE, batch_s=0.004))
     made = replace(fast, profile=replace(fast.profile, has_collate=True))
-    slow = play_ours(made, 3)
+    slow = simulate_penstock(made, 3)
     monkeypatch.setattr(own_pipeline, "_NEW_BYTES_PER_S", 1e12)
-    at_once = play_ours(made, 3)
+    at_once = simulate_penstock(made, 3)
     assert slow.most_batches_bytes > at_once.most_batches_bytes
     assert slow.first_batch_s > at_once.first_batch_s
     assert slow.samples_per_s == pytest.approx(at_once.samples_per_s, rel=0.1), "once they are there, no slower"
@@ -115,76 +113,103 @@ def test_while_pages_are_made_more_batches_are_being_made_at_a_time(monkeypatch:
 
 def test_uneven_samples_take_more_than_their_sum() -> None:
     slow = load(wait_s=0.02, step_s=0.5)
-    samples = tuple(Sample(size_bytes=size * MB // 10, wait_s=0.02, cpu_s=0.0) for size in range(2, 19))
+    samples = tuple(SeenSample(size_bytes=size * MB // 10, wait_s=0.02, cpu_s=0.0) for size in range(2, 19))
     made = replace(slow, profile=replace(slow.profile, has_collate=True, samples=samples))
-    assert 1.1 * 32 * MB < play_ours(made, 2).most_batches_bytes < 2 * 32 * MB
+    assert 1.1 * 32 * MB < simulate_penstock(made, 2).most_batches_bytes < 2 * 32 * MB
 
 
 def test_a_budget_takes_slots_away() -> None:
-    tight = 4 * 11 * MB + 2 * 8 * MB
-    assert slots_within(load(wait_s=0.02), 4, tight) == 2
-    assert play_ours(load(wait_s=0.02, step_s=0.5), 4, tight).growth_bytes <= tight
+    tight = 4 * 11 * MB + 2 * 8 * MB + LoaderRules().most_own_bytes
+    room = batches_within(load(wait_s=0.02), tight)
+    assert slots_within(load(wait_s=0.02), 4, room) == 2
+    assert simulate_penstock(load(wait_s=0.02, step_s=0.5), 4, room).growth_bytes <= tight
 
 
 def test_the_first_batch_comes_as_many_times_sooner_as_there_are_workers() -> None:
-    theirs, ours = play_torch(load(wait_s=0.02)), play_ours(load(wait_s=0.02))
+    theirs, ours = simulate_torch(load(wait_s=0.02)), simulate_penstock(load(wait_s=0.02))
     assert theirs.first_batch_s == pytest.approx(0.16) and ours.first_batch_s == pytest.approx(0.04)
 
 
-def test_heaps_that_creep_do_so_until_old_batches_are_forgotten() -> None:
-    cost = LoaderCost(worker_bytes=0, sample_s=0.0, batch_s=0.0, trainer_s=0.0, start_s=0.0, creep_bytes=MB)
+@pytest.mark.parametrize(
+    ("size_bytes", "grows"), [(100_000, False), (200_000, True), (MB, True), (30 * MB, True), (40 * MB, False)]
+)
+def test_heaps_of_torchs_workers_grow_with_every_batch_until_old_ones_are_forgotten(
+    size_bytes: int, grows: bool
+) -> None:
+    cost = replace(FREE, worker_bytes=0, creep_batches=64)
     still, some, long = (
-        play_torch(load(wait_s=0.01, cost=cost), batches=batches).growth_bytes for batches in (0, 40, None)
+        simulate_torch(load(size=size_bytes, wait_s=0.01, cost=cost), batches=batches).workers_bytes
+        for batches in (0, 40, None)
     )
-    # The first ones are built ahead, before any is taken.
-    assert some - still == 40 * MB and long - still == 4 * (128 - 2) * MB
+    # The first two of each worker are built ahead, before any is taken.
+    assert some - still == pytest.approx(grows * 0.7 * 40 * size_bytes, abs=2)
+    assert long - still == pytest.approx(grows * 0.7 * 4 * (64 - 2) * size_bytes, abs=2)
+
+
+@pytest.mark.parametrize("cores", [0.5, 2, 4])
+def test_workers_wait_for_a_core_only_while_they_outnumber_the_cores_and_keep_them_busy(cores: float) -> None:
+    def rate(workers: int, *, wait_s: float, cpu_s: float) -> float:
+        here = load(workers=workers, cores=cores, batch_size=32, wait_s=wait_s, cpu_s=cpu_s)
+        return simulate_penstock(here).samples_per_s
+
+    many = 2 * max(1, int(cores))
+    # Samples that hardly compute: as many workers as there are times faster.
+    assert rate(many, wait_s=0.02, cpu_s=0.0) == pytest.approx(many * rate(1, wait_s=0.02, cpu_s=0.0), rel=0.1)
+    if cores >= 2:
+        half = rate(int(cores), wait_s=0.01, cpu_s=0.01)
+        # With a core for each, none waits; with twice as many that keep all cores busy, each does.
+        assert half == pytest.approx(int(cores) / 0.02, rel=0.1)
+        assert rate(many, wait_s=0.01, cpu_s=0.01) < 2 * half
 
 
 def test_the_shuffled_order_of_a_long_dataset_is_the_training_processs() -> None:
     short, long = (load(wait_s=0.01), load(wait_s=0.01))
     long = replace(long, profile=replace(long.profile, length=10_000_000))
-    assert play_ours(long).growth_bytes - play_ours(short).growth_bytes == pytest.approx(450 * MB, rel=0.01)
+    assert simulate_penstock(long).growth_bytes - simulate_penstock(short).growth_bytes == pytest.approx(
+        450 * MB, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("copies", [1.0, 1.09, 1.3])
-@pytest.mark.parametrize("has_collate", [False, True])
 @pytest.mark.parametrize("slots", [1, 2, 7])
-def test_a_budget_for_so_many_batches_has_room_for_them(copies: float, has_collate: bool, slots: int) -> None:
+def test_a_budget_has_room_for_as_many_batches_as_are_left_by_workers_and_the_loaders_own_objects(
+    copies: float, slots: int
+) -> None:
     here = load(wait_s=0.01)
-    here = replace(
-        here, profile=replace(here.profile, has_collate=has_collate, ours=replace(here.profile.ours, copies=copies))
-    )
-    assert slots_within(here, 10, bytes_for(here, slots)) == slots
-    assert slots_within(here, 10, bytes_for(here, slots) - 1) == max(1, slots - 1)
-
-
-def test_a_cache_is_worth_the_samples_it_has() -> None:
-    cold, warm = (play_ours(load(wait_s=0.02, hit_rate=rate)).samples_per_s for rate in (0.0, 0.5))
-    assert warm == pytest.approx(2 * cold, rel=0.1)
+    here = replace(here, profile=replace(here.profile, ours=replace(here.profile.ours, copies=copies)))
+    # Above 100 MB the loader sets aside all it ever does.
+    batch_bytes = 16 * round(copies * 8 * MB)
+    here = replace(here, batch_size=128)
+    budget_bytes = 4 * 11 * MB + LoaderRules().most_own_bytes + slots * batch_bytes
+    assert batches_within(here, budget_bytes) == slots
+    assert batches_within(here, budget_bytes - 1) == slots - 1
 
 
 def test_without_workers_the_training_loop_loads_for_itself() -> None:
-    outcome = play_torch(load(wait_s=0.01, workers=0, step_s=0.02))
+    outcome = simulate_torch(load(wait_s=0.01, workers=0, step_s=0.02))
     assert outcome.samples_per_s == pytest.approx(80.0, rel=0.05)
     assert outcome.growth_bytes == 3 * 8 * MB
 
 
-@pytest.mark.parametrize("row_s", [0.00001, 0.0004, 0.002, 0.006, 0.019, 0.05, 1.0])
-@pytest.mark.parametrize("batch_size", [1, 8, 20, 256])
-@pytest.mark.parametrize("workers", [1, 4, 16])
-def test_depth_and_tasks_are_those_of_the_loader(row_s: float, batch_size: int, workers: int) -> None:
-    profile = load(wait_s=row_s, cost=FREE).profile
-    rules = LoaderRules()
-    rows = rules.rows_per_task(row_s, batch_size)
-    assert rows_a_task(profile, batch_size) == rows
-    assert usual_depth(profile, batch_size, workers) == rules.depth(row_s, batch_size, workers, rows=rows)
+class OneRowTasks(LoaderRules):
+    def rows_per_task(self, row_s: float | None, batch_rows: int, **more: int) -> int:
+        return 1
+
+
+def test_the_simulation_follows_the_rules_it_is_given() -> None:
+    usual = load(wait_s=0.0001, workers=2, batch_size=8)
+    assert usual.rows_per_task == LoaderRules().rows_per_task(usual.row_s, 8) == 8
+    other = replace(usual, rules=OneRowTasks())
+    assert other.rows_per_task == 1
+    assert simulate_penstock(other).first_batch_s < simulate_penstock(usual).first_batch_s
+    assert replace(other, profile=replace(other.profile, is_splittable=False)).rows_per_task == 8
 
 
 def test_a_heap_keeps_what_samples_took_unless_they_are_mapped_on_their_own() -> None:
-    small = play_torch(load(wait_s=0.001, step_s=0.5, workers=4), 1, batches=0)
+    small = simulate_torch(load(wait_s=0.001, step_s=0.5, workers=4), 1, batches=0)
     assert small.most_workers_bytes == 4 * (10 + 8) * MB
-    profile = replace(load(wait_s=0.001).profile, samples=(Sample(size_bytes=50 * MB, wait_s=0.02, cpu_s=0.0),))
-    huge = play_torch(replace(load(wait_s=0.001, step_s=5.0, workers=4), profile=profile, cores=1), 1, batches=0)
+    profile = replace(load(wait_s=0.001).profile, samples=(SeenSample(size_bytes=50 * MB, wait_s=0.02, cpu_s=0.0),))
+    huge = simulate_torch(replace(load(wait_s=0.001, step_s=5.0, workers=4), profile=profile, cores=1), 1, batches=0)
     assert huge.growth_bytes < huge.most_batches_bytes + 4 * (10 + 8 * 50) * MB
 
 
@@ -192,7 +217,7 @@ def test_samples_kept_apart_are_sent_beside_the_next_batch() -> None:
     cost = replace(FREE, batch_s=0.07)
     kept_apart = replace(load(wait_s=0.01, workers=2, cost=cost).profile, is_collated=False)
     one, two = (
-        play_torch(replace(load(wait_s=0.01, workers=2, cost=cost), profile=profile))
+        simulate_torch(replace(load(wait_s=0.01, workers=2, cost=cost), profile=profile))
         for profile in (replace(kept_apart, is_collated=True), kept_apart)
     )
     assert two.samples_per_s > 1.5 * one.samples_per_s
@@ -201,13 +226,13 @@ def test_samples_kept_apart_are_sent_beside_the_next_batch() -> None:
 
 def test_a_collate_function_has_samples_beside_their_batch() -> None:
     profile = replace(load(wait_s=0.02).profile, has_collate=True)
-    plain = play_ours(load(wait_s=0.02, step_s=0.5), 2)
-    collated = play_ours(replace(load(wait_s=0.02, step_s=0.5), profile=profile), 2)
+    plain = simulate_penstock(load(wait_s=0.02, step_s=0.5), 2)
+    collated = simulate_penstock(replace(load(wait_s=0.02, step_s=0.5), profile=profile), 2)
     assert plain.most_batches_bytes == 3 * 8 * MB
     assert plain.most_batches_bytes < collated.most_batches_bytes <= 5 * 8 * MB
 
 
-@pytest.mark.parametrize("play", [play_torch, play_ours])
+@pytest.mark.parametrize("play", [simulate_torch, simulate_penstock])
 def test_a_huge_batch_is_played_through_as_fast_as_a_small_one(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = 0
     draw = random.Random.randrange
@@ -218,9 +243,9 @@ def test_a_huge_batch_is_played_through_as_fast_as_a_small_one(play: Any, monkey
         return draw(self, *given)
 
     monkeypatch.setattr(random.Random, "randrange", counted)
-    samples = tuple(Sample(size_bytes=size, wait_s=0.0, cpu_s=size / 1e12) for size in (1000, 3000, 20_000))
+    samples = tuple(SeenSample(size_bytes=size, wait_s=0.0, cpu_s=size / 1e12) for size in (1000, 3000, 20_000))
     profile = Profile(name="it", length=None, samples=samples, torchs=FREE, ours=FREE)
-    outcome = play(Load(profile=profile, cores=4, batch_size=100_000, workers=4))
+    outcome = play(Load(profile=profile, rules=LoaderRules(), cores=4, batch_size=100_000, workers=4))
     assert drawn < 200_000
     # As many of each kind come as if they had been drawn one by one.
     assert outcome.samples_per_s == pytest.approx(4 / profile.cpu_s, rel=0.05)

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from penstock import settings
-from penstock.planner.starting_points import Machine, starting_point
+from penstock.planner.starting_points import StartingMachine, starting_point
 
 GB, GIB = 10**9, 1 << 30
 
 
-def machine(**more: Any) -> Machine:
-    return Machine(**{"platform": "linux", "cores": 64, "ram_bytes": 64 * GB, "gpu_bytes": None, "ranks": 1, **more})
+def machine(**more: Any) -> StartingMachine:
+    return StartingMachine(
+        **{"platform": "linux", "cores": 64, "ram_bytes": 64 * GB, "gpu_bytes": None, "ranks": 1, **more}
+    )
 
 
 @pytest.mark.parametrize(

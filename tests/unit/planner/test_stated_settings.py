@@ -1,4 +1,4 @@
-"""A team's own table beside ours."""
+"""A team's own table beside the plans."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.loader.engine.rules import LoaderRules
 from penstock.planner.plans import Facts, make_plans
-from penstock.planner.profile import Profile, Sample
+from penstock.planner.profile import Profile, SeenSample
 from penstock.planner.stated_settings import put_beside, read_stated
 
 GB = 10**9
 LIDAR = Profile(
-    name="lidar", length=None, is_measured=False, samples=(Sample(size_bytes=120_000_000, wait_s=0.1, cpu_s=0.3),)
+    name="lidar", length=None, is_measured=False, samples=(SeenSample(size_bytes=120_000_000, wait_s=0.1, cpu_s=0.3),)
 )
 
 
 def test_torch_s_memory_comes_out_near_what_the_team_counted_by_hand() -> None:
     facts = Facts(cores=32, available_bytes=46 * GB, gpu_bytes=32 * GB)
-    table = make_plans(LIDAR, facts, 4, budget_bytes=23 * GB, step_s=0.24)
+    table = make_plans(LIDAR, facts, 4, rules=LoaderRules(), budget_bytes=23 * GB, step_s=0.24)
     stated = read_stated(
         {
             "original": {"workers": 16, "prefetch_factor": 8, "memory": "60GB", "speed": 1.0},
@@ -29,7 +30,7 @@ def test_torch_s_memory_comes_out_near_what_the_team_counted_by_hand() -> None:
         },
         "here",
     )
-    original, extreme, bigger = put_beside(table, stated)
+    original, extreme, bigger = put_beside(table, stated, LoaderRules())
     for each in (original, extreme):
         assert each.memory_bytes == pytest.approx(each.stated.memory_bytes, rel=0.15)
         assert each.speed == pytest.approx(1.0, abs=0.02)
@@ -58,8 +59,8 @@ def test_what_cannot_be_put_beside_is_named_with_its_place(given: Any, said: str
 
 
 def test_a_sample_that_every_worker_gives_counts_once() -> None:
-    samples = (Sample(size_bytes=1000, wait_s=0.02, cpu_s=0.001),)
+    samples = (SeenSample(size_bytes=1000, wait_s=0.02, cpu_s=0.001),)
     stream = Profile(name="it", length=None, samples=samples, is_splittable=False, is_repeated=True)
-    table = make_plans(stream, Facts(cores=8, available_bytes=8 * GB), 8, budget_bytes=4 * GB)
-    (eight,) = put_beside(table, read_stated({"now": {"workers": 8}}, "here"))
+    table = make_plans(stream, Facts(cores=8, available_bytes=8 * GB), 8, rules=LoaderRules(), budget_bytes=4 * GB)
+    (eight,) = put_beside(table, read_stated({"now": {"workers": 8}}, "here"), LoaderRules())
     assert eight.speed == pytest.approx(1.0, abs=0.2)

@@ -86,13 +86,15 @@ def test_a_file_without_a_plan_is_refused_with_the_command_that_makes_one(answer
 
 
 def test_the_output_of_penstock_plan_is_read() -> None:
+    from penstock.loader.engine.rules import LoaderRules
     from penstock.planner.plans import Facts, make_plans
-    from penstock.planner.profile import OURS_USUAL, Profile
-    from penstock.planner.profile import Sample as Seen
+    from penstock.planner.profile import OURS_USUAL, Profile, SeenSample
 
-    samples = tuple(Seen(size_bytes=1 << 20, wait_s=0.01, cpu_s=0.001) for _ in range(20))
+    samples = tuple(SeenSample(size_bytes=1 << 20, wait_s=0.01, cpu_s=0.001) for _ in range(20))
     profile = Profile(name="Frames", length=1000, samples=samples, ours=OURS_USUAL)
-    table = make_plans(profile, Facts(cores=4, available_bytes=8 << 30), 32, budget_bytes=4 << 30, step_s=0.1)
+    table = make_plans(
+        profile, Facts(cores=4, available_bytes=8 << 30), 32, rules=LoaderRules(), budget_bytes=4 << 30, step_s=0.1
+    )
     read = read_plans(json.loads(json.dumps(table.as_json())), "plan.json")
     assert len(read) == len(table.plans)
     assert read[0].workers == table.recommended.workers

@@ -34,9 +34,10 @@ from penstock.cli.plan.inputs import (
 )
 from penstock.cli.progress import measuring
 from penstock.errors import DataError, PenstockError
+from penstock.loader.engine.rules import LoaderRules
 from penstock.meter import Roots
 from penstock.planner.plans import PlanTable, allowed_bytes, make_plans
-from penstock.planner.starting_points import Machine, StartingPoint, starting_point
+from penstock.planner.starting_points import StartingMachine, StartingPoint, starting_point
 from penstock.planner.stated_settings import put_beside
 from penstock.settings import load, write_like
 
@@ -120,9 +121,10 @@ def command(
         if given["save_profile"] is not None:
             save_profile(given["save_profile"], read.profile, read.step_s)
     step_s = read.step_s if given["step_s"] is None else given["step_s"]
+    rules = LoaderRules()
     table = make_plans(
         read.profile, facts, batch_size,
-        budget_bytes=allowed_bytes(memory, facts.available_bytes, facts.ranks),
+        rules=rules, budget_bytes=allowed_bytes(memory, facts.available_bytes, facts.ranks, rules),
         # Without a step there is no share of it spent waiting.
         step_s=step_s or None,
     )  # fmt: skip
@@ -196,7 +198,7 @@ def _finish(
 ) -> None:  # fmt: skip
     chosen = None if chosen_name is None else table[chosen_name]
     written = table.recommended if chosen is None else chosen
-    beside = put_beside(table, stated)
+    beside = put_beside(table, stated, LoaderRules())
     _write(written.arguments(), table.to_yaml(written), out, like)
     if json_wanted:
         print_json({**table.as_json(), "chosen": chosen_name, "beside": [asdict(each) for each in beside]})
@@ -210,7 +212,7 @@ def _finish(
 
 
 def _finish_start(
-    machine: Machine, point: StartingPoint, out: Path | None, like: Path | None,
+    machine: StartingMachine, point: StartingPoint, out: Path | None, like: Path | None,
     *, target: str | None, json_wanted: bool,
 ) -> None:  # fmt: skip
     _write(point.arguments(), point.to_yaml(), out, like)

@@ -1,7 +1,7 @@
 """Inputs of `penstock plan` other than a dataset: a machine, a profile, a settings file, answers.
 
 In:  options of the command line, files, stdin.
-Out: ``Facts`` and ``Machine``, ``GivenProfile``, ``GivenSettings``, a plan's name.
+Out: ``Facts`` and ``StartingMachine``, ``GivenProfile``, ``GivenSettings``, a plan's name.
 Runs in: command line. Does not import torch.
 """
 
@@ -24,7 +24,7 @@ from penstock.meter import Roots
 from penstock.planner.decision import FIRST, QUESTIONS
 from penstock.planner.plans import Facts
 from penstock.planner.profile import Profile, is_amount, read_profile
-from penstock.planner.starting_points import Machine
+from penstock.planner.starting_points import StartingMachine
 from penstock.planner.stated_settings import Stated, read_stated
 from penstock.settings import load
 
@@ -54,7 +54,7 @@ class GivenSettings:
 
 def find_machine(
     roots: Roots, *, cores: float | None, ram_bytes: int | None, gpu_bytes: int | None, ranks: int | None
-) -> tuple[Facts, Machine]:
+) -> tuple[Facts, StartingMachine]:
     """This machine, or one with the given cores and memory."""
     here = gather_facts(roots)
     ranks = local_ranks(default=ranks)
@@ -63,7 +63,7 @@ def find_machine(
     gpu_bytes = min(sizes, default=None) if gpu_bytes is None else gpu_bytes
     free_bytes = here.limits.memory_available_bytes if ram_bytes is None else ram_bytes
     facts = Facts(cores=cores / ranks, available_bytes=free_bytes, gpu_bytes=gpu_bytes, ranks=ranks)
-    return facts, Machine(
+    return facts, StartingMachine(
         platform=here.platform,
         cores=cores,
         ram_bytes=here.limits.memory_limit_bytes if ram_bytes is None else ram_bytes,

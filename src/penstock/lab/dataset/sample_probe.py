@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, default_collate
 from penstock.device.tree import leaves
 from penstock.errors import DataError
 from penstock.lab.dataset.stream_shares import COMPARED, PassedFor, gives_all_to_each
-from penstock.planner.profile import Sample
+from penstock.planner.profile import SeenSample
 from penstock.planner.wording import GIVE_COLLATE
 from penstock.workers.fork_hygiene import ctrl_c_blocked
 
@@ -45,7 +45,7 @@ class NoDataError(DataError):
 class Seen:
     """What a look gave."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[SeenSample, ...]
     collate_s: float
     """To collate a batch's worth of them."""
     tensors: int
@@ -137,7 +137,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
     torch.set_num_threads(1)
     where = "asking for its samples"
     try:
-        samples: list[Sample] = []
+        samples: list[SeenSample] = []
         kept: list[Any] = []
         first: list[Any] = []
         passed_for = PassedFor(dataset, worker=0, workers=1) if isinstance(dataset, IterableDataset) else None
@@ -149,7 +149,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
             if value is _END:
                 break
             spent_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-            samples.append(Sample(size_bytes=weigh(value), wait_s=max(0.0, spent_s - cpu_s), cpu_s=cpu_s))
+            samples.append(SeenSample(size_bytes=weigh(value), wait_s=max(0.0, spent_s - cpu_s), cpu_s=cpu_s))
             if len(first) < COMPARED:
                 first.append(value)
             if len(kept) < wanted.batch_size:
@@ -220,7 +220,7 @@ def spread_indices(length: int, count: int) -> list[int]:
     return [even[number] for number in order]
 
 
-def _mean_s(samples: list[Sample]) -> float:
+def _mean_s(samples: list[SeenSample]) -> float:
     return sum(sample.wait_s + sample.cpu_s for sample in samples) / len(samples)
 
 

@@ -16,9 +16,9 @@ from penstock.advice.machine import MachineFacts
 from penstock.advice.run import Evidence, find_in_run
 from penstock.charts.host_memory import HostMemoryChart
 from penstock.findings import Finding
-from penstock.lab.breakdown import Run
+from penstock.lab.explain.breakdown import MemoryRun
 from penstock.lab.explain.job import Explained, Job
-from penstock.planner.components import Change, Component, Line, answer, changes, components, line
+from penstock.planner.components import Change, Component, MemoryLine, answer, changes, components, line
 from penstock.planner.feeding import Feeding
 
 _NAMED_CONTAINERS = 3
@@ -45,7 +45,7 @@ class Explanation:
         seen = self.explained
         return self._components(seen.torchs, seen.torchs_other_batch, seen.torchs_other_workers)
 
-    def _components(self, run: Run, batch: Run | None, workers: Run | None) -> tuple[Component, ...]:
+    def _components(self, run: MemoryRun, batch: MemoryRun | None, workers: MemoryRun | None) -> tuple[Component, ...]:
         assert batch is not None and workers is not None
         copied = sum(each[2] for each in self.explained.containers)
         return components(
@@ -66,7 +66,7 @@ class Explanation:
             batches=max(1, run.batches),
             wait_s=run.wait_s,
             compute_s=run.step_s,
-            most_samples_per_s=plain.batches * batch_size / max(1e-9, plain.wait_s),
+            most_samples_per_s=plain.samples_per_s,
             gpu_use=run.gpu_use,
         )
 
@@ -132,7 +132,7 @@ class Explanation:
             batch_size=self.explained.ours.reading.batch_size,
         )
 
-    def _line(self, *, ours: bool) -> Line:
+    def _line(self, *, ours: bool) -> MemoryLine:
         seen = self.explained
         run, other = (seen.ours, seen.ours_other_batch) if ours else (seen.torchs, seen.torchs_other_batch)
         assert other is not None
@@ -170,13 +170,13 @@ class Explanation:
         return result
 
 
-def _as_json(run: Run, parts: tuple[Component, ...], by_batch: Line) -> dict[str, Any]:
+def _as_json(run: MemoryRun, parts: tuple[Component, ...], by_batch: MemoryLine) -> dict[str, Any]:
     return {
         "total_bytes": run.reading.total_bytes,
         "most_bytes": run.reading.most_bytes,
         "page_cache_bytes": run.reading.page_cache_bytes,
         "components": [asdict(part) for part in parts],
-        "samples_per_s": run.batches * run.reading.batch_size / max(1e-9, run.wait_s),
+        "samples_per_s": run.samples_per_s,
         "first_batch_s": run.first_batch_s,
         "by_batch_size": asdict(by_batch),
     }

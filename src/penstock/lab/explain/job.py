@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.lab.breakdown import Run
+    from penstock.lab.explain.breakdown import MemoryRun
 
 _RUNS = 6
 
@@ -52,13 +52,13 @@ class Explained:
     """Large containers: name, bytes, bytes that a worker copies as it reads."""
     dataset_scales: bool
     """Whether one of them has an item for every sample."""
-    ours: Run
-    torchs: Run
-    ours_other_batch: Run | None
-    ours_other_workers: Run | None
-    torchs_other_batch: Run | None
-    torchs_other_workers: Run | None
-    with_step: Run | None
+    ours: MemoryRun
+    torchs: MemoryRun
+    ours_other_batch: MemoryRun | None
+    ours_other_workers: MemoryRun | None
+    torchs_other_batch: MemoryRun | None
+    torchs_other_workers: MemoryRun | None
+    with_step: MemoryRun | None
     cpu_fraction: float
     """Share of a sample's time that computes."""
     swap_growth_bytes: int | None

@@ -18,7 +18,7 @@ from penstock.lab.explain.job import Explained, Job
 from penstock.meter import memory, pressure
 
 if TYPE_CHECKING:
-    from penstock.lab.breakdown import Run
+    from penstock.lab.explain.breakdown import MemoryRun
 
 _LOOK_S = 0.3
 
@@ -31,8 +31,8 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
 
     from penstock.advice.dataset import inspect_dataset
     from penstock.cli.target import load_function
-    from penstock.lab.breakdown import Bench, LoadSettings
     from penstock.lab.dataset.sample_probe import look
+    from penstock.lab.explain.breakdown import LoadSettings, MemoryBench
 
     before["torch"] = _weight() - sum(before.values())
     on_progress(f"loading {job.target}", 0.0)
@@ -53,16 +53,16 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
     def on_batch() -> None:
         on_progress(doing, (done + min(1.0, (time.monotonic() - began_s) / job.seconds)) / job.runs)
 
-    bench = Bench(dataset=dataset, collate_fn=collate_fn, before=before, seconds=job.seconds, on_batch=on_batch)
+    bench = MemoryBench(dataset=dataset, collate_fn=collate_fn, before=before, seconds=job.seconds, on_batch=on_batch)
     # What is wrong with a sample is said with its index here, in one line.
     seen = look(
         dataset, settings.batch_size, collate_fn or default_collate, seconds=_LOOK_S,
         on_progress=lambda done: on_batch(),
     )  # fmt: skip
     pressure_before = pressure()
-    runs: dict[str, Run] = {}
+    runs: dict[str, MemoryRun] = {}
 
-    def run(name: str, what: str, how: Callable[..., Run], *given: Any) -> None:
+    def run(name: str, what: str, how: Callable[..., MemoryRun], *given: Any) -> None:
         nonlocal doing, began_s, done
         doing, began_s = what, time.monotonic()
         on_batch()

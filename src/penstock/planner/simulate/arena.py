@@ -1,4 +1,4 @@
-"""The loader's arena in thought: segments that are used again.
+"""The loader's arena, simulated: segments that are reused.
 
 In:  needs of batches and of samples that lie apart.
 Out: segments, by their size; pages as they come and go.
@@ -10,47 +10,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-REUSE_UP_TO = 2.0
-"""The arena's own: how many times what is needed a segment may have to be used again."""
-RECENT_NEEDS = 64
-"""The arena's own, too: by how many needs it tells which free segments are of use."""
+from penstock.planner.simulate.rules import Rules
 
 
-class Segment:
+class SimulatedSegment:
     def __init__(self, room_bytes: int) -> None:
         self.room_bytes = room_bytes
         self.used_bytes = 0
         self.touched_bytes = 0
-        """Pages it has: as much as was ever used of it."""
+        """Pages it has: the most that was ever used of it."""
         self.new_bytes = 0
-        """Of them, those that had to be made for its present use."""
+        """Pages that had to be made for its present use."""
 
 
-class Arena:
-    """Segments are used again for what fits well, and of those that lie free no more are kept than were ever in use.
+class SimulatedArena:
+    """Free segments are reused where the rules allow it; together they are never larger than what was in use."""
 
-    ``add`` is told of pages that come and go.
-    """
-
-    def __init__(self, add: Callable[[int], None]) -> None:
-        self._add = add
-        self._free: list[Segment] = []
-        self._needs: deque[int] = deque(maxlen=RECENT_NEEDS)
+    def __init__(self, rules: Rules, add: Callable[[int], None]) -> None:
+        """``add`` is called with the bytes of pages that come, and with a negative number for those that go."""
+        self._rules, self._add = rules, add
+        self._free: list[SimulatedSegment] = []
+        self._needs: deque[int] = deque(maxlen=rules.recent_needs)
         self._in_use_bytes = self._most_in_use_bytes = 0
 
-    def take(self, used_bytes: int, *, room_bytes: int = 0) -> Segment:
-        """A segment with room for ``room_bytes``, of which so many are used."""
-        room_bytes = max(room_bytes, used_bytes)
-        self._needs.append(room_bytes)
-        fitting = [each for each in self._free if room_bytes <= each.room_bytes <= REUSE_UP_TO * room_bytes]
+    def take(self, used_bytes: int, *, room_bytes: int = 0) -> SimulatedSegment:
+        """A segment with room for ``room_bytes``, of which ``used_bytes`` are used."""
+        need_bytes = max(room_bytes, used_bytes)
+        self._needs.append(need_bytes)
+        fitting = [each for each in self._free if self._rules.may_reuse(each.room_bytes, need_bytes)]
         segment = min(fitting, key=lambda each: each.room_bytes, default=None)
         if segment is None:
-            segment = Segment(room_bytes)
+            segment = SimulatedSegment(self._rules.capacity_bytes(need_bytes))
         else:
             self._free.remove(segment)
         self._in_use_bytes += segment.room_bytes
         self._most_in_use_bytes = max(self._most_in_use_bytes, self._in_use_bytes)
-        self._close_beyond()
+        self._close_surplus()
         segment.used_bytes = used_bytes
         segment.new_bytes = max(0, used_bytes - segment.touched_bytes)
         if segment.new_bytes:
@@ -58,15 +53,15 @@ class Arena:
             segment.touched_bytes = used_bytes
         return segment
 
-    def give_back(self, segments: list[Segment]) -> None:
+    def release(self, segments: list[SimulatedSegment]) -> None:
         self._in_use_bytes -= sum(each.room_bytes for each in segments)
         self._free += segments
-        self._close_beyond()
+        self._close_surplus()
 
-    def _close_beyond(self) -> None:
+    def _close_surplus(self) -> None:
         while sum(each.room_bytes for each in self._free) > self._most_in_use_bytes - self._in_use_bytes:
             largest = max(self._free, key=lambda each: each.room_bytes)
-            is_too_large = largest.room_bytes > REUSE_UP_TO * max(self._needs)
-            goes = largest if is_too_large else min(self._free, key=lambda each: each.room_bytes)
-            self._free.remove(goes)
-            self._add(-goes.touched_bytes)
+            is_too_large = not self._rules.may_reuse(largest.room_bytes, max(self._needs))
+            closed = largest if is_too_large else min(self._free, key=lambda each: each.room_bytes)
+            self._free.remove(closed)
+            self._add(-closed.touched_bytes)

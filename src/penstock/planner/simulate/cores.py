@@ -1,11 +1,11 @@
-"""Time on a machine of so many cores, for things that compute and wait.
+"""Simulated time on a machine with a number of cores, for activities that compute and wait.
 
-In:  steps of activities: to wait, to compute, to hold until something is so.
+In:  steps of activities: to wait, to compute, to hold until a condition is true.
 Out: when each is done.
-Runs in: anywhere; the time is not the clock's.
+Runs in: anywhere; it reads no clock.
 
-Those who compute share the cores evenly, and lose some of what they get to each other while they are more than the
-cores. Nothing here is random: the same activities take the same time every time.
+Activities that compute share the cores evenly, and each slows the others down while they outnumber the cores. Nothing
+is random here: the same activities always take the same time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Activity = Generator[Wait | Compute | Until, None, None]
 
 class Cores:
     def __init__(self, count: float, *, crowding: float = 0.0) -> None:
-        """``crowding``: how much longer work takes while more compute than there are cores."""
+        """``crowding``: how much longer work takes while more activities compute than there are cores."""
         self._count = max(count, 0.01)
         self._crowding = crowding
         self.now_s = 0.0
         self._served_s = 0.0
-        """Processor time each of those who compute has got since the beginning."""
+        """Processor time that each computing activity has had since the beginning."""
         self._waiting: list[tuple[float, int, Activity]] = []
         self._computing: list[tuple[float, int, Activity]] = []
         self._holding: list[tuple[Callable[[], bool], Activity]] = []
@@ -49,13 +49,13 @@ class Cores:
         self._step(activity)
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Let time pass until ``is_over``, or nothing can happen any more."""
+        """Let time pass until ``is_over``, or until nothing more can happen."""
         while not is_over():
-            if self._release():
+            if self._resume_one():
                 continue
             if not self._waiting and not self._computing:
                 return
-            self._pass()
+            self._pass_time()
 
     def _step(self, activity: Activity) -> None:
         step = next(activity, None)
@@ -66,18 +66,18 @@ class Cores:
         elif step is not None:
             self._holding.append((step.is_so, activity))
 
-    def _release(self) -> bool:
-        """Let those go on whose condition has come true; whether there were any."""
-        ready = [activity for is_so, activity in self._holding if is_so()]
-        if ready:
-            # One at a time: the first may take what the second was waiting for.
-            first = ready[0]
-            self._holding = [each for each in self._holding if each[1] is not first]
-            self._step(first)
-        return bool(ready)
+    def _resume_one(self) -> bool:
+        """Resume the first activity whose condition is true; whether there was one."""
+        # One at a time: the first may take what the second was waiting for.
+        for place, (is_so, activity) in enumerate(self._holding):
+            if is_so():
+                del self._holding[place]
+                self._step(activity)
+                return True
+        return False
 
-    def _pass(self) -> None:
-        """Go to the next moment at which something ends."""
+    def _pass_time(self) -> None:
+        """Go to the next moment at which a step ends."""
         share = self._share()
         computed_s = self.now_s + (self._computing[0][0] - self._served_s) / share if self._computing else float("inf")
         waited_s = self._waiting[0][0] if self._waiting else float("inf")
@@ -90,7 +90,7 @@ class Cores:
         self._step(activity)
 
     def _share(self) -> float:
-        """Of a core, for each of those who compute."""
+        """Of a core, for each activity that computes."""
         if len(self._computing) <= self._count:
             return 1.0
         return self._count / len(self._computing) / (1 + self._crowding)

@@ -1,83 +1,95 @@
-"""A loader at work, in thought: what the two kinds have in common.
+"""What the simulations of both loaders share: the load, the samples, the training loop, the memory in use.
 
-In:  a profile, a machine's cores, a batch size, how long a training step takes.
-Out: ``Load`` to be played through, ``Outcome`` of it.
+In:  a profile, a machine's cores, a batch size, the length of a training step, the loader's rules.
+Out: ``Load`` to be simulated, ``Simulation`` with the result.
 Runs in: anywhere; pure.
 
-What a loader holds is added up as it comes and goes, and the training loop takes batches as a ``for`` loop does: it
-holds each until it has the next.
+A simulation adds up the memory that a loader holds as it comes and goes. Its training loop takes batches as a ``for``
+loop does: it holds each one until it has the next.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.planner.profile import LoaderCost, Profile, Sample
+from penstock.planner.profile import LoaderCost, Profile, SeenSample
 from penstock.planner.simulate.cores import Activity, Compute, Cores, Until, Wait
+from penstock.planner.simulate.rules import Rules
 
-PIECES = 8
-"""Pieces a batch is cut into at most."""
 _STARTING_BYTES, _INDEX_BYTES = 3 << 19, 45
-"""What a training process takes at the least, for starting workers and for every index of a shuffled order, which torch
-makes whole. One that has loaded before, as one that profiles has, finds room for some of it."""
+"""The least a training process takes for starting workers, and for every index of a shuffled order, which torch makes
+whole. A process that has loaded before, as one that profiles has, reuses memory for some of it."""
 _LEAST_BATCHES, _MOST_BATCHES = 30, 240
-MOST_LAG = 0.5
-"""Of a sample's own time: what takes longer still is not the crowd."""
 _MOST_DRAWN = 256
-"""Rows of a batch that are drawn; the rest are like them."""
+"""Rows of a batch that are drawn; the rest are of the mean size and take the mean time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is loaded, and for whom."""
+    """What is loaded, by how many workers, for what training loop."""
 
     profile: Profile
+    rules: Rules
+    """penstock's own; torch's loader takes only the size of a simulated step from them."""
     cores: float
     """Cores this training may use."""
     batch_size: int
     workers: int
     step_s: float = 0.0
     """How long the training loop is busy with a batch; 0 if it only takes them."""
-    hit_rate: float = 0.0
-    """Share of samples that come out of a cache at once."""
 
     @property
-    def workers_beyond_cores(self) -> float:
-        return max(0.0, self.workers - max(1.0, self.cores))
+    def batch_bytes(self) -> float:
+        return self.profile.sample_bytes * self.batch_size
+
+    @property
+    def row_s(self) -> float:
+        """How long one of penstock's workers takes for a sample."""
+        return max(self.profile.wait_s + self.profile.cpu_s + self.profile.ours.sample_s, 1e-9)
+
+    @property
+    def rows_per_task(self) -> int:
+        """Rows of a batch that one of penstock's workers gets at a time."""
+        return self.rules.rows_per_task(self.row_s, self.batch_size) if self.profile.is_splittable else self.batch_size
+
+    @property
+    def usual_depth(self) -> int:
+        """Batches ahead in penstock's loader where the user has set nothing."""
+        return self.rules.depth(self.row_s, self.batch_size, self.workers, rows=self.rows_per_task)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of it."""
+class Simulation:
+    """The result of simulating a loader."""
 
     samples_per_s: float
     first_batch_s: float
     growth_bytes: int
     """Most memory the loader takes, workers included, beyond what the process had before."""
     batches_bytes: int
-    """Of that, batches: being built, ready and held."""
+    """The part of it in batches: being built, ready and held."""
     workers_bytes: int
-    """And what workers have to themselves."""
+    """The part of it in the workers' private memory."""
     most_batches_bytes: int
-    """The most that batches take at any time; the rest may be at its least then."""
+    """The most that batches take at any moment, whatever workers take then."""
     most_workers_bytes: int
-    """The most that workers do."""
+    """The most that workers take at any moment, whatever batches take then."""
     wait_fraction: float
     """Share of the training loop's time spent waiting for data."""
 
 
-class Gauge:
-    """Bytes now, and at the most."""
+class SimulatedMemory:
+    """Bytes now, and the most there were."""
 
     def __init__(self) -> None:
         self._batches = self._private = 0.0
         self.most_batches = self.most_private = 0.0
         """At the moment when the sum was largest."""
         self.peak_batches = self.peak_private = 0.0
-        """Each at its own."""
+        """Each at its own moment."""
 
     def add(self, *, batches: float = 0.0, private: float = 0.0) -> None:
         self._batches += batches
@@ -86,11 +98,6 @@ class Gauge:
         self.peak_private = max(self.peak_private, self._private)
         if self._batches + self._private > self.most_batches + self.most_private:
             self.most_batches, self.most_private = self._batches, self._private
-
-    def add_for_good(self, *, private: float) -> None:
-        """What is there at the fullest besides, whenever that is."""
-        self.most_private += private
-        self.peak_private += private
 
 
 class Piece(NamedTuple):
@@ -105,56 +112,39 @@ class Piece(NamedTuple):
 
 
 class Stream:
-    """The samples of a run, drawn from those that were seen: the same ones every time."""
+    """The samples of a run, drawn from those that were read: the same ones every time."""
 
     def __init__(self, load: Load) -> None:
-        self._chance = random.Random(0)
-        self._load = load
-        profile, missed = load.profile, 1 - load.hit_rate
-        self._largest_bytes = profile.largest_bytes
-        self._mean = profile.sample_bytes, missed * profile.wait_s, missed * profile.cpu_s
+        self._chance, self._samples, self._profile = random.Random(0), load.profile.samples, load.profile
+        self._rows = load.batch_size
+        self._mean = SeenSample(
+            size_bytes=int(load.profile.sample_bytes), wait_s=load.profile.wait_s, cpu_s=load.profile.cpu_s
+        )
 
-    def batch(self, rows_a_piece: int) -> list[Piece]:
+    def batch(self, rows_per_piece: int) -> list[Piece]:
         """One batch's samples, in pieces."""
-        rows = self._load.batch_size
-        return [self._piece(min(rows_a_piece, rows - at)) for at in range(0, rows, rows_a_piece)]
+        return [self._piece(min(rows_per_piece, self._rows - at)) for at in range(0, self._rows, rows_per_piece)]
 
     def _piece(self, rows: int) -> Piece:
-        # Drawn one by one, the rows of a large batch would take longer than loading it.
-        count = min(rows, max(1, _MOST_DRAWN * rows // self._load.batch_size))
-        drawn = [self._one() for _ in range(count)]
-        sums: tuple[float, ...] = (
-            sum(sample.size_bytes for sample in drawn),
-            sum(sample.wait_s for sample in drawn),
-            sum(sample.cpu_s for sample in drawn),
-        )
-        if count < rows:
-            # The rest is as those seen are on the whole, and differs from it as the sum of so many does.
-            scale = (rows / count) ** 0.5
-            sums = tuple(
-                rows * mean + scale * (total - count * mean) for total, mean in zip(sums, self._mean, strict=True)
-            )
-        size_bytes, wait_s, cpu_s = sums
+        # To draw all rows of a large batch would take longer than loading it.
+        count = min(rows, max(1, _MOST_DRAWN * rows // self._rows))
+        drawn = [self._samples[self._chance.randrange(len(self._samples))] for _ in range(count)]
+        rest, mean = rows - count, self._mean
         return Piece(
             rows=rows,
-            size_bytes=int(size_bytes),
-            largest_bytes=max(sample.size_bytes for sample in drawn) if count == rows else self._largest_bytes,
-            wait_s=wait_s,
-            cpu_s=cpu_s,
+            size_bytes=sum(sample.size_bytes for sample in drawn) + rest * mean.size_bytes,
+            largest_bytes=self._profile.largest_bytes if rest else max(sample.size_bytes for sample in drawn),
+            wait_s=sum(sample.wait_s for sample in drawn) + rest * mean.wait_s,
+            cpu_s=sum(sample.cpu_s for sample in drawn) + rest * mean.cpu_s,
         )
-
-    def _one(self) -> Sample:
-        sample = self._load.profile.samples[self._chance.randrange(len(self._load.profile.samples))]
-        is_hit = self._load.hit_rate and self._chance.random() < self._load.hit_rate
-        return replace(sample, wait_s=0.0, cpu_s=0.0) if is_hit else sample
 
 
 class Trainer:
-    """The training loop, and the clock that is held to it."""
+    """The training loop, and the times at which it got its batches."""
 
     def __init__(self, load: Load, cost: LoaderCost, cores: Cores, *, ahead: int, at_a_time: int = 1) -> None:
-        """``ahead``: batches there may be ahead of it, or being built; a run is long enough to turn them over a few
-        times. ``at_a_time``: how many come together."""
+        """``ahead``: batches that may be ahead of it or being built; a run lasts for several times as many.
+        ``at_a_time``: how many come together."""
         self._load, self._cost, self._cores = load, cost, cores
         self._at_a_time = at_a_time
         self.batches = max(_LEAST_BATCHES, 3 * at_a_time, min(_MOST_BATCHES, 6 * ahead + 12))
@@ -166,7 +156,8 @@ class Trainer:
         return len(self._taken_s) >= self.batches
 
     def steps(self, is_ready: Callable[[int], bool], take: Callable[[int], None]) -> Activity:
-        """``is_ready``: whether batch n is; ``take`` is told when it is taken, and the one before let go."""
+        """``is_ready``: whether batch n is ready. ``take`` is called when batch n is taken, which releases the one
+        before it."""
         for number in range(self.batches):
             asked_s = self._cores.now_s
             yield Until(lambda number=number: is_ready(number))
@@ -176,26 +167,44 @@ class Trainer:
             self._waited_s.append(self._cores.now_s - asked_s)
             yield Wait(self._load.step_s)
 
-    def outcome(self, gauge: Gauge) -> Outcome:
-        # The first third fills what is ahead and starts workers: it is no measure of what follows.
-        turn = self._at_a_time
-        count = max(1, (len(self._taken_s) - 1) * 2 // 3 // turn * turn)
+    def result(self, memory: SimulatedMemory) -> Simulation:
+        # The first third fills the batches ahead and starts workers: it does not show the rate of what follows.
+        count = max(1, (len(self._taken_s) - 1) * 2 // 3 // self._at_a_time * self._at_a_time)
         first = len(self._taken_s) - 1 - count
         spent_s = self._taken_s[-1] - self._taken_s[first]
-        return Outcome(
+        return Simulation(
             samples_per_s=count * self._load.batch_size / spent_s if spent_s > 0 else float("inf"),
             first_batch_s=self._taken_s[0],
-            growth_bytes=int(gauge.most_batches + gauge.most_private) + trainer_bytes(self._load, self._cost),
-            batches_bytes=int(gauge.most_batches),
-            workers_bytes=int(gauge.most_private),
-            most_batches_bytes=int(gauge.peak_batches),
-            most_workers_bytes=int(gauge.peak_private),
+            growth_bytes=int(memory.most_batches + memory.most_private) + trainer_bytes(self._load, self._cost),
+            batches_bytes=int(memory.most_batches),
+            workers_bytes=int(memory.most_private),
+            most_batches_bytes=int(memory.peak_batches),
+            most_workers_bytes=int(memory.peak_private),
             wait_fraction=sum(self._waited_s[first + 1 :]) / spent_s if spent_s > 0 else 0.0,
         )
 
 
+def simulate_alone(load: Load) -> Simulation:
+    """Without workers the training loop loads for itself, and a batch exists beside its samples while it is made."""
+    cost, profile = load.profile.torchs, load.profile
+    cpu_s = load.batch_size * (profile.cpu_s + cost.sample_s) + cost.batch_s + cost.trainer_s
+    batch_s = load.batch_size * profile.wait_s + cpu_s / min(1.0, load.cores)
+    batches_bytes = int(2 * cost.copies * load.batch_bytes)
+    own_bytes = int(load.batch_bytes)
+    return Simulation(
+        samples_per_s=load.batch_size / max(1e-9, batch_s + load.step_s),
+        first_batch_s=batch_s,
+        growth_bytes=batches_bytes + own_bytes + trainer_bytes(load, cost),
+        batches_bytes=batches_bytes,
+        workers_bytes=own_bytes,
+        most_batches_bytes=batches_bytes,
+        most_workers_bytes=own_bytes,
+        wait_fraction=batch_s / max(1e-9, batch_s + load.step_s),
+    )
+
+
 def trainer_bytes(load: Load, cost: LoaderCost) -> int:
-    """What the loader takes in a training process that has not loaded before."""
+    """Memory that the loader takes in a training process that has not loaded before, besides batches."""
     least_bytes = _STARTING_BYTES * bool(load.workers) + _INDEX_BYTES * (load.profile.length or 0)
     return max(least_bytes, cost.trainer_bytes)
 

@@ -1,55 +1,72 @@
-"""torch's DataLoader, played through: every worker builds whole batches of its own.
+"""torch's DataLoader, simulated: every worker builds whole batches of its own.
 
 In:  a ``Load``, a prefetch factor.
-Out: an ``Outcome``.
+Out: a ``Simulation``.
 Runs in: anywhere; pure.
 
-A worker holds the samples of its batch until they are collated, into shared memory, where the batch stays until the
-training loop has taken the next one. Samples that a collate function keeps apart are sent beside the worker's next
-batch. What samples took stays with the worker's heap, unless they are so large that each is mapped on its own. Each
-worker may have ``prefetch_factor`` batches asked of it; how many of them are there depends on who is slower.
+A worker holds the samples of its batch until they are collated into shared memory, where the batch stays until the
+training loop has taken the next one. Samples that a collate function keeps apart are sent while the worker builds its
+next batch. The worker's heap keeps the memory of samples that are gone, unless they are so large that each has a
+mapping of its own. A worker has at most ``prefetch_factor`` batches to build; how many of them exist depends on whether
+workers or the training loop are slower.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
 
+from penstock.planner.profile import Profile
 from penstock.planner.simulate.cores import Activity, Compute, Cores, Until, Wait
-from penstock.planner.simulate.pipeline import PIECES, Gauge, Load, Outcome, Stream, Trainer, fetch
+from penstock.planner.simulate.pipeline import (
+    Load,
+    SimulatedMemory,
+    Simulation,
+    Stream,
+    Trainer,
+    fetch,
+    simulate_alone,
+)
 
-HEAP_BYTES = 32 << 20
-"""malloc maps what is larger than this on its own, and gives it back at once; the rest stays in the heap."""
+_HEAP_BYTES = 32 << 20
+"""malloc gives anything larger a mapping of its own and returns it at once; anything smaller stays in the heap."""
 _UNEVEN = 0.5
-"""By how much the time to collate and send a batch differs from one to the next: workers that are early wait for the
-one whose turn it is."""
+"""By how much the time to collate and send a batch varies: a worker that is early waits until it is its turn."""
+_CROWDING = 0.15
+"""How much longer work takes while more of it is at hand than there are cores. Measured with 6 workers on 2 cores: 0 to
+0.32, most where large samples are copied."""
+_CREEP, _CREEP_FROM_BYTES = 0.7, 200_000
+"""Of a sample: what a heap gains with every batch where samples are at least that large. A batch's samples leave a hole
+when they go, the next batch's do not quite fit into it, and one of them lies elsewhere. Runs with samples of 0.2 to
+8 MiB gained from a half to one; with some sizes (0.3 and 1.5 MB) heaps do not grow, which no short run shows reliably:
+it also depends on the heap that workers inherit."""
 
 
-def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = None) -> Outcome:
-    """``batches``: after how many; None: after long."""
-    cost = load.profile.torchs
-    cores = Cores(load.cores, crowding=cost.crowding)
+def simulate_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = None) -> Simulation:
+    """``batches``: the length of the run in which heaps grow; None: long enough for them to stop."""
     if not load.workers:
-        return _alone(load)
-    gauge, stream, chance = Gauge(), Stream(load), random.Random(0)
-    # Workers that began together end together.
+        return simulate_alone(load)
+    profile, cost = load.profile, load.profile.torchs
+    cores = Cores(load.cores, crowding=_CROWDING)
+    memory, stream, chance = SimulatedMemory(), Stream(load), random.Random(0)
+    # Workers that began together finish together.
     trainer = Trainer(load, cost, cores, ahead=load.workers * prefetch_factor, at_a_time=load.workers)
     asked: list[deque[int]] = [deque() for _ in range(load.workers)]
     sizes: dict[int, float] = {}
     ready: set[int] = set()
-    rows_a_piece = -(-load.batch_size // PIECES)
-    stays = load.profile.largest_bytes <= HEAP_BYTES
+    rows_per_piece = load.rules.stretch_rows(load.batch_size)
+    built = cost.creep_batches if batches is None else min(cost.creep_batches, batches / load.workers + prefetch_factor)
+    own_bytes = cost.worker_bytes + built * creep_bytes(profile)
 
     def take(number: int) -> None:
         ahead = number + load.workers * prefetch_factor
         asked[ahead % load.workers].append(ahead)
         if number:
-            gauge.add(batches=-sizes.pop(number - 1))
+            memory.add(batches=-sizes.pop(number - 1))
 
     def work(worker: int) -> Activity:
-        heap = _Heap(lambda size_bytes: gauge.add(private=size_bytes), stays=stays)
-        gauge.add(private=cost.worker_bytes)
+        memory.add(private=own_bytes)
+        heap = _Heap(memory, keeps=profile.largest_bytes <= _HEAP_BYTES)
         to_send: deque[tuple[int, int]] = deque()
 
         def send() -> Activity:
@@ -60,22 +77,22 @@ def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = No
 
         def finish(number: int, held_bytes: int) -> Activity:
             sizes[number] = held_bytes * cost.copies
-            gauge.add(batches=sizes[number])
+            memory.add(batches=sizes[number])
             yield Compute(cost.batch_s * chance.uniform(1 - _UNEVEN, 1 + _UNEVEN))
             heap.free(held_bytes)
             ready.add(number)
 
-        if not load.profile.is_collated:
+        if not profile.is_collated:
             cores.begin(send())
         while True:
             yield Until(lambda: bool(asked[worker]))
             number = asked[worker].popleft()
             held_bytes = 0
-            for piece in stream.batch(rows_a_piece):
+            for piece in stream.batch(rows_per_piece):
                 yield from fetch(piece, cost)
                 held_bytes += piece.size_bytes
                 heap.take(piece.size_bytes)
-            if load.profile.is_collated:
+            if profile.is_collated:
                 yield from finish(number, held_bytes)
             else:
                 to_send.append((number, held_bytes))
@@ -89,62 +106,30 @@ def play_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = No
 
     cores.begin(start())
     cores.run(lambda: trainer.is_done)
-    each = cost.creep_batches
-    if batches is not None:
-        each = min(each, batches / load.workers + prefetch_factor)
-    gauge.add_for_good(private=load.workers * each * cost.creep_bytes)
-    return trainer.outcome(gauge)
+    return trainer.result(memory)
 
 
-def _alone(load: Load) -> Outcome:
-    """No workers: the training loop loads for itself, and a batch exists twice while it is collated."""
-    cost, cores = load.profile.torchs, Cores(load.cores)
-    gauge, stream = Gauge(), Stream(load)
-    trainer = Trainer(load, cost, cores, ahead=0)
-    sizes: dict[int, float] = {}
-    fetched: set[int] = set()
-
-    def take(number: int) -> None:
-        if number:
-            gauge.add(batches=-sizes.pop(number - 1))
-
-    def steps() -> Activity:
-        for step in trainer.steps(fetched.__contains__, take):
-            if isinstance(step, Until):
-                number = len(fetched)
-                held_bytes = 0
-                for piece in stream.batch(load.batch_size):
-                    yield from fetch(piece, cost)
-                    held_bytes += piece.size_bytes
-                gauge.add(private=held_bytes)
-                sizes[number] = held_bytes * cost.copies
-                gauge.add(batches=sizes[number])
-                yield Compute(cost.batch_s)
-                gauge.add(private=-held_bytes)
-                fetched.add(number)
-            else:
-                yield step
-
-    cores.begin(steps())
-    cores.run(lambda: trainer.is_done)
-    return trainer.outcome(gauge)
+def creep_bytes(profile: Profile) -> float:
+    """What a worker's heap gains with every batch, until old ones are forgotten."""
+    creeps = profile.sample_bytes >= _CREEP_FROM_BYTES and profile.largest_bytes <= _HEAP_BYTES
+    return _CREEP * profile.sample_bytes if creeps else 0.0
 
 
 class _Heap:
-    """What has been freed stays and is used again, if it ``stays``."""
+    """Memory of samples: what is freed stays and is used again, if the heap ``keeps`` it."""
 
-    def __init__(self, add: Callable[[float], None], *, stays: bool) -> None:
-        self._add, self._stays = add, stays
+    def __init__(self, memory: SimulatedMemory, *, keeps: bool) -> None:
+        self._memory, self._keeps = memory, keeps
         self._used = self._has = 0.0
 
     def take(self, size_bytes: float) -> None:
         self._used += size_bytes
         if self._used > self._has:
-            self._add(self._used - self._has)
+            self._memory.add(private=self._used - self._has)
             self._has = self._used
 
     def free(self, size_bytes: float) -> None:
         self._used -= size_bytes
-        if not self._stays:
-            self._add(self._used - self._has)
+        if not self._keeps:
+            self._memory.add(private=self._used - self._has)
             self._has = self._used

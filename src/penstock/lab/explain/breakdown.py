@@ -1,17 +1,15 @@
-"""Short runs of a loader whose memory is taken apart.
+"""Timed runs of a loader whose memory is split into components.
 
 In:  a dataset, ``LoadSettings``, what was in memory before.
-Out: ``Run``: a ``Reading`` by component, and what the run was like.
-Runs in: trainer, and workers it starts and ends.
+Out: ``MemoryRun``: a ``Reading`` by component, and the times of the run.
+Runs in: a child of the command line, and workers it starts and ends.
 """
 
 from __future__ import annotations
 
-import gc
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +17,8 @@ import psutil
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from penstock.lab.dataset.endless import endless, endless_arguments
 from penstock.lab.dataset.sample_probe import weigh
+from penstock.lab.timed_run import TimedRun, Timing, endless_arguments, without_warnings
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.stats import LoaderStats
 from penstock.meter import TreeParts, Watcher, gpu_use, require_tree_parts
@@ -28,16 +26,16 @@ from penstock.planner.components import Reading
 
 _LEAST_BATCHES = 4
 _PAUSE_S, _STILL_S, _STILL_BYTES = 0.12, 0.36, 256 << 10
-"""How often memory is compared while the loop pauses, for how long it must stand still, and what that means."""
+"""How often memory is compared while the loop pauses, for how long it must be constant, and by how much it may vary."""
 _SLOWER = 1.5
 """How many times as long as usual a batch may take."""
 _MOST_TIMES = 8
-"""A run of slow batches goes on for this many times what it was given, to see ``_LEAST_BATCHES``."""
+"""A run of slow batches lasts for up to this many times its length, until it has ``_LEAST_BATCHES``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSettings:
-    """What both loaders are given; depth, budget and cache go to ours alone."""
+    """The settings of both loaders; depth, budget and cache are penstock's alone."""
 
     batch_size: int
     workers: int
@@ -49,35 +47,41 @@ class LoadSettings:
     cache: str | int | float | None = None
 
     def other_batch(self) -> LoadSettings:
-        """A batch size to compare with: the smaller one, which cannot take more than was asked for."""
+        """Another batch size to compare with: a smaller one, which cannot take more than the one asked for."""
         return replace(self, batch_size=self.batch_size // 2 if self.batch_size > 1 else 2)
 
     def other_workers(self) -> LoadSettings:
-        """A number of workers to compare with."""
+        """Another number of workers to compare with."""
         return replace(self, workers=self.workers // 2 if self.workers > 1 else self.workers + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class MemoryRun:
     """One loader with one configuration, for a moment."""
 
     reading: Reading
     batches: int
+    """The first one left out, in the times as well."""
     wait_s: float
-    """In next(), the first batch left out."""
+    """In next()."""
     step_s: float
-    """In the training step, the first batch left out."""
+    """In the training step; 0 without one."""
     first_batch_s: float
     stats: LoaderStats | None = None
-    """Gauges of our loader at the end; None for torch's."""
+    """Gauges of penstock's loader at the end; None for torch's."""
     budget_bytes: int | None = None
-    """What our loader may take."""
+    """The budget of penstock's loader."""
     gpu_use: float | None = None
     """Share of the time in which the GPU computed; None: without a training step, without a GPU, or not known."""
 
+    @property
+    def samples_per_s(self) -> float:
+        """Delivered to a loop that only takes them."""
+        return self.batches * self.reading.batch_size / max(1e-9, self.wait_s)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class MemoryBench:
     """What is measured, and how."""
 
     dataset: Any
@@ -87,18 +91,21 @@ class Bench:
     seconds: float
     """Length of a run."""
     on_batch: Callable[[], None]
-    """Hears of every batch; may raise to end it all."""
+    """Called after every batch; may raise to end everything."""
 
-    def ours(self, settings: LoadSettings, step: Callable[[Any], object] | None = None) -> Run:
+    def ours(self, settings: LoadSettings, step: Callable[[Any], object] | None = None) -> MemoryRun:
         given: dict[str, Any] = {} if settings.cache is None else {"cache": settings.cache}
-        with _quiet(), DataLoader(self.dataset, memory=settings.memory, **self._given(settings), **given) as loader:
+        with (
+            without_warnings(),
+            DataLoader(self.dataset, memory=settings.memory, **self._given(settings), **given) as loader,
+        ):
             if settings.depth is not None:
                 loader.resize(depth=settings.depth)
             run = self._run(loader, settings, step)
             return replace(run, stats=loader.stats(), budget_bytes=loader.memory_bytes)
 
-    def torchs(self, settings: LoadSettings) -> Run:
-        with _quiet():
+    def torchs(self, settings: LoadSettings) -> MemoryRun:
+        with without_warnings():
             return self._run(TorchDataLoader(self.dataset, **self._given(settings)), settings, None)
 
     def _given(self, settings: LoadSettings) -> dict[str, Any]:
@@ -115,57 +122,53 @@ class Bench:
             given["drop_last"] = False
         return given
 
-    def _run(self, loader: Iterable[Any], settings: LoadSettings, step: Callable[[Any], object] | None) -> Run:
-        gc.collect()
+    def _run(self, loader: Iterable[Any], settings: LoadSettings, step: Callable[[Any], object] | None) -> MemoryRun:
         files_bytes = _page_cache_bytes()
-        batches, batch_bytes, wait_s, step_s, first_s = 0, 0, 0.0, 0.0, 0.0
-        with Watcher(require_tree_parts, measures=["total_bytes"], every_s=0.04) as watch, ExitStack() as gpus:
+        batch_bytes = 0
+
+        def note_size(batch: Any) -> None:
+            nonlocal batch_bytes
+            # The largest one counts.
+            batch_bytes = max(batch_bytes, weigh(batch))
+            if step is not None:
+                step(batch)
+
+        def goes_on(timing: Timing) -> bool:
+            lasted_s = timing.elapsed_s + first.elapsed_s
+            return lasted_s <= self.seconds or (
+                timing.batches < _LEAST_BATCHES and lasted_s <= _MOST_TIMES * self.seconds
+            )
+
+        with (
+            TimedRun(
+                loader, require_tree_parts, measures=["total_bytes"], every_s=0.04, step=note_size,
+                on_batch=self.on_batch,
+            ) as run,
+            ExitStack() as gpus,
+        ):  # fmt: skip
             gpu = None
             if step is not None:
                 gpu = gpus.enter_context(Watcher(gpu_use, measures=["fraction"], every_s=0.1))
-            began_s = asked_s = time.perf_counter()
-            stream = endless(loader)
-            for batch in stream:
-                came_s = time.perf_counter()
-                # The loop holds one batch while the next is built, as training loops do: the largest one counts.
-                batch_bytes = max(batch_bytes, weigh(batch))
-                if step is not None:
-                    step(batch)
-                done_s = time.perf_counter()
-                if first_s:
-                    batches += 1
-                    wait_s += came_s - asked_s
-                    step_s += done_s - came_s if step is not None else 0.0
-                else:
-                    # Starting is no part of waiting.
-                    first_s = came_s - began_s
-                self.on_batch()
-                elapsed_s = done_s - began_s
-                if elapsed_s > self.seconds and (batches >= _LEAST_BATCHES or elapsed_s > _MOST_TIMES * self.seconds):
-                    break
-                asked_s = time.perf_counter()
+            # Starting is not part of waiting.
+            first = run.measure(lambda timing: False)
+            timing = run.measure(goes_on)
             gpus.close()
-            # A worker of torch's builds all of a batch, and the others theirs meanwhile.
-            settled = self._pause(
-                max(1, settings.workers) * (time.perf_counter() - began_s - first_s) / max(1, batches)
-            )
-            stream.close()
-        del stream
-        gc.collect()
-        return Run(
-            reading=self._reading(watch, settled, settings, batch_bytes, files_bytes),
-            batches=batches,
-            wait_s=wait_s,
-            step_s=step_s,
-            first_batch_s=first_s,
+            # A worker of torch's builds a whole batch, while the others build theirs.
+            settled = self._pause(max(1, settings.workers) * timing.elapsed_s / timing.batches)
+        return MemoryRun(
+            reading=self._reading(run.watch, settled, settings, batch_bytes, files_bytes),
+            batches=timing.batches,
+            wait_s=timing.wait_s,
+            step_s=timing.step_s if step is not None else 0.0,
+            first_batch_s=first.first_batch_s,
             gpu_use=None if gpu is None else gpu.mean("fraction"),
         )
 
     def _pause(self, batch_s: float) -> TreeParts:
-        """Take nothing until all that may be ahead is, and say what there is then: memory must do when a checkpoint is
-        written, too. And it is the same every time, which no moment is in which workers build batches.
+        """Take no batch until all batches ahead are ready, and return the memory of that moment. The loader holds as
+        much while a checkpoint is written; and it is the same every time, unlike while workers build batches.
 
-        ``batch_s``: about how long a worker is busy without giving anything.
+        ``batch_s``: about how long a worker is busy before it delivers anything.
         """
         settled, since_s, end_s = require_tree_parts(), time.monotonic(), time.monotonic() + _MOST_TIMES * self.seconds
         still_s = max(_STILL_S, _SLOWER * batch_s)
@@ -187,7 +190,7 @@ class Bench:
     ) -> Reading:
         start = watch.start
         shared = max(0, settled.shared_bytes - start.shared_bytes)
-        # What of the batch is not in shared memory is in the heap.
+        # The part of the batch that is not in shared memory is in the heap.
         in_heap = max(0, batch_bytes - shared)
         now = _page_cache_bytes()
         return Reading(
@@ -208,13 +211,3 @@ class Bench:
 def _page_cache_bytes() -> int | None:
     now = psutil.virtual_memory()
     return now.cached - now.shared if hasattr(now, "cached") and hasattr(now, "shared") else None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's words on settings that were asked for on purpose, and on pinning without a GPU."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
-        warnings.filterwarnings("ignore", message=".*pin_memory", category=UserWarning)
-        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-        yield

@@ -1,0 +1,35 @@
+"""What the simulator asks of the loader's own rules.
+
+In:  nothing.
+Out: ``Rules``: the part of the loader's ``LoaderRules`` that decides speed and memory.
+Runs in: anywhere. The planner imports no loader: whoever makes a plan passes the rules in.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Rules(Protocol):
+    @property
+    def auto_memory_share(self) -> float: ...
+
+    @property
+    def recent_batches(self) -> int: ...
+
+    @property
+    def recent_needs(self) -> int: ...
+
+    def stretch_rows(self, batch_rows: int) -> int: ...
+
+    def rows_per_task(self, row_s: float | None, batch_rows: int) -> int: ...
+
+    def depth(self, row_s: float | None, batch_rows: int, workers: int, *, rows: int) -> int: ...
+
+    def slots(self, depth: int) -> int: ...
+
+    def own_bytes(self, memory_bytes: int) -> int: ...
+
+    def capacity_bytes(self, need_bytes: int) -> int: ...
+
+    def may_reuse(self, free_bytes: int, need_bytes: int) -> bool: ...
