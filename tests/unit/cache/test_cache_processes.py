@@ -297,11 +297,11 @@ def make_there(queue: Any) -> None:
     queue.put([str(each.message) for each in said])
 
 
-def test_a_cache_without_a_name_in_a_process_that_was_started_says_that_it_is_one_of_several() -> None:
+def test_a_cache_without_a_name_created_in_a_child_process_warns_that_it_is_not_shared() -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=make_there, args=(queue,))
     process.start()
     (said,) = queue.get(timeout=60)
     process.join()
-    assert "give it a name" in said
+    assert "Pass name= to share one" in said
