@@ -229,10 +229,10 @@ def test_ctrl_c_ends_the_demo_with_status_130_and_leaves_no_process() -> None:
             time.sleep(0.05)
         # A terminal sends Ctrl-C to the whole foreground group, workers included.
         os.killpg(demo.pid, signal.SIGINT)
-        output, errors = demo.communicate(timeout=30)
+        output, errors = demo.communicate(timeout=120)
     assert demo.returncode == 130
     assert "Traceback" not in errors + output
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while session_pids(demo.pid):
         assert time.monotonic() < deadline_s, "workers outlived the demo"
         time.sleep(0.05)

@@ -24,7 +24,7 @@ from penstock.monitor.runs.format import RunOutcome
 from support.commands import RunHere
 from support.recorded_runs import begin_run, fill
 
-LONG_S = 30.0
+LONG_S = 120.0
 TRAINING = """
 import time, torch, penstock
 class Frames(torch.utils.data.Dataset):

@@ -92,7 +92,7 @@ def top(home: Path, *arguments: str, status: int = 0, **changes: str) -> str:
     return done.stdout if status == 0 else done.stderr
 
 
-def wait_until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], within_s: float = 120.0) -> Any:
     deadline_s = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < deadline_s, "did not happen"
@@ -113,7 +113,7 @@ def test_one_snapshot_agrees_with_proc_and_lists_the_workers(home: Path, trainin
         is_right = seen["figures"]["tree_bytes"] == pytest.approx(tree_pss(training.pid), rel=0.05)
         return seen if has_workers and is_right else None
 
-    seen = wait_until(agreeing, within_s=10)
+    seen = wait_until(agreeing)
     truth = tree_pss(training.pid)
     parts = ("trainer_bytes", "workers_bytes", "arena_bytes", "cache_bytes", "other_bytes")
     assert sum(seen["figures"][name] for name in parts) == pytest.approx(truth, rel=0.15)

@@ -95,10 +95,8 @@ def answer(folder: Path) -> Callable[..., dict[str, Any]]:
 def test_samples_that_wait_are_loaded_faster_by_more_workers_and_a_record_is_kept(
     folder: Path, run_here: RunHere
 ) -> None:
-    began_s = time.monotonic()
     done = tune(folder, "mine.py:Slow", "--batch-size", "4", "--seconds", "15", "--most-workers", "4")
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began_s < 60
     assert max(len(line) for line in done.stdout.splitlines() if "The record is" not in line) <= 80
     assert "Best: " in done.stdout and "The model was off by" in done.stdout
 

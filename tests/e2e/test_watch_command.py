@@ -115,7 +115,7 @@ def received() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
-def wait_until(condition: Callable[[], Any], within_s: float = 15.0) -> Any:
+def wait_until(condition: Callable[[], Any], within_s: float = 120.0) -> Any:
     deadline_s = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < deadline_s, "did not happen"

@@ -25,6 +25,7 @@ from torch.utils.data import RandomSampler
 
 import penstock
 from support.datasets.numbers import Counted, Endless, Numbers
+from support.faults.processes import HANG_S
 
 MIB = 1 << 20
 
@@ -295,7 +296,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 batches = list(penstock.DataLoader(Numbers(8000, 1 << 13), batch_size=4, num_workers=2))
 assert [int(b[0, 0]) for b in batches] == [4 * n % 251 for n in range(2000)]
 """
-    done, _ = run(code)
+    done = run(code)
     assert done.returncode == 0, done.stderr[-600:]
 
 
@@ -327,11 +328,9 @@ def test_a_worker_thread_that_exits_is_an_error_and_not_a_hang() -> None:
             raise SystemExit(3)
 
     loader = penstock.DataLoader(Leaving(8), num_workers=2, backend="thread", timeout=20)
-    began = time.monotonic()
     with pytest.raises((RuntimeError, SystemExit)) as caught:
         list(loader)
     assert "timed out" not in str(caught.value)
-    assert time.monotonic() - began < 10
 
 
 # -- interpreter exit ----------------------------------------------------------------------
@@ -347,17 +346,16 @@ def pids():
 """
 
 
-def run(code: str, **more: Any) -> tuple[subprocess.CompletedProcess[str], float]:
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", START + code], capture_output=True, text=True, timeout=90, check=False, **more
+def run(code: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """A training that hangs, or waits for samples of 1,000 s, is an error."""
+    return subprocess.run(
+        [sys.executable, "-c", START + code], capture_output=True, text=True, timeout=HANG_S, check=False, **more
     )
-    return done, time.monotonic() - began
 
 
 def assert_gone(pids: list[int]) -> None:
     """No process of these is left; the kernel may take a moment over one that was killed."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < deadline, "workers live on"
         time.sleep(0.01)
@@ -386,14 +384,13 @@ print(*pids(), flush=True)
 def test_the_interpreter_leaves_silently_with_iterators_alive(ending: str, status: int, more: str) -> None:
     if "other" in ending and "persistent" in more:
         pytest.skip("a persistent loader has one iterator")
-    done, spent_s = run(LIVE.format(more=more) + ending)
+    done = run(LIVE.format(more=more) + ending)
     assert (done.returncode, done.stderr) == (status, "")
-    assert spent_s < 20
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
 def test_workers_die_with_a_trainer_that_was_killed() -> None:
-    done, _ = run(LIVE.format(more="") + "os.kill(os.getpid(), signal.SIGKILL)")
+    done = run(LIVE.format(more="") + "os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 3
@@ -407,7 +404,7 @@ iterator = iter(loader)
 print(*pids(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done, _ = run(code)
+    done = run(code)
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
@@ -417,18 +414,16 @@ loader = penstock.DataLoader(Numbers(100, sample_s=1000), num_workers=2)
 iterator = iter(loader)
 print(*pids(), flush=True)
 """
-    done, spent_s = run(code)
+    done = run(code)
     assert (done.returncode, done.stderr) == (0, "")
-    assert spent_s < 20
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
 def test_ctrl_c_ends_the_training_with_one_traceback() -> None:
-    code = LIVE.format(more="") + "os.killpg(os.getpid(), signal.SIGINT); time.sleep(30)"
-    done, spent_s = run(code, start_new_session=True)
+    code = LIVE.format(more="") + "os.killpg(os.getpid(), signal.SIGINT); time.sleep(1000)"
+    done = run(code, start_new_session=True)
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert spent_s < 20
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
@@ -444,7 +439,7 @@ if os.fork() == 0:
 os.wait()
 print(*(int(batch[0, 0]) for batch in iterator))
 """
-    done, _ = run(code)
+    done = run(code)
     assert done.returncode == 0, done.stderr
     assert [int(word) for word in done.stdout.split()] == [8 * n % 251 for n in range(1, 500)]
 
@@ -455,13 +450,10 @@ print(*(int(batch[0, 0]) for batch in iterator))
 def test_a_sampler_of_ten_million_is_drawn_as_it_is_needed() -> None:
     sampler = Counted(10_000_000)
     loader = penstock.DataLoader(Numbers(10_000_000, 64), batch_size=10, sampler=sampler, num_workers=2)
-    began = time.perf_counter()
     iterator = iter(loader)
     for _ in range(20):
         next(iterator)
-    spent_s = time.perf_counter() - began
     assert sampler.drawn <= 10 * 100
-    assert spent_s < 15
     del iterator
 
 

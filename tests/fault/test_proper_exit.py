@@ -20,8 +20,6 @@ pytestmark = [
     pytest.mark.xdist_group("proper exit"),
 ]
 
-PROMPT_S = 6.0
-
 
 @pytest.fixture(scope="module")
 def nest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
@@ -38,8 +36,7 @@ def assert_clean(end: End, *, status: int, says: str | None) -> None:
         assert end.err.count("Traceback (most recent call last)") >= 1, end.err
         assert end.err.rstrip().splitlines()[-1].find(says) >= 0 or says in end.err, end.err
         assert "Exception ignored" not in end.err, end.err
-    assert end.spent_s < PROMPT_S, f"took {end.spent_s:.1f} s: {end.err}"
-    assert end.left_s < 5.0
+    assert not end.left, "it lives on"
 
 
 MATRIX = """
@@ -100,14 +97,12 @@ for number, batch in enumerate(iterator):
 def test_ctrl_c_ends_a_training_with_one_traceback(nest: Nursery, method: str, persistent: bool) -> None:
     training = nest.start(LOOP.format(method=method, persistent=persistent, least=5))
     training.wait_for("going")
-    asked = time.monotonic()
     training.signal(signal.SIGINT, group=True)
     end = training.end()
-    assert time.monotonic() - asked < PROMPT_S
     assert end.status == -signal.SIGINT, end.err
     assert end.err.count("Traceback") == 1, end.err
     assert end.err.rstrip().endswith("KeyboardInterrupt"), end.err
-    assert end.left_s < 5.0
+    assert not end.left, "it lives on"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +117,7 @@ def test_ctrl_c_while_a_training_starts_ends_it_with_one_traceback(nest: Nursery
     end = training.end()
     assert end.err.count("KeyboardInterrupt") == 1, end.err
     assert "Exception ignored" not in end.err, end.err
-    assert end.left_s < 5.0
+    assert not end.left, "it lives on"
 
 
 def test_ctrl_c_can_be_caught_and_the_training_go_on(nest: Nursery) -> None:
@@ -281,7 +276,7 @@ def test_several_loaders_in_threads_do_not_disturb_each_other(nest: Nursery, bac
     end = nest.run(THREADS.format(backend=backend, kills=kills))
     assert (end.status, end.err) == (0, "")
     assert end.out.strip() == "{'fine'} 0"
-    assert end.left_s < 5.0
+    assert not end.left, "it lives on"
 
 
 def test_a_loader_begun_in_one_thread_and_left_in_another_leaves_nothing(nest: Nursery) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.faults.processes import until
+from support.faults.processes import HANG_S, until
 from support.faults.trainings import Nursery, nursery
 
 pytestmark = [
@@ -23,7 +22,6 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
 ]
 
-WITHIN_S = 5.0
 MOMENT_S = 0.6
 """Long enough for a loader that forks to be past its first epochs: moments fall before, at and after the start."""
 
@@ -58,10 +56,9 @@ def shared_names() -> set[str]:
     return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith("penstock")}
 
 
-def kill_at_moments(nest: Nursery, method: str, times: int, *, seed: int, kills: bool = False) -> float:
-    """Kill so many trainings, each at a moment of its own; gives the longest time anything lived on."""
+def kill_at_moments(nest: Nursery, method: str, times: int, *, seed: int, kills: bool = False) -> None:
+    """Kill so many trainings, each at a moment of its own: nothing of them lives on."""
     chance = random.Random(seed)
-    longest = 0.0
     before = shared_names()
     for _ in range(times):
         moment_s = chance.uniform(0.0, MOMENT_S)
@@ -71,12 +68,10 @@ def kill_at_moments(nest: Nursery, method: str, times: int, *, seed: int, kills:
             training.wait_for("up")
         time.sleep(moment_s)
         training.signal(signal.SIGKILL)
-        end = training.end(gone_within_s=10)
+        end = training.end()
         assert end.status == -signal.SIGKILL, end.err
-        assert end.left_s <= WITHIN_S, f"killed after {moment_s:.3f} s, lived on for {end.left_s:.1f} s: {end}"
-        longest = max(longest, end.left_s)
+        assert not end.left, f"killed after {moment_s:.3f} s: {end}"
     assert shared_names() <= before
-    return longest
 
 
 @pytest.mark.parametrize(("method", "times"), [("fork", 12), ("spawn", 1), ("forkserver", 1)])
@@ -93,8 +88,7 @@ def test_nothing_is_left_of_a_trainer_killed_while_its_workers_are_being_replace
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("kills", [False, True])
 def test_nothing_is_left_of_a_trainer_killed_at_fifty_random_moments(nest: Nursery, method: str, kills: bool) -> None:
-    longest = kill_at_moments(nest, method, 50, seed=3, kills=kills)
-    print(f"{method}, workers killed too: {kills}: gone within {longest:.3f} s")
+    kill_at_moments(nest, method, 50, seed=3, kills=kills)
 
 
 IMPORTING = """
@@ -108,14 +102,11 @@ time.sleep(60)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_still_importing_die_with_their_trainer(nest: Nursery, method: str) -> None:
     """Python runs the trainer's own main module first in a spawned process; only after that can a worker be told."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch, penstock.loader"], check=True)
-    imports_s = time.monotonic() - began
     training = nest.start(IMPORTING.format(method=method))
     training.wait_for("importing")
     training.signal(signal.SIGKILL)
-    end = training.end(gone_within_s=20)
-    assert end.left_s <= WITHIN_S + imports_s, f"workers went on importing for {end.left_s:.1f} s: {end.who}"
+    end = training.end()
+    assert not end.left, end
 
 
 SITTING = """
@@ -131,9 +122,9 @@ def test_workers_in_a_long_sample_die_with_their_trainer(nest: Nursery, method: 
     training = nest.start(SITTING.format(method=method, gil=gil))
     until(lambda: training.printed().count("sitting") == 2, 60)
     training.signal(signal.SIGKILL)
-    end = training.end(gone_within_s=8)
+    end = training.end()
     assert end.status == -signal.SIGKILL, end.err
-    assert end.left_s <= WITHIN_S, f"workers sat on for {end.left_s:.1f} s: {end}"
+    assert not end.left, end
 
 
 REPLACED = """
@@ -165,8 +156,8 @@ def test_replaced_workers_in_a_long_sample_die_with_their_trainer(nest: Nursery)
     training = nest.start(REPLACED)
     until(lambda: len(sitting_successors(training.printed())) == 2, 30)
     training.signal(signal.SIGKILL)
-    end = training.end(gone_within_s=8)
-    assert end.left_s <= WITHIN_S, f"workers sat on for {end.left_s:.1f} s: {end}"
+    end = training.end()
+    assert not end.left, end
 
 
 STOPPED = """
@@ -185,8 +176,8 @@ def test_a_stopped_worker_dies_with_its_trainer(nest: Nursery, method: str) -> N
     training = nest.start(STOPPED.format(method=method))
     training.wait_for("stopped")
     training.signal(signal.SIGKILL)
-    end = training.end(gone_within_s=8)
-    assert end.left_s <= WITHIN_S, f"it stayed for {end.left_s:.1f} s"
+    end = training.end()
+    assert not end.left, end
 
 
 THREADED = """
@@ -205,8 +196,8 @@ def test_workers_of_loaders_in_threads_die_with_their_trainer(nest: Nursery) -> 
     training.wait_for("training")
     time.sleep(0.3)
     training.signal(signal.SIGKILL)
-    end = training.end(gone_within_s=8)
-    assert end.left_s <= WITHIN_S, f"workers lived on for {end.left_s:.1f} s"
+    end = training.end()
+    assert not end.left, end
 
 
 MEMORY = """
@@ -230,9 +221,9 @@ def test_the_memory_of_a_killed_trainer_comes_back(nest: Nursery) -> None:
     before = shared_kib()
     training.signal(signal.SIGKILL)
     end = training.end()
-    assert end.left_s <= WITHIN_S
+    assert not end.left, end
     # Others use shared memory at the same time, hence only half of it.
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + HANG_S
     while before - shared_kib() < 6 * 16 * (8 << 8) // 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert before - shared_kib() >= 6 * 16 * (8 << 8) // 2

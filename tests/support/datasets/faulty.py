@@ -108,9 +108,9 @@ class Failing(Noisy):
 
 
 class Sitting(Noisy):
-    """Sits in sample ``at`` for a minute; with ``gil`` in C code that never lets another thread run."""
+    """Sits in sample ``at`` for 1,000 s; with ``gil`` in C code that never lets another thread run."""
 
-    def __init__(self, length: int, *, at: int = 0, seat_s: int = 60, gil: bool = False) -> None:
+    def __init__(self, length: int, *, at: int = 0, seat_s: int = 1000, gil: bool = False) -> None:
         super().__init__(length)
         self.at, self.seat_s, self.gil = at, seat_s, gil
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 
-_HOUSEKEEPING = ("resource_tracker", "forkserver")
+HANG_S = 120.0
+"""A deadline that tells a hang from progress: longer than anything takes on a busy machine."""
 
 
 def workers(parent: int | None = None) -> list[int]:
@@ -54,7 +55,7 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def until(true: Callable[[], bool], within_s: float = 10.0) -> float:
+def until(true: Callable[[], bool], within_s: float = HANG_S) -> float:
     """Wait until something is so; gives how long it took."""
     began = time.monotonic()
     while not true():

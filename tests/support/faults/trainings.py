@@ -16,13 +16,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .processes import marked, until
+from .processes import HANG_S, marked, until
 
 _MAIN = """
 import sys
@@ -62,12 +61,8 @@ class End:
     status: int
     out: str
     err: str
-    spent_s: float
-    """From the start to the end of the training itself."""
-    left_s: float
-    """How long something of it lived on."""
-    who: list[str]
-    """What still lived when waiting for it was given up."""
+    left: list[str]
+    """Command lines of its processes that still lived when the wait for their end was over."""
 
 
 class Training:
@@ -75,10 +70,9 @@ class Training:
 
     def __init__(self, nursery: Nursery, pid: int, out: Path, err: Path) -> None:
         self.pid = pid
-        self.began_s = time.monotonic()
         self._nursery, self._out, self._err = nursery, out, err
 
-    def wait_for(self, text: str, within_s: float = 60.0) -> None:
+    def wait_for(self, text: str, within_s: float = HANG_S) -> None:
         """Until it has printed ``text``."""
         until(lambda: text in self._out.read_text(), within_s)
 
@@ -89,25 +83,21 @@ class Training:
     def printed(self) -> str:
         return self._out.read_text()
 
-    def end(self, *, gone_within_s: float = 30.0) -> End:
-        """Wait for it, then for everything it started to be gone."""
+    def end(self) -> End:
+        """Wait for its end, then for the end of everything it started."""
         status = self._nursery.answer()["status"]
-        ended = time.monotonic()
         with contextlib.suppress(AssertionError):
-            until(lambda: not self.left(), gone_within_s)
-        left_s = time.monotonic() - ended
-        who = []
+            until(lambda: not self.left())
+        living = []
         for pid in self.left():
             with contextlib.suppress(OSError):
-                who.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[-160:])
+                living.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[-160:])
                 os.kill(pid, signal.SIGKILL)
         return End(
             status=status,
             out=self._out.read_text(),
             err=self._err.read_text(),
-            spent_s=ended - self.began_s,
-            left_s=left_s,
-            who=who,
+            left=living,
         )
 
     def left(self) -> list[int]:
