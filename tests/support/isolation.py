@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import multiprocessing.util
 import os
 import random
 import shutil
@@ -34,7 +35,7 @@ _LIVES_AS_LONG_AS_PYTHON = ("resource_tracker", "forkserver", "resource-tracker"
 """multiprocessing starts these once and ends them with the process."""
 
 _MADE_BY_OTHERS = ("pymp-", "pytest-of-", "torchinductor_")
-"""Names in the temporary folder that multiprocessing, pytest and torch remove themselves, or keep on purpose."""
+"""Names in the temporary folder that multiprocessing, pytest and torch remove themselves or keep on purpose."""
 
 _GONE_WITHIN_S = 10.0
 
@@ -50,6 +51,8 @@ class Isolation:
         self._temporary = self.folder / "tmp"
         self._temporary.mkdir()
         self._segments = _segments()
+        # Made now, in the system's folder: multiprocessing removes it at exit, when this folder is gone.
+        multiprocessing.util.get_temp_dir()
         for name in (*_OF_A_LAUNCHER, *_OF_A_TERMINAL, *_OF_PENSTOCK):
             os.environ.pop(name, None)
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()

@@ -129,7 +129,7 @@ def _on_stop(fault: Fault) -> Patch:
     def serve(self: worker.WorkerLoop, *args: Any) -> None:
         try:
             real(self, *args)
-        except mailbox.Stopped:
+        except mailbox.StopReceived:
             if fault.trigger.fires():
                 suffer(fault)
             raise
