@@ -74,7 +74,7 @@ class _Left(BaseException):
     """The command line no longer listens."""
 
 
-class _Line:
+class _ProgressPipe:
     """What the child says."""
 
     def __init__(self, line: Connection) -> None:
@@ -104,7 +104,7 @@ def _child(line: Connection, job: Job) -> None:
     multiprocessing.set_start_method(None, force=True)
     # What the user's code prints must not end up in the answer.
     os.dup2(2, 1)
-    said = _Line(line)
+    said = _ProgressPipe(line)
     try:
         from penstock.lab.explain.measure import measure_here
 
@@ -119,6 +119,6 @@ def _child(line: Connection, job: Job) -> None:
         _last_words(said, "failed", str(unreadable(job.target, error, has_collate=job.collate is not None)))
 
 
-def _last_words(said: _Line, kind: str, content: str) -> None:
+def _last_words(said: _ProgressPipe, kind: str, content: str) -> None:
     with suppress(_Left):
         said.say(kind, content)
