@@ -291,6 +291,8 @@ def test_a_type_registered_with_torchs_collate_is_collated_by_its_function(any_m
 
 
 def test_out_of_order_a_slow_sample_delays_its_own_batch_only(any_maker: MakeLoader) -> None:
+    if any_maker is TORCH and torch.__version__.startswith("2.6."):
+        pytest.skip("the loader of torch 2.6 gives a slow worker more batches and waits for them")
     data = Stuck()
     iterator = iter(any_maker(data, batch_size=1, num_workers=2, in_order=False, timeout=60))
     first = [int(next(iterator)) for _ in range(8)]  # torch's slow worker holds one more batch in its queue

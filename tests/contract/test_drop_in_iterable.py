@@ -58,6 +58,8 @@ def test_a_collate_function_sees_each_workers_samples(num_workers: int, penstock
 
 
 def test_out_of_order_a_slow_worker_delays_its_own_stream_only(any_maker: MakeLoader) -> None:
+    if any_maker is TORCH and torch.__version__.startswith("2.6."):
+        pytest.skip("the loader of torch 2.6 gives a slow worker more batches and waits for them")
     data = StuckStream()
     iterator = iter(any_maker(data, batch_size=1, num_workers=2, in_order=False, timeout=60))
     first = [int(next(iterator)) for _ in range(6)]
