@@ -15,7 +15,8 @@ from pathlib import Path
 from penstock.errors import ConfigError
 
 ENVIRONMENT: Mapping[str, str] = os.environ
-"""All variables as they are now: for arguments a test replaces, and for the programs penstock starts."""
+"""All variables as they are now, as a default of arguments that tests replace, and for the programs that penstock
+starts."""
 
 DASH_TOKEN_VARIABLE = "PENSTOCK_DASH_TOKEN"
 
@@ -57,7 +58,7 @@ def state_folder() -> Path:
 def runtime_folder() -> Path | None:
     """``$XDG_RUNTIME_DIR``, or None where it is unset, belongs to another user or cannot be written.
 
-    Containers and sudo pass the variable on to places where the folder does not exist.
+    Containers and sudo keep the variable where the folder does not exist.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not base.startswith("/") or not os.access(base, os.W_OK | os.X_OK) or Path(base).stat().st_uid != user_id():

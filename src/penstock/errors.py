@@ -1,35 +1,35 @@
-"""The error tree: everything penstock raises on purpose has one root.
+"""The error tree: all errors that penstock raises on purpose have one base class.
 
 In:  nothing.
 Out: exception classes for every room.
 Runs in: trainer, worker, command line.
 
-Each class is also the built-in exception a torch user already catches in the same situation, so that a
-drop-in replacement does not slip past an existing ``except RuntimeError``.
+Each class is also the built-in exception that torch users catch in the same situation, so that an existing ``except
+RuntimeError`` still works.
 """
 
 from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Root of every error penstock raises on purpose."""
+    """Base class of every error that penstock raises on purpose."""
 
 
 class ConfigError(PenstockError, ValueError, TypeError):
-    """An argument, a settings file or a size that cannot be what the user meant."""
+    """An argument, a settings file or a size that is not valid."""
 
 
 class BudgetError(PenstockError, RuntimeError, MemoryError):
-    """Memory that was asked for does not exist here, said before anything was reserved."""
+    """The requested memory does not exist here; raised before anything is reserved."""
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker died, hung or could not start, with what it had in hand."""
+    """A worker crashed, hung or could not start; names the sample it was at."""
 
 
 class CacheError(PenstockError, RuntimeError, OSError):
-    """A cache that cannot be opened, shared or trusted."""
+    """A cache cannot be opened or shared, or is damaged."""
 
 
 class DataError(PenstockError, RuntimeError, ValueError, OSError):
-    """A data file that is missing, damaged or not what its name says."""
+    """A data file is missing, damaged, or of another kind than its name says."""

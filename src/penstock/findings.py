@@ -1,4 +1,4 @@
-"""The one way to say what is wrong and how to mend it, for machines, settings, datasets and runs.
+"""Findings: what is wrong with a machine, settings, a dataset or a run, and how to mend it.
 
 In:  named checks and the facts they judge.
 Out: ``Finding``s, worst first.
@@ -35,7 +35,7 @@ class Finding:
     fix: str
     """The change to make; empty: none."""
     title: str = ""
-    """In a few words, for reports; empty: there is none."""
+    """The finding in a few words, for reports; empty: none."""
 
     def as_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "title" or value}

@@ -17,7 +17,7 @@ UNKNOWN = "-"
 
 def one_line(text: str, longest: int = 60) -> str:
     """Any text on one line: control characters become spaces, and what is longer than ``longest`` is cut."""
-    # A name may have ten thousand characters; twice what is shown is enough to clean.
+    # A name may have ten thousand characters, so only twice the number that is shown are cleaned.
     plain = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * longest + 2])
     plain = " ".join(plain.split())
     return plain if len(plain) <= longest and len(text) <= 2 * longest + 2 else plain[: longest - 1] + "…"

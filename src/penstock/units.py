@@ -1,7 +1,7 @@
-"""Sizes of memory: one parser for everything a user may write, one printer for everything we show.
+"""Sizes of memory: one parser for all sizes that users write, one formatter for all sizes that penstock prints.
 
 In:  "8GB", "512MiB", 1048576, 0.5, "50%", "auto".
-Out: a ``Size`` (what was asked for) and, once the machine is known, bytes.
+Out: a ``Size`` (what was requested) and, once the machine's memory is known, bytes.
 Runs in: trainer, command line.
 """
 
@@ -35,7 +35,7 @@ _WRITTEN = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)(?:e([+-]?\d+))?\s*([a-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What the user asked for; exactly one field says it, none of them means "auto"."""
+    """The size that the user requested: one field is set, or none for "auto"."""
 
     fixed_bytes: int | None = None
     """An absolute number of bytes."""
@@ -55,7 +55,7 @@ class Size:
 
 
 def parse_size(value: object, *, name: str = "memory") -> Size:
-    """Read a size. ``name`` is the argument or option that an error should point at.
+    """Read a size. ``name`` is the argument or option that errors name.
 
     A whole number is bytes and a float up to 1 is a fraction, so ``1`` is one byte and ``1.0`` is all of it.
     """
@@ -66,7 +66,7 @@ def parse_bytes(value: object, *, name: str = "size") -> int:
     """Read a size that must be absolute: neither a fraction nor "auto" makes sense here."""
     size = _parse(value, name, ABSOLUTE)
     if size.fixed_bytes is None:
-        raise _refused(name, value, "does not choose a size here" if size.is_auto else "is a fraction", ABSOLUTE)
+        raise _refused(name, value, "is not possible here" if size.is_auto else "is a fraction", ABSOLUTE)
     return size.fixed_bytes
 
 
@@ -114,7 +114,7 @@ def _parse_text(text: str, name: str, accepted: str) -> Size:
         raise _refused(name, text, f"has the unknown unit {match.group(3)!r}", accepted)
     if unit == "" and ("." in digits or exponent):
         return _from_number(number, name, text, accepted)
-    # Python refuses to convert thousands of digits; as a float they are infinite and refused below.
+    # Python refuses to convert thousands of digits to an integer; as a float they are infinite, which is refused below.
     whole = "." not in digits and not exponent and len(digits) <= 100
     exact = int(digits.replace("_", "")) if whole else None
     scaled = exact * _UNITS[unit] if exact is not None else number * _UNITS[unit]
@@ -126,7 +126,7 @@ def _from_number(number: float, name: str, value: object, accepted: str) -> Size
         return Size(fraction=number)
     if number <= 0:
         raise _refused(name, value, "is zero" if number == 0 else "is negative", accepted)
-    # 1.5 or 2.0 is a fraction gone wrong, not a budget of two bytes.
+    # 1.5 and 2.0 are mistaken fractions, not budgets of two bytes.
     if math.isfinite(number) and number == int(number) and number >= KIB:
         return Size(fixed_bytes=_checked_bytes(number, name, value, accepted))
     share = "" if accepted is ABSOLUTE else "a fraction up to 1 nor "

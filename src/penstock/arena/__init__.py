@@ -1,1 +1,1 @@
-"""Shared slots: allocation and admission in bytes, the codec between nested batches and slots, leases."""
+"""Shared segments: their allocation and lending within a byte limit, and the form of batches in them."""

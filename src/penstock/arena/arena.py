@@ -5,12 +5,12 @@ Out: segments to fill, never more bytes in use than the limit unless the caller 
 Runs in: trainer, under the dispatcher's lock; ``Lease`` ends from any thread.
 
 A segment is *in use* from ``take`` until ``release``: being filled, ready, or lent to the user. Free segments
-keep their pages for the next batch and are closed the moment their bytes are wanted elsewhere. A lent segment
-the user goes on holding while the next batch needs its bytes is *handed over*: it leaves the arena as it is,
-which costs what a private copy would, without copying.
+keep their pages for the next batch; they are closed as soon as another segment needs their bytes. If the user still
+holds a lent segment when the next batch needs its bytes, the segment is *handed over*: it leaves the arena unchanged,
+which takes as much memory as a private copy, without the copying.
 
-A lent segment that is page-locked for a device comes back *fenced*: the user may have queued copies out of it that the
-device has yet to make, so it is neither refilled nor unmapped before the device is past them.
+A lent segment that is page-locked for a device comes back *fenced*: the user may have queued copies from it that the
+device has not made yet, so it is neither refilled nor unmapped before the device has made them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Locks(Protocol):
 
 
 class Barrier(Protocol):
-    """Holds leases that have ended until the device is past whatever it was reading then."""
+    """Holds leases that have ended until the device has finished all work that was queued at that moment."""
 
     def put(self, thing: Lease, /) -> None: ...
     def advance(self) -> list[Lease]: ...
@@ -46,7 +46,7 @@ class Barrier(Protocol):
 
 
 class Lease:
-    """One batch in the user's hands: ends when the last tensor over the token is gone."""
+    """One batch that the user holds. It ends when the last tensor over the token is gone."""
 
     __slots__ = ("_ref", "ended", "fenced", "handed_over", "passing", "pid", "segment", "used_bytes")
 
@@ -55,26 +55,27 @@ class Lease:
         self.used_bytes = used_bytes
         self.handed_over = False
         self.fenced = False
-        """Whether the device may be reading from it when it ends."""
+        """Whether the device may still read the segment when the lease ends."""
         self.passing = False
-        """Whether it is on its way to a device: not held by the user, and soon back by itself."""
+        """Whether the batch is being copied to a device: the user does not hold it, and the lease ends by itself."""
         self.pid = os.getpid()
         self.ended = ended
         self._ref = weakref.ref(token, self._token_gone)
 
     def stop_passing(self) -> None:
-        """The device has its copy. Whoever holds the batch still is the user, who may have it copied again."""
+        """The device has its copy. If the batch is still held, the user holds it and may copy it again."""
         if self.passing and self._ref() is not None:
             self.fenced, self.passing = True, False
 
     def _token_gone(self, _: object) -> None:
-        # A forked child inherits the token; its copy dying says nothing about the trainer's.
+        # A forked child inherits the token; the end of the child's copy does not mean the end of the trainer's.
         if os.getpid() == self.pid:
             self.ended(self)
 
 
 _handed_over_locked: set[Lease] = set()
-"""Page-locked batches that are the user's own: nobody else may be left to unlock them when they go."""
+"""Page-locked batches handed over to the user. Their leases are kept here, so that they are unlocked even after the
+arena is gone."""
 
 
 class Arena:
@@ -92,9 +93,9 @@ class Arena:
         locks: Locks | None = None,
         fence: Barrier | None = None,
     ) -> None:
-        """``headroom_bytes`` says what the machine can still give, ``closed`` hears of every segment that workers
-        must unmap, ``woken`` is called from any thread when a lease ends; ``locks`` and ``fence`` are for segments
-        that a device reads."""
+        """``headroom_bytes`` returns the memory that the machine has left; ``closed`` is called with every segment that
+        workers must unmap, ``woken`` when a lease ends, from any thread. ``locks`` and ``fence`` are for segments that
+        a device reads."""
         self.limit_bytes = limit_bytes
         self.keep_free = keep_free
         self._headroom_bytes = headroom_bytes
@@ -115,39 +116,40 @@ class Arena:
         self.free_bytes = 0
         self.peak_bytes = 0
         self.handed_over_bytes = 0
-        """Bytes that have become the user's own, in all."""
+        """Bytes of all batches handed over to the user so far."""
 
     def segment(self, number: int) -> Segment:
         """A segment that is in use, by number."""
         return self._in_use[number]
 
     def headroom_bytes(self) -> int:
-        """What the machine or container can still give, besides what was taken and has no pages yet."""
+        """The memory that the machine or container has left, less that of segments whose pages do not exist yet."""
         return self._headroom_bytes() - sum(s.capacity_bytes for s in self._in_use.values() if not s.filled)
 
     # -- admission -------------------------------------------------------------
 
     def fits(self, need_bytes: int, *, promised_bytes: int = 0) -> bool:
-        """Whether ``need_bytes`` more can be in use next to ``promised_bytes`` already spoken for."""
+        """Whether ``need_bytes`` more fit the limit, together with ``promised_bytes`` that are reserved already."""
         return self.in_use_bytes + promised_bytes + capacity_for(need_bytes) <= self.limit_bytes
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Change the limit now. Free segments beyond it are closed; those in use come back when they do."""
+        """Change the limit now. Free segments beyond it are closed; segments in use are not taken away."""
         if limit_bytes < self.limit_bytes:
             self._close_free_beyond(limit_bytes - self.in_use_bytes)
         self.limit_bytes = limit_bytes
 
     def take(self, need_bytes: int) -> Segment | None:
-        """A segment of at least ``need_bytes``, or None where the machine itself has no memory left for it.
+        """A segment of at least ``need_bytes``, or None if the machine itself has no memory left for it.
 
-        The budget is the caller's business (``fits``); free segments are closed as far as the limit requires.
+        The caller checks the budget (``fits``); free segments are closed as far as the limit requires.
         """
         capacity = capacity_for(need_bytes)
         self._needs.append(capacity)
         segment = self._reusable(capacity)
         if segment is None:
             self._close_free_beyond(self.limit_bytes - self.in_use_bytes - capacity)
-            # Reserving past a container's limit is a SIGKILL, not an error: look before touching anything.
+            # Reserving beyond a container's limit is a SIGKILL, not an error, so check the headroom before touching any
+            # page.
             if self.headroom_bytes() < capacity:
                 self._close_free_beyond(0)
                 if self.headroom_bytes() < capacity:
@@ -162,7 +164,7 @@ class Arena:
         return segment
 
     def release(self, segment: Segment) -> None:
-        """The segment's bytes are nobody's: keep it for the next batch, or close it."""
+        """The segment is not in use any more: keep it for the next batch, or close it."""
         segment.filled = True
         self._in_use.pop(segment.number)
         self.in_use_bytes -= segment.capacity_bytes
@@ -173,7 +175,7 @@ class Arena:
             self._close(min(self._free, key=lambda s: s.capacity_bytes))
 
     def close_free(self) -> None:
-        """Close every free segment: the loader is idle and somebody else may need the memory."""
+        """Close every free segment: the loader is idle and other programs may need the memory."""
         self._close_free_beyond(0)
 
     # -- leases ----------------------------------------------------------------
@@ -181,8 +183,8 @@ class Arena:
     def lend(self, segment: Segment, used_bytes: int) -> np.ndarray:
         """Bytes of a ready segment for the user to keep. The lease ends with the array's last reference.
 
-        A user who keeps very many batches gets copies of small ones and whole segments for large ones: lent ones cost
-        a descriptor each.
+        If the user holds very many batches, small ones are copied and large ones handed over, because each lent segment
+        keeps a descriptor open.
         """
         segment.filled = True
         if self.lent_count >= _MOST_LENT and used_bytes < _COPY_BELOW_BYTES:
@@ -197,7 +199,7 @@ class Arena:
         return token
 
     def collect_returned(self) -> bool:
-        """Take back what the user dropped since the last call; True if anything came."""
+        """Take back the batches that the user dropped since the last call; True if that released a segment."""
         came = False
         while self._returned:
             lease = self._returned.popleft()
@@ -211,26 +213,28 @@ class Arena:
         return came
 
     def fence(self, segment: Segment) -> None:
-        """The user got tensors that a device can read: the segment comes back only when the device is past them."""
+        """The user got tensors that a device can read: the segment comes back only when the device has finished with
+        them."""
         if (lease := self._leases.get(segment.number)) is not None:
             lease.fenced = True
 
     def pass_through(self, segment: Segment) -> Lease | None:
-        """The user gets a copy on a device: the segment comes back by itself, and is not for handing over."""
+        """The user gets a copy on a device: the segment comes back by itself, and is never handed over."""
         lease = self._leases.get(segment.number)
         if lease is not None:
             lease.passing = True
         return lease
 
     def pass_fence(self) -> None:
-        """Take back what the device is past. Training thread only: it marks the device's queues."""
+        """Take back the segments that the device has finished with. Training thread only, because it marks the device's
+        queues."""
         if self._fence is not None:
             for lease in self._fence.advance():
                 self._take_back_fenced(lease)
 
     @property
     def is_returning(self) -> bool:
-        """Whether memory will come back without the user's doing anything."""
+        """Whether memory will come back even if the user drops nothing."""
         return bool(self._fence) or any(lease.passing for lease in self._leases.values())
 
     @property
@@ -238,7 +242,8 @@ class Arena:
         return bool(self._returned)
 
     def hand_over_oldest(self) -> bool:
-        """Make the longest-held lent segment the user's own, out of the budget; False if nothing is lent."""
+        """Hand over the segment that has been lent for longest, outside the budget from then on; False if nothing is
+        lent."""
         self.collect_returned()
         lease = next((lease for lease in self._leases.values() if not lease.passing), None)
         if lease is None:
@@ -268,7 +273,7 @@ class Arena:
         return sum(not lease.passing for lease in self._leases.values())
 
     def close(self) -> None:
-        """Let go of everything; batches the user still holds stay intact until dropped."""
+        """Release everything; batches that the user still holds stay valid until they are dropped."""
         self._is_closed = True
         self.collect_returned()
         if self._fence is not None:
@@ -293,12 +298,12 @@ class Arena:
         if self._is_closed and lease.fenced:
             self._end_late(lease)
             return
-        # Any thread, even inside the garbage collector while the lock is held: append, nothing more.
+        # Runs in any thread, even inside the garbage collector while the lock is held: do nothing but append.
         self._returned.append(lease)
         self._woken()
 
     def _end_late(self, lease: Lease) -> None:
-        """The user kept a page-locked batch longer than the arena lived."""
+        """The user held a page-locked batch for longer than the arena existed."""
         assert self._fence is not None
         self._fence.put(lease)
         for late in self._fence.drain():
@@ -317,14 +322,14 @@ class Arena:
             self._locks.unlock(segment)
 
     def _reusable(self, capacity: int) -> Segment | None:
-        # Of equal ones the latest: its bytes may still be in a cache.
+        # Among equal ones take the latest, whose bytes may still be in a processor's cache.
         fitting = [s for s in reversed(self._free) if s.capacity_bytes >= capacity]
         if not fitting:
             return None
         segment = min(fitting, key=lambda s: s.capacity_bytes)
         if segment.capacity_bytes > max(REUSE_UP_TO * capacity, REUSE_ANY_BELOW_BYTES):
             return None
-        # A loose fit must not push the budget over where a tight one would not.
+        # A segment larger than the need must not exceed a budget that one of the right size would keep.
         if segment.capacity_bytes > capacity and self.in_use_bytes + segment.capacity_bytes > self.limit_bytes:
             return None
         self._free.remove(segment)
@@ -332,8 +337,8 @@ class Arena:
         return segment
 
     def _worth_keeping_bytes(self) -> int:
-        """What may lie free: no more than was ever in use at a time, or batches of uneven sizes would leave segments
-        that fit none of the next ones until the budget is full of them."""
+        """How many bytes may stay free: no more than were ever in use at a time. Otherwise batches of uneven sizes
+        would fill the budget with segments that fit none of the next batches."""
         return min(self.limit_bytes, self._most_in_use_bytes) - self.in_use_bytes
 
     def _close_free_beyond(self, keep_bytes: int) -> None:
@@ -341,8 +346,8 @@ class Arena:
             self._close(self._least_useful())
 
     def _least_useful(self) -> Segment:
-        """Of the free ones, one that is too large for what was needed of late, or else the smallest: large ones take
-        longest to make again."""
+        """A free segment that is too large for the recent needs, or else the smallest, because large ones take longest
+        to create again."""
         largest = max(self._free, key=lambda s: s.capacity_bytes)
         is_too_large = largest.capacity_bytes > REUSE_UP_TO * max(self._needs)
         return largest if is_too_large else min(self._free, key=lambda s: s.capacity_bytes)
@@ -350,9 +355,9 @@ class Arena:
     def _close(self, segment: Segment) -> None:
         self._free.remove(segment)
         self.free_bytes -= segment.capacity_bytes
-        # Pages must not go from under a device.
+        # Unlock first: a device may read page-locked pages at any time.
         self._unlock(segment)
-        # A worker busy with a long sample will not unmap it for a while.
+        # A worker that is busy with a long sample unmaps the segment late, so release its pages now.
         segment.empty()
         self._retire(segment)
 

@@ -1,4 +1,5 @@
-"""Any Python object to bytes in a segment and back: tensors and arrays as raw aligned bytes, the rest beside them.
+"""Any Python object to bytes in a segment and back: tensors and arrays as raw aligned bytes, everything else as a
+pickle.
 
 In:  a batch, a sample or a list of samples; later a buffer that holds what was written.
 Out: ``Encoded`` (a small pickle plus the raw buffers it refers to), and the object again, viewing the buffer.
@@ -26,7 +27,7 @@ ALIGN_BYTES = 64
 
 _PROTOCOL = pickle.HIGHEST_PROTOCOL
 SMALL_PICKLE_BYTES = 64 << 10
-"""A pickle up to this size travels beside its buffers; a larger one (long texts, raw bytes) is a buffer itself."""
+"""A pickle up to this size travels in the message; a larger one (long texts, raw bytes) becomes a buffer."""
 
 
 class Encoded:
@@ -55,16 +56,17 @@ class Encoded:
 def encode(value: object, *, exactly: bool = False) -> Encoded:
     """Split ``value``. Raises what pickle raises for objects that cannot travel.
 
-    ``exactly``: also refuse arrays that would arrive with other strides and fool a collate function by it.
+    ``exactly``: also refuse arrays that would arrive with other strides, because a collate function may depend on
+    these.
     """
     buffers: list[memoryview] = []
-    # A callback that gives nothing back keeps its buffer out of the pickle.
+    # If the callback returns None, the buffer is left out of the pickle.
     pickled = _pickled(value, _dispatch_table(exactly), lambda buffer: buffers.append(buffer.raw()))
     return Encoded(pickled, buffers)
 
 
 def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
-    """Rebuild an object whose buffers lie in ``source``; without ``pickled``, the last of them is the pickle.
+    """Rebuild an object whose buffers lie in ``source``; if ``pickled`` is None, the last buffer is the pickle.
 
     Tensors and arrays are views that keep ``source`` alive.
     """
@@ -94,9 +96,9 @@ def _pickled(
 
 
 def _reduce_array(array: np.ndarray, *, exactly: bool) -> Any:
-    # numpy takes the bytes of an array with gaps into the pickle; without gaps they stay outside.
+    # numpy puts the bytes of an array with gaps into the pickle; those of an array without gaps stay outside.
     if exactly and min(array.strides, default=0) < 0:
-        raise TypeError("an array that runs backwards would arrive running forwards")
+        raise TypeError("an array with negative strides would arrive with positive ones")
     gaps = not (array.flags.c_contiguous or array.flags.f_contiguous) and not array.dtype.hasobject
     return (np.ascontiguousarray(array) if gaps else array).__reduce_ex__(_PROTOCOL)
 
@@ -110,7 +112,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         return _empty_tensor, (tensor.dtype, tuple(tensor.shape))
     if tensor.is_contiguous():
         return _tensor_over, (_raw_bytes(tensor), tensor.dtype, tuple(tensor.shape))
-    # Transposed and channels-last tensors keep their strides, as they do on torch's own way.
+    # Transposed and channels-last tensors keep their strides, as they do in torch's DataLoader.
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     if not tensor.permute(order).is_contiguous():
         return _tensor_over, (_raw_bytes(tensor.contiguous()), tensor.dtype, tuple(tensor.shape))
@@ -119,7 +121,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is nothing but its bytes, dtype and shape."""
+    """Whether the tensor consists of its bytes, dtype and shape only."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -142,7 +144,7 @@ def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a contiguous tensor that is not empty, without a copy."""
-    # Of a single element torch calls any stride contiguous, and then refuses to see it as bytes.
+    # torch calls a single element contiguous whatever its stride is, and then refuses to view it as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
@@ -151,7 +153,7 @@ def _empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _tensor_over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    # Pickled inside a message the bytes are immutable; a batch is the user's to change.
+    # Bytes pickled inside a message are immutable, but users may change a batch.
     if isinstance(buffer, bytes):
         buffer = bytearray(buffer)
     return torch.frombuffer(buffer, dtype=dtype).view(shape)

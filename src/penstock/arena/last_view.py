@@ -1,11 +1,11 @@
-"""Something to do once the last view of an object is gone.
+"""A call to make once the last view of an object is gone.
 
 In:  an object and a call.
-Out: the call, made in whichever thread lets go last; never because the interpreter leaves.
+Out: the call, made in the thread that drops the last view; never made by the interpreter's exit.
 Runs in: any process, any thread.
 
-Not ``weakref.finalize``: at exit Python goes through all of those without a lock and fails, aloud, where another
-thread maps one more batch meanwhile. What is left at exit, the kernel takes back.
+Not ``weakref.finalize``: at exit Python walks all finalizers without a lock, and prints an error if another thread maps
+one more batch meanwhile. The kernel releases everything that is left at exit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _waiting: dict[int, weakref.ref[Any]] = {}
 
 
 def when_gone(thing: Any, call: Callable[..., object], *arguments: Any) -> None:
-    # Bound here: while the interpreter leaves, a module's names go before its functions do.
+    # A default argument, because at exit the interpreter clears a module's names before its functions.
     def gone(reference: weakref.ref[Any], waiting: dict[int, weakref.ref[Any]] = _waiting) -> None:
         del waiting[id(reference)]
         call(*arguments)

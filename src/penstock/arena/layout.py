@@ -60,13 +60,13 @@ class BatchLayout:
         return _collated(self.template.shape, iter(values))
 
     def rebuild(self, values: Sequence[Any]) -> Any:
-        """The sample a matcher took apart into ``values``."""
+        """The sample that a matcher split into ``values``."""
         return _rebuilt(self.template.shape, iter(values))
 
     def sample(
         self, columns: Sequence[torch.Tensor | None], texts: Sequence[Sequence[Any]], row: int, text_row: int
     ) -> Any:
-        """The sample that was written at ``row``, as it was; its texts are at ``text_row`` of theirs."""
+        """The sample that was written at ``row``; its texts are at ``text_row`` of each list in ``texts``."""
         listed = iter(texts)
         values = [
             next(listed)[text_row] if column is None else _row_value(leaf, column[row])
@@ -153,7 +153,7 @@ def _collated(shape: Any, values: Any) -> Any:
         return next(values)
     if head == "dict":
         return {key: _collated(child, values) for key, child in zip(shape[1], shape[2], strict=True)}
-    # Texts inside a sequence come out of torch's transposition as a tuple, elsewhere as a list.
+    # torch's collate returns texts inside a sequence as a tuple, and all other texts as a list.
     items = [_collated(child, values) for child in shape[1]]
     items = [
         tuple(i) if child[0] == "leaf" and type(i) is list else i for child, i in zip(shape[1], items, strict=True)

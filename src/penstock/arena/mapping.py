@@ -1,11 +1,11 @@
 """Shared mappings of a descriptor that do not keep a descriptor of their own.
 
 In:  a memfd and a size.
-Out: a buffer; the mapping goes with its last view.
+Out: a buffer; the mapping ends with its last view.
 Runs in: trainer and worker.
 
-Python's mmap duplicates the descriptor for the life of the mapping, so a user who keeps a thousand batches would run
-out of open files.
+Python's mmap duplicates the descriptor for as long as the mapping exists, so a user who holds a thousand batches would
+run out of open files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def address_of(buffer: Any) -> int:
 def populate(buffer: Any, start: int, end: int) -> None:
     """Map the pages of a part of a buffer now, in one call, instead of faulting each in on first touch.
 
-    Kernels before 5.14 do not know how and say so: pages then fault in one by one.
+    Kernels before 5.14 refuse this; pages are then mapped one by one, on first touch.
     """
     assert _libc is not None
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
@@ -55,8 +55,9 @@ def populate(buffer: Any, start: int, end: int) -> None:
 
 
 def remove(buffer: Any, start: int, end: int) -> None:
-    """Give the pages of a part of a buffer back to the system, whoever else has them mapped. They read as zeros."""
+    """Release the pages of a part of a buffer to the system, even if other processes have them mapped. They read as
+    zeros."""
     assert _libc is not None
     if _libc.madvise(ctypes.addressof(buffer) + start, end - start, mmap.MADV_REMOVE) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{os.strerror(number)}: giving back {end - start} bytes")
+        raise OSError(number, f"{os.strerror(number)}: releasing {end - start} bytes")

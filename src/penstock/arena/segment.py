@@ -1,11 +1,11 @@
 """One shared piece of memory: created and owned by the trainer, mapped by the workers that write into it.
 
-In:  a size in bytes (trainer), or the handle of somebody else's segment (worker).
+In:  a size in bytes (trainer), or the descriptor or name of the trainer's segment (worker).
 Out: a buffer both sides see.
 Runs in: trainer and worker.
 
-On Linux a segment is a memfd: no name to leak, not bound by the size of /dev/shm, gone with its last
-descriptor and mapping. Elsewhere it is a named shared-memory block that its creator unlinks.
+On Linux a segment is a memfd: it has no name that could be left behind, is not limited by the size of /dev/shm, and is
+gone with its last descriptor and mapping. On other systems it is a named shared-memory block that its creator unlinks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Segment:
         self._fd = fd
         self._block = block
         self.filled = False
-        """Whether it has been written to: until then its pages may not exist yet, and nobody has counted them."""
+        """Whether it has been written to: until then its pages may not exist, and no meter counts them."""
         _mapped.add(self)
 
     @property
@@ -65,26 +65,27 @@ class Segment:
             mapping.populate(self._buffer, start, end)
 
     def trim(self, keep_bytes: int) -> None:
-        """Give back the pages beyond ``keep_bytes``; nobody may touch them afterwards."""
+        """Release the pages beyond ``keep_bytes``; no process may touch them afterwards."""
         keep = round_up(keep_bytes, PAGE_BYTES)
         if self._fd is not None and keep < self.capacity_bytes:
             os.ftruncate(self._fd, keep)
             self.capacity_bytes = keep
 
     def empty(self) -> None:
-        """Give back every page at once, whoever still has the segment mapped; nobody may touch it afterwards."""
+        """Release every page at once, even if other processes have the segment mapped; none may touch it afterwards."""
         if self._fd is not None:
             os.ftruncate(self._fd, 0)
 
     def close_descriptor(self) -> None:
-        """Let go of the descriptor alone: nobody else can map the segment any more."""
-        # A fork between the two would have the child close a descriptor that is somebody else's by then.
+        """Close the descriptor alone: no other process can map the segment any more."""
+        # Cleared first: after a fork between the two steps, the child would close a number that belongs to another file
+        # by then.
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of this side's descriptor and mapping; views still held keep the mapping until they go."""
+        """Close this process's descriptor and mapping; views that still exist keep the mapping until they are gone."""
         self.close_descriptor()
         self._buffer = None
         if self._block is not None:
@@ -111,7 +112,7 @@ def create_segment(number: int, capacity_bytes: int, *, use_memfd: bool = HAS_ME
 
 
 def attach_segment(number: int, capacity_bytes: int, *, fd: int | None, name: str | None) -> Segment:
-    """Map a segment another process made. Takes over ``fd``."""
+    """Map a segment that another process created. Takes over ``fd``."""
     if fd is not None:
         try:
             buffer = mapping.map_shared(fd, capacity_bytes)
@@ -120,7 +121,8 @@ def attach_segment(number: int, capacity_bytes: int, *, fd: int | None, name: st
         return Segment(number, capacity_bytes, buffer, None)
     assert name is not None
     block = shared_memory.SharedMemory(name=name)
-    # Python registers attached blocks as if they were ours, and would unlink the owner's at our exit.
+    # Python registers attached blocks as if this process owned them, and would unlink the owner's block when this
+    # process exits.
     with contextlib.suppress(KeyError, AttributeError):
         resource_tracker.unregister(block._name, "shared_memory")  # type: ignore[attr-defined]
     return Segment(number, capacity_bytes, block.buf, None, block)
@@ -136,9 +138,10 @@ def _forget_views(block: Any) -> None:
 
 
 def _let_go_in_child() -> None:
-    """In a forked child: drop what it inherited, or the memory would outlive its owner's interest in it.
+    """In a forked child: drop the inherited segments, or their memory would stay allocated after the trainer released
+    it.
 
-    Segments somebody holds a view of stay mapped: the child may have a use for the batch it inherited.
+    A segment with a view stays mapped, because the child may use the batch that it inherited.
     """
     for segment in list(_mapped):
         fd, segment._fd = segment._fd, None

@@ -13,11 +13,11 @@ import mmap
 PAGE_BYTES = mmap.PAGESIZE
 _LARGE_STEP_BYTES = 64 << 10
 REUSE_UP_TO = 2.0
-"""A free segment over this many times the need is closed instead of reused: its bytes are wanted elsewhere."""
+"""A free segment of more than this many times the need is not reused: other batches need its bytes."""
 REUSE_ANY_BELOW_BYTES = 1 << 20
-"""Below this size a loose fit wastes less than a new segment costs."""
+"""Segments below this size are always reused: the unused bytes cost less than a new segment."""
 RECENT_NEEDS = 64
-"""Needs that are remembered, to tell which free segments are of use."""
+"""Recent needs that are kept, to find the free segments that are too large for them."""
 
 
 def round_up(count: int, step: int) -> int:
@@ -25,5 +25,5 @@ def round_up(count: int, step: int) -> int:
 
 
 def capacity_for(need_bytes: int) -> int:
-    """How large a segment for ``need_bytes`` is made: whole pages, coarser once the rounding is negligible."""
+    """The size of a new segment for ``need_bytes``: whole pages, and coarser steps where the rounding is negligible."""
     return round_up(max(need_bytes, 1), PAGE_BYTES if need_bytes < 16 * _LARGE_STEP_BYTES else _LARGE_STEP_BYTES)

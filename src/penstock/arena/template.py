@@ -1,12 +1,12 @@
-"""What one sample looks like, learnt from samples, and where its parts lie when many of them form a batch.
+"""The template of a sample: its structure, types and shapes, learnt from earlier samples.
 
 In:  samples of one structure (nested dict, list, tuple, namedtuple of tensors, arrays, numbers, strings).
 Out: rows written into a segment as samples are produced, and the batch ``default_collate`` would have made,
      viewing those rows.
 Runs in: worker (learn, write), trainer and collating worker (read).
 
-A template promises nothing it has not checked: a sample that differs in any shape, dtype, type or key does not
-match, and its batch goes through torch's own collate, for its result or its error.
+Every sample is checked against the template: if it differs in any shape, dtype, type or key, its batch goes through
+torch's own collate, for its result or its error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAF = ("leaf",)
 
 @dataclass(frozen=True, slots=True)
 class TemplateLeaf:
-    """One value inside a sample. ``dtype`` is that of the batch, None for what is only listed."""
+    """One value inside a sample. ``dtype`` is that of the batch; None for texts, which are only listed."""
 
     kind: str
     """tensor, array, scalar (numpy's), number, text"""
@@ -60,7 +60,7 @@ def is_default_collate(collate_fn: Callable[..., Any]) -> bool:
 
 
 def learn(sample: Any) -> Template | None:
-    """The template of ``sample``, or None where only torch's collate knows what to do."""
+    """The template of ``sample``, or None if only torch's collate can handle it."""
     leaves: list[TemplateLeaf] = []
     try:
         shape = _learn(sample, leaves)
@@ -72,8 +72,8 @@ def learn(sample: Any) -> Template | None:
 def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
     """A function that gives a sample's values in leaf order, or None if the sample does not match.
 
-    Checks are what a batch's layout depends on. Tensors that are not plain bytes (sparse, on a device, requiring
-    gradients) are refused when they are written.
+    It checks everything that a batch's layout depends on. Tensors that are not plain bytes (sparse, on a device,
+    requiring gradients) are refused when they are written.
     """
     checks = [_check(leaf) for leaf in template.leaves]
     if template.shape == _LEAF:
@@ -100,7 +100,7 @@ def _check(leaf: TemplateLeaf) -> Callable[[Any], bool]:
     if leaf.kind == "tensor":
         return lambda v: type(v) is kind and v.dtype is dtype and v.shape == shape
     if leaf.kind == "array":
-        # torch refuses arrays that run backwards, so they are left to it.
+        # torch refuses arrays with negative strides, so they are left to it.
         return lambda v: type(v) is kind and v.dtype == np_dtype and v.shape == shape and min(v.strides, default=0) >= 0
     if kind is int:
         return lambda v: type(v) is kind and -(1 << 63) <= v < 1 << 63

@@ -2,10 +2,10 @@
 
 In:  a dataset whose items are whole batches, an engine with a grid of ranks, a model with ``prepare_inputs``.
 Out: micro-batches ``(features, label)``, as the engine's stage needs them.
-Runs in: trainer. Needs no deepspeed to import, nor to run with any object that looks like its engine.
+Runs in: trainer. Importing it does not need deepspeed; it runs with any object that has the methods of its engine.
 
-Of the stages of a pipeline the first one loads; what it prepared may depend on noise it drew, so the last one gets its
-labels from there; those between get nothing, and start no worker.
+Only the first stage of a pipeline loads data. Its labels may depend on noise that it drew, so it sends them to the last
+stage. The stages in between load nothing and start no worker.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from penstock.loader.dataloader import DataLoader
 from penstock.workers.rng import mix, seed_stretch
 
 PREFETCH_KEY = "dataloader_prefetch_per_worker"
-"""What the setting is called in training configurations."""
+"""The name of the setting in training configurations."""
 DEFAULT_PREFETCH = 1
 _VERSION = 1
 
 
 class PipelineDataLoader:
-    """Iterates without end over a dataset of whole batches; ``epoch`` says which time it is, from 1.
+    """Iterates without end over a dataset of whole batches; ``epoch`` counts the passes, from 1.
 
-    ``prefetch_batches_per_worker``: batches a worker may be ahead. Not given, it is read from ``config`` under
-    ``dataloader_prefetch_per_worker``, so that training and evaluation have the same; 1 if it is not there either.
-    ``seed``: with the data-parallel rank, epoch and index, what samples' randomness comes from.
+    ``prefetch_batches_per_worker``: how many batches a worker may be ahead. By default it is read from ``config`` under
+    ``dataloader_prefetch_per_worker``, so that training and evaluation use the same number; without that it is 1.
+    ``seed``: the seed of a sample's randomness, together with the data-parallel rank, the epoch and the index.
     ``loader_options`` go to ``penstock.DataLoader``: ``memory``, ``device``, ``pin_memory``.
     """
 
@@ -64,7 +64,7 @@ class PipelineDataLoader:
         self.eval_quantile: float | None = None
         self.epoch = 1
         self.ranks = Ranks.of(model_engine)
-        # A dataset that was told its rank has only its own batches.
+        # A dataset with ``post_init`` has been given its rank, and contains only this rank's batches.
         shards = 1 if hasattr(dataset, "post_init") else self.ranks.data_parallel_world_size
         self._order = _Order(len(dataset), shard=self.ranks.data_parallel_rank % shards, shards=shards)
         self.dataloader = DataLoader(
@@ -79,9 +79,9 @@ class PipelineDataLoader:
         self._labels = StageLabels(self.ranks.global_ranks) if self.ranks.is_pipe_parallel else None
         self._batches: Any = None
         self._done = 0
-        """Batches of this epoch that were handed out whole."""
+        """Batches of this epoch whose micro-batches were all returned."""
         self._waiting: deque[tuple[Any, Any]] = deque()
-        """Micro-batches of the present batch that were not handed out yet."""
+        """Micro-batches of the current batch that were not returned yet."""
 
     # -- iterating ----------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class PipelineDataLoader:
         return self
 
     def __len__(self) -> int:
-        """Micro-batches an epoch, on this rank."""
+        """Micro-batches per epoch on this rank."""
         return len(self._order) * self.gradient_accumulation_steps
 
     def __next__(self) -> tuple[Any, Any]:
@@ -105,7 +105,7 @@ class PipelineDataLoader:
     def _next_batch(self) -> list[tuple[Any, Any]]:
         if self._labels is not None and not self.ranks.is_first_stage:
             if not self.ranks.is_last_stage:
-                raise ConfigError("a stage between the first and the last one has no data; do not ask it for any")
+                raise ConfigError("a stage between the first and the last has no data; do not iterate the loader there")
             return [(None, label) for label in self._labels.receive(self.epoch, self._done)]
         if self._batches is None:
             self._order.begin_at(self.epoch, self._done)
@@ -125,15 +125,15 @@ class PipelineDataLoader:
     # -- what training loops call ----------------------------------------------------------------
 
     def reset(self) -> None:
-        """Begin anew, at the first epoch."""
+        """Start again at the first epoch."""
         self._begin(1)
 
     def set_eval_quantile(self, quantile: float | None) -> None:
-        """What ``prepare_inputs`` gets as ``timestep_quantile`` from the next batch on."""
+        """Set the ``timestep_quantile`` that ``prepare_inputs`` gets from the next batch on."""
         self.eval_quantile = quantile
 
     def sync_epoch(self) -> None:
-        """Tell every process the epoch, those without data too."""
+        """Set the same epoch in every process, including those that load no data."""
         if dist.is_available() and dist.is_initialized():
             epochs: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(epochs, self.epoch)
@@ -144,9 +144,9 @@ class PipelineDataLoader:
         return {"version": _VERSION, "epoch": self.epoch, "batches": self._done, "micro_batches": begun}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the state was taken, with any number of workers."""
+        """Continue from where the state was taken, with any number of workers."""
         if state_dict.get("version") != _VERSION:
-            raise ConfigError(f"this is no state of a PipelineDataLoader: version {state_dict.get('version')!r}")
+            raise ConfigError(f"this is not the state of a PipelineDataLoader: version {state_dict.get('version')!r}")
         if not 0 <= state_dict["batches"] < len(self._order):
             raise ConfigError(
                 f"the state is at batch {state_dict['batches']} of an epoch that has {len(self._order)} here: it was "
@@ -164,7 +164,7 @@ class PipelineDataLoader:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Where in an engine's grid this process stands."""
+    """The place of this process in an engine's grid."""
 
     data_parallel_rank: int
     data_parallel_world_size: int
@@ -173,7 +173,7 @@ class Ranks:
     pipe_parallel_world_size: int
     is_pipe_parallel: bool
     global_ranks: tuple[int, int]
-    """Of this pipeline's first and last stage."""
+    """The global ranks of this pipeline's first and last stage."""
 
     @property
     def is_first_stage(self) -> bool:
@@ -185,7 +185,7 @@ class Ranks:
 
     @staticmethod
     def of(engine: Any) -> Ranks:
-        """Of an engine; of one without a grid, that every process of the job has data of its own."""
+        """The ranks of an engine. Without a grid, every process of the job counts as a data-parallel rank."""
         grid: Any = getattr(engine, "grid", None)
         is_job = not hasattr(engine, "grid") and dist.is_available() and dist.is_initialized()
 
@@ -209,10 +209,10 @@ class Ranks:
 
 
 class _Order:
-    """Which batches this rank gets, each with its epoch: a sampler that may begin anywhere."""
+    """A sampler of this rank's batches, each with its epoch; it can begin at any batch."""
 
     def __init__(self, length: int, *, shard: int, shards: int) -> None:
-        # The same number for every rank, or some would wait for the others at the end of an epoch.
+        # Every rank gets the same number of batches; otherwise some ranks would wait for others at the end of an epoch.
         self._indices = range(shard, length // shards * shards, shards) if length >= shards else range(length)
         self._epoch, self._first = 1, 0
 
@@ -227,7 +227,7 @@ class _Order:
 
 
 class _Seeded(Dataset):
-    """Every batch under a seed of its own, whoever fetches it: stages and resumed runs get the same."""
+    """Every batch has its own seed, whichever worker fetches it, so stages and resumed runs get the same batches."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
@@ -243,7 +243,8 @@ class _Seeded(Dataset):
 
 
 def split(features: Any, label: Any, pieces: int) -> list[tuple[Any, Any]]:
-    """A batch cut into micro-batches of equal size: every tensor as long as the batch, the rest goes with each."""
+    """A batch cut into micro-batches of equal size. Tensors as long as the batch are cut; each micro-batch gets
+    everything else."""
     if pieces == 1:
         return [(features, label)]
     length = next((len(tensor) for tensor in _tensors((features, label)) if tensor.dim()), 0)
@@ -275,7 +276,7 @@ def _cut(value: Any, length: int, number: int, pieces: int) -> Any:
     if isinstance(value, Mapping):
         return rebuilt(value, {key: _cut(item, length, number, pieces) for key, item in value.items()})
     if isinstance(value, list) and len(value) == length and not any(isinstance(item, torch.Tensor) for item in value):
-        # One text or size per sample.
+        # A list with one text or size per sample.
         return value[number * size : (number + 1) * size]
     if isinstance(value, (list, tuple)):
         return rebuilt(value, [_cut(item, length, number, pieces) for item in value])

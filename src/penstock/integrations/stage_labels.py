@@ -1,10 +1,10 @@
 """Labels from the first stage of a pipeline to the last.
 
-In:  what the first stage prepared, batch by batch.
+In:  the labels that the first stage prepared, batch by batch.
 Out: the same at the last stage.
 Runs in: trainer, at both ends.
 
-They travel between host memories, beside the engine's own traffic and without waiting for it: the first stage is
+They travel between host memories, apart from the engine's own messages and without waiting for them: the first stage is
 ahead of the last by as many micro-batches as there are stages.
 """
 
@@ -22,12 +22,13 @@ from penstock.cache.store.values import PackedValue, unpack
 from penstock.errors import ConfigError
 
 _MOST_UNDER_WAY = 4
-"""Batches whose labels may be on the way."""
+"""The most batches whose labels are sent and not yet received."""
 
 
 class StageLabels:
     def __init__(self, ends: tuple[int, int]) -> None:
-        """Every process of the job makes one at the same moment; ``ends`` are the ranks of its own pipeline's."""
+        """Every process of the job must create one at the same time; ``ends`` are the first and last rank of its
+        pipeline."""
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(
                 "a pipeline of several stages needs torch.distributed: start it with deepspeed or torchrun"
@@ -35,7 +36,7 @@ class StageLabels:
         pairs: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(pairs, ends)
         self._first, self._last = ends
-        # Everybody takes part in making every group.
+        # Every process must take part in creating every group.
         groups = {pair: dist.new_group(list(pair), backend="gloo") for pair in sorted(set(pairs))}
         self._group: Any = groups[ends]
         self._under_way: deque[tuple[list[Any], list[torch.Tensor]]] = deque()
@@ -52,7 +53,7 @@ class StageLabels:
         self._under_way.append(([dist.isend(part, self._last, group=self._group) for part in parts], parts))
 
     def receive(self, epoch: int, batch: int) -> Any:
-        """The labels of one batch; those of others that were sent and not asked for are passed over."""
+        """The labels of one batch; labels of other batches that were sent before are skipped."""
         while True:
             *place, labels = self._receive()
             if place == [epoch, batch]:
@@ -77,7 +78,7 @@ def _on_host(value: Any) -> Any:
 
 
 def rebuilt(like: Any, items: Any) -> Any:
-    """A mapping, list or tuple with other items, of the same type where that can be made of them."""
+    """A mapping, list or tuple with other items, of the same type if that type can be created from them."""
     kind = type(like)
     if kind in (dict, list):
         return items

@@ -1,10 +1,10 @@
-"""The board: what each worker has in its hands right now, readable even after its death.
+"""The board: the task and row that each worker is at now, readable even after the worker crashed.
 
 In:  a worker's current task and row.
 Out: the same, for the trainer.
 Runs in: worker (writes its own place), trainer (reads).
 
-A killed worker says nothing, so this is shared memory: one page, two numbers a worker.
+A killed worker cannot report anything, so this is shared memory: one page, two numbers per worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.arena.segment import Segment, create_segment
 from penstock.arena.segment_sizes import PAGE_BYTES
 
 BOARD_SEGMENT = -3
-"""The number the board's segment travels under; the arena counts from 0."""
+"""The segment number of the board; the arena counts from 0."""
 _NOTHING = -1
 _PLACES = PAGE_BYTES // 16
 
@@ -48,7 +48,7 @@ class Board:
         self._cells[:] = _NOTHING
 
     def in_hand(self, worker_id: int) -> tuple[int, int]:
-        """The task the worker is or was at, and the row of it (the first of a few small ones); negative: none."""
+        """The worker's current or last task, and its row (the first of a few small ones); negative: none."""
         start = 2 * (worker_id % _PLACES)
         return int(self._cells[start]), int(self._cells[start + 1])
 

@@ -1,11 +1,12 @@
-"""One worker's line to the trainer: whole messages both ways, descriptors alongside, death seen as end of file.
+"""One worker's channel to the trainer: whole messages in both directions, with descriptors; a crash is seen as end of
+file.
 
 In:  messages (any picklable object), optionally with a file descriptor.
 Out: the same on the other side, in order.
-Runs in: trainer (never blocks: what the socket does not take waits in an outbox) and worker (blocks).
+Runs in: trainer (never blocks: messages that the socket does not accept wait in an outbox) and worker (blocks).
 
-A channel belongs to two processes and no more. Children forked for any reason close the trainer's ends they
-inherit, or a dead worker's half-written message would never end.
+A channel belongs to exactly two processes. Every forked child closes the trainer's ends that it inherits; otherwise the
+trainer would wait for ever for the rest of a message that a crashed worker had half written.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Channel:
         self._sock = sock
         self._inbox = bytearray()
         self._read = bytearray()
-        """What the worker's side reads into, once it does."""
+        """The buffer that the worker's side reads into; empty until its first read."""
         self._outbox: deque[tuple[memoryview, list[int]]] = deque()
         self._fds: deque[int] = deque()
 
@@ -50,13 +51,13 @@ class Channel:
     # -- trainer: never blocks ----------------------------------------------------
 
     def post(self, message: object, *, fd: int | None = None) -> None:
-        """Queue a message; ``flush`` sends it. Raises nothing if the worker is dead: reading tells."""
+        """Queue a message; ``flush`` sends it. Raises nothing if the worker has crashed; the next read does."""
         data = _framed(message, fd is not None)
-        # A duplicate outlives the owner's descriptor, which may be closed while this waits its turn.
+        # A duplicate, because the owner may close its descriptor before this message is sent.
         self._outbox.append((memoryview(data), [] if fd is None else [os.dup(fd)]))
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send the queued messages, as far as the socket accepts them."""
         while self._outbox:
             self._join_small()
             data, fds = self._outbox[0]
@@ -101,7 +102,7 @@ class Channel:
         messages = []
         while (frame := self._next_frame()) is not None:
             messages.append(decode_inline(frame[0]))
-        # What a dying worker managed to say still counts; its death is told on the next call.
+        # Messages that a worker sent before its crash still count; the next call reports the crash.
         if closed and not messages:
             raise ChannelClosed
         return messages
@@ -109,16 +110,16 @@ class Channel:
     # -- worker: blocks -------------------------------------------------------------
 
     def send(self, *messages: object) -> None:
-        """Send messages in one go. Raises what pickle raises, before anything is sent, if one cannot travel."""
+        """Send messages in one go. If one cannot be pickled, raises what pickle raises, before anything is sent."""
         self._sock.sendall(b"".join([_framed(message, False) for message in messages]))
 
     def receive(self, *, wait: bool) -> list[tuple[Any, int | None]]:
-        """Messages that have arrived, each with the descriptor that came with it; one at least, if ``wait``."""
+        """Messages that have arrived, each with the descriptor that came with it; at least one if ``wait``."""
         self._read = self._read or bytearray(_READ_BYTES)
         received = []
         while not received:
             try:
-                # socket.recv_fds would do, if it did not ignore its flags.
+                # Not socket.recv_fds, because it ignores its flags.
                 count, ancillary, _, _ = self._sock.recvmsg_into(
                     [self._read], _FDS_SPACE, _CLOEXEC if wait else _CLOEXEC | _DONTWAIT
                 )
@@ -152,7 +153,7 @@ class Channel:
         return body, with_fd
 
     def _join_small(self) -> None:
-        """Make one send of several messages without descriptors: each wakes the worker."""
+        """Combine several messages without descriptors, because every send wakes the worker."""
         if len(self._outbox) < 2 or self._outbox[0][1] or self._outbox[1][1]:
             return
         joined = [self._outbox.popleft()[0]]

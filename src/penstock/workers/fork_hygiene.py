@@ -25,7 +25,8 @@ _lock = threading.Lock()
 
 
 def keep_from_children(end: Closable) -> None:
-    """Have forked children close ``end``: a peer that waits for it to close would otherwise wait for them too."""
+    """Have forked children close ``end``; otherwise a peer that waits for it to close would wait for the children
+    too."""
     with _lock:
         _trainer_only.add(end)
 

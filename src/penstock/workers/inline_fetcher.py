@@ -16,7 +16,7 @@ from penstock.workers.stretches import stretch_rows
 
 
 class InlineFetcher:
-    """Gives the same batches a worker would."""
+    """Returns the same batches as a worker."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup

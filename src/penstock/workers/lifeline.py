@@ -1,13 +1,12 @@
-"""Where a worker process begins: tied to its trainer before anything heavy is imported.
+"""The start of a worker process: it is tied to its trainer before it imports anything large.
 
 In:  the trainer's ``Lifeline``; what ``child.main`` needs.
-Out: a worker the kernel kills when the trainer is gone, whatever it is doing by then.
+Out: a worker that the kernel kills when the trainer has ended, whatever the worker is doing then.
 Runs in: both: the trainer holds the line, workers are tied to it.
 
-The line is a pipe nobody writes to. Its end comes when the last process that can write to it, the trainer, is no
-more, and the kernel then sends the signal that was asked for: to a worker that is stopped, or deep in a sample that
-never lets another thread run, as well as to any other. Unlike PR_SET_PDEATHSIG it does not mind which thread or
-which helper process a worker was started by.
+The line is a pipe that no process writes to. It reaches its end when the trainer, the only process that could write to
+it, has ended. The kernel then sends every worker SIGKILL, even one that is stopped, or one whose sample never lets
+another thread run. PR_SET_PDEATHSIG, in contrast, follows the thread or helper process that started the worker.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Lifeline:
         keep_from_children(self._write)
 
     def tie(self) -> Tie:
-        """What to start a worker with."""
+        """A tie for one worker, to pass to its process."""
         return Tie(self._read.fileno())
 
     def close(self) -> None:
@@ -41,7 +40,7 @@ class Lifeline:
 
 
 class Tie:
-    """A worker's side. Travelling to another process ties that process, as soon as it is unpacked there."""
+    """A worker's side. A process that unpickles it is tied from then on."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -50,7 +49,7 @@ class Tie:
         return _tied, (reduction.DupFd(self._fd),)
 
     def hold(self) -> bool:
-        """Have this process killed when the trainer is gone; False where the kernel cannot do that."""
+        """Have the kernel kill this process when the trainer has ended; False if the kernel cannot do that."""
         if sys.platform != "linux":
             return False
         import fcntl
@@ -66,7 +65,7 @@ class Tie:
         poller = select.poll()
         poller.register(own, 0)
         if poller.poll(0):
-            os._exit(1)  # the trainer was gone already: no signal will come
+            os._exit(1)  # the trainer had ended before: no signal will come
         return True
 
 

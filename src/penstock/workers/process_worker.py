@@ -112,7 +112,7 @@ class ProcessStarter:
 
     @property
     def starts_at_once(self) -> bool:
-        """Whether starting a worker is a matter of milliseconds."""
+        """Whether starting a worker takes milliseconds, not seconds."""
         return self._context.get_start_method() == "fork"
 
     def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> ProcessWorker:
@@ -127,14 +127,14 @@ class ProcessStarter:
         )
         process = self._context.Process(  # type: ignore[attr-defined]
             target=begin,
-            # The tie first: it is unpacked, and holds, before the dataset's imports begin.
+            # The tie comes first: it is unpickled, and takes effect, before the imports of the dataset begin.
             args=(self._lifeline.tie(), theirs, self._setup, start),
             name=f"penstock-worker-{worker_id}",
             daemon=True,
         )
         try:
             if not self.starts_at_once:
-                # Started with the first spawned process, it would unblock what is blocked then.
+                # The resource tracker is started before signals are blocked: its start would unblock them.
                 resource_tracker.ensure_running()
             with ctrl_c_blocked():
                 process.start()

@@ -1,4 +1,4 @@
-"""What trainer and workers say to each other. Read this first: it is the whole protocol.
+"""The messages between trainer and workers. Read this file first: it is the whole protocol.
 
 In:  nothing.
 Out: message types.
@@ -11,15 +11,16 @@ Runs in: both.
     Learn                               -->                     what samples look like, until further notice
     Fetch                               -->                     get these samples
                                         <--   Need              (when the given room is too small or none was given)
-    Room                                -->                     here it is; or drop the samples, somebody is due first
+    Room                                -->                     here it is; or drop the samples, another batch is due
+    first
                                         <--   Done              rows written, object encoded, error, or exhausted
     Collate                             -->                     make one batch of samples that others fetched
                                         <--   Need / Done
     Restart                             -->                     next epoch of a persistent worker
     Stop                                -->                     leave
 
-Every worker has a channel of its own and answers in order. Messages are named tuples rather than dataclasses
-because they are pickled for every batch, and tuples cost a third.
+Every worker has its own channel and answers in order. Messages are named tuples and not dataclasses, because they are
+pickled for every batch and tuples take a third of the time.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from penstock.arena.template import Template
 
 NO_SEGMENT = -1
 DROP = -2
-"""Instead of a segment: forget the samples, somebody is due first."""
+"""Instead of a segment: drop the samples, because another batch is due first."""
 
 
 class Resume(NamedTuple):
-    """Where a worker's successor goes on, when batches belong to workers in turn."""
+    """The point from which a worker's replacement continues, where batches belong to workers in turn."""
 
     batches: int
     """Batches its predecessor had finished in this epoch: an iterable dataset is read past them."""
@@ -51,42 +52,43 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """Unmap a segment; nobody will mention it again."""
+    """Unmap a segment; no later message refers to it."""
 
     number: int
 
 
 class Learn(NamedTuple):
-    """What samples look like, for every ``Fetch`` from now on that goes by template."""
+    """The template for every later ``Fetch`` with ``by_template``."""
 
     template: Template
 
 
 class Fetch(NamedTuple):
-    """Get samples and put them where they belong."""
+    """Fetch samples and write them to their place."""
 
     task: int
     indices: Any
     """Sampler indices of these rows; a count for iterable datasets; one index without auto-collation."""
     first_row: int
     batch_rows: int
-    """Length of the whole batch; this task covers it alone when it equals the number of its indices."""
+    """Length of the whole batch. If it equals the number of indices, this task covers the whole batch."""
     seed: int | None
-    """The batch's own seed, from which rows and collation derive theirs; None leaves the generators alone."""
+    """The batch's seed, from which the seeds of its rows and of collation are derived; None: do not seed."""
     forecast_position: int
-    """Where in its loader's plan the batch is, for a cache; 0 if there is none."""
+    """The batch's position in its loader's forecast, for a cache; 0 without a forecast."""
     segment: int
     """Where to write, or NO_SEGMENT: fetch first, then ask with ``Need``."""
     by_template: bool
-    """Whether rows lie in ``segment`` by the template last learnt; otherwise it is room for encoded objects."""
+    """Whether rows are written to ``segment`` by the last template; otherwise ``segment`` is room for encoded
+    objects."""
     alone: bool
     """Whether this worker builds the whole batch, collation included."""
     careful: bool
-    """Whether somebody died here before: one sample at a time, so that the board names the one."""
+    """Whether a worker crashed at these rows before: fetch one sample at a time, so that the board names the sample."""
 
 
 class Collate(NamedTuple):
-    """Make one batch of parts that are lying in segments."""
+    """Collate parts, which lie in segments, to one batch."""
 
     task: int
     parts: tuple[Part, ...]
@@ -96,7 +98,7 @@ class Collate(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Samples of consecutive rows, as one worker left them."""
+    """Samples of consecutive rows, fetched by one worker."""
 
     segment: int
     rows: range
@@ -119,7 +121,7 @@ class Room(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Begin the next epoch: a fresh fetcher, the generators as they are."""
+    """Begin the next epoch: with a new fetcher, and without seeding the generators again."""
 
     shared_seed: int | None
 
@@ -133,22 +135,22 @@ class Started(NamedTuple):
 
     private_bytes: int
     trace_fd: int
-    """Where its stack is written when asked for (``trace``), in its own numbering; -1 if it cannot be."""
+    """The worker's descriptor that its stack is written to on request (``stack_dump``); -1 if that is impossible."""
 
 
 class Need(NamedTuple):
-    """The worker holds samples and wants a segment for them."""
+    """The worker holds samples and needs a segment for them."""
 
     task: int
     need_bytes: int
     template: Template | None
-    """Set when rows are to be laid out by it; None when encoded objects are to be written."""
+    """The template to lay rows out by; None if encoded objects are to be written."""
     private_bytes: int
-    """As in ``Done``, with the samples that wait."""
+    """As in ``Done``, including the samples it holds."""
 
 
 class Done(NamedTuple):
-    """A task came to rest."""
+    """A task has ended."""
 
     task: int
     outcome: Outcome
@@ -157,9 +159,9 @@ class Done(NamedTuple):
     fetch_s: float
     collate_s: float
     private_bytes: int
-    """Private memory of the worker at its recent fullest, 0 if not measured since."""
+    """The most private memory the worker had since its last report; 0 if it was not measured since."""
     memo: Any
-    """What a successor needs to go on from here, where order matters: see ``Resume``. None elsewhere."""
+    """What a replacement needs to continue from here, where order matters: see ``Resume``. Otherwise None."""
 
 
 class Outcome(NamedTuple):
@@ -174,7 +176,7 @@ class Outcome(NamedTuple):
     pickled: bytes | None = None
     offsets: list[tuple[int, int]] = []  # noqa: RUF012
     segment: int = NO_SEGMENT
-    """Where encoded buffers lie; for rows, where those are."""
+    """The segment of encoded buffers; for rows, the segment of the rows."""
     rows_segment: int = NO_SEGMENT
     """Where rows lie, if any."""
     used_bytes: int = 0

@@ -104,7 +104,7 @@ _FRESH_WORD, _FRESH_USED = 0x80000000, 623
 _Words = ctypes.c_uint32 * (_STATE_WORDS + 1)
 """A Mersenne twister in numpy's memory: its state, and the number of used words."""
 _substitutes: list[Any] = []
-"""Generators to use as substitutes again."""
+"""Substitute generators that are free for use."""
 
 
 def _is_unused(generator: Any) -> bool:
@@ -118,7 +118,7 @@ def _is_unused(generator: Any) -> bool:
     used = words[_STATE_WORDS]
     if used == _FRESH_USED and words[0] == _FRESH_WORD:
         return True
-    # After seeding all words count as used, and each follows from the one before; checking three is enough.
+    # After seeding, all words count as used, and each is computed from the one before it; checking three is enough.
     return used == _STATE_WORDS and all(
         words[at] == (_SEEDING_FACTOR * (words[at - 1] ^ words[at - 1] >> 30) + at) & 0xFFFFFFFF for at in (1, 2, 3)
     )

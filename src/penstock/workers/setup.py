@@ -1,4 +1,4 @@
-"""The user's side of fetching: what every worker of a pipeline is given.
+"""The user's part of fetching, which every worker of a pipeline gets.
 
 In:  the loader's dataset, collate function and arguments.
 Out: ``Setup``.
@@ -20,7 +20,7 @@ from penstock.arena.template import is_default_collate
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The user's side of fetching, the same for every worker of a pipeline."""
+    """The user's part of fetching, the same for every worker of a pipeline."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
@@ -30,7 +30,8 @@ class Setup:
     batch_rows: int
     """Samples per batch of an iterable dataset."""
     keeps_generators: bool
-    """Whether generators run on from batch to batch (seeding="worker"), so that a successor must take them over."""
+    """Whether generators are not seeded again for each batch (seeding="worker"), so that a replacement must take over
+    their states."""
 
     @property
     def is_iterable(self) -> bool:

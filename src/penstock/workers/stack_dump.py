@@ -1,4 +1,4 @@
-"""Where a worker's Python code is, asked from outside, even if it hangs in C with the GIL held.
+"""The Python stack of a worker, read from outside, even if the worker hangs in C code that holds the GIL.
 
 In:  a signal to the worker.
 Out: its Python stack as text.
@@ -18,11 +18,11 @@ _PATIENCE_S = 0.5
 _LARGEST_BYTES = 64 << 10
 _OWN_CODE = str(Path(__file__).parent)
 _SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
-"""Python's own handler for it runs in C; schedulers and users do not send it."""
+"""A signal that schedulers and users do not send; Python's faulthandler handles it in C."""
 
 
 def prepare() -> int:
-    """In the worker: be ready to answer. Gives the descriptor the answer will be written to, -1 where none can be."""
+    """In the worker: prepare the answer. Returns the descriptor it will be written to, or -1 if that is impossible."""
     if _SIGNAL is None or not hasattr(os, "memfd_create"):
         return -1
     fd = os.memfd_create("penstock-trace", os.MFD_CLOEXEC)
@@ -31,7 +31,7 @@ def prepare() -> int:
 
 
 def stack_of(pid: int | None, fd: int) -> str | None:
-    """In the trainer: the worker's stack, most recent call first, or None if it cannot be had."""
+    """In the trainer: the worker's stack, most recent call first, or None if it cannot be read."""
     if pid is None or fd < 0 or _SIGNAL is None:
         return None
     answer = Path(f"/proc/{pid}/fd/{fd}")
@@ -41,7 +41,7 @@ def stack_of(pid: int | None, fd: int) -> str | None:
         deadline = time.monotonic() + _PATIENCE_S
         size = before
         while time.monotonic() < deadline:
-            # Complete once it has stopped growing: the handler writes line by line.
+            # The handler writes line by line, so the text is complete once it has stopped growing.
             now = answer.stat().st_size
             if now > before and now == size:
                 break
@@ -54,7 +54,7 @@ def stack_of(pid: int | None, fd: int) -> str | None:
 
 
 def _users_part(stack: str) -> str:
-    """The stack down to where the user's code was called from: what is below is the same for every worker."""
+    """The stack down to penstock's call of the user's code; the frames below are the same for every worker."""
     kept: list[str] = []
     for line in stack.strip().splitlines():
         if _OWN_CODE in line and len(kept) > 1:

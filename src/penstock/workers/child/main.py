@@ -1,7 +1,7 @@
 """A worker process from its first instruction to its last.
 
 In:  a socket to the trainer, the user's dataset and functions.
-Out: exit, silently, when told to, when the trainer is gone, or on Ctrl-C (the trainer raises that itself).
+Out: a silent exit on request, when the trainer has ended, or on Ctrl-C (the trainer raises that itself).
 Runs in: worker.
 """
 
@@ -46,13 +46,14 @@ class WorkerStart:
     """torch's seed for data pipes, None for everything else."""
     init_fn: Callable[[int], Any] | None
     resume: Resume | None
-    """Set when this worker takes over from one that died."""
+    """Set when this worker replaces one that crashed."""
 
 
 def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) -> None:
-    """A worker's whole life; ``watch``: the kernel will not see to it that this worker goes with its trainer."""
+    """Run a worker from start to end. ``watch``: the kernel does not kill this worker when the trainer ends, so it must
+    watch."""
     try:
-        # Blocked since before the process began, so that Ctrl-C among its imports says nothing.
+        # Blocked since before the process began, so that Ctrl-C during its imports prints nothing.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _settle()
         close_other_ends(sock)
@@ -73,12 +74,12 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
 
 
 def _settle() -> None:
-    """Stay small and single-threaded."""
-    # Everything inherited stays out of the collector's way, or its first pass copies every shared page.
+    """Keep this process small and single-threaded."""
+    # Exclude all inherited objects from garbage collection, or its first pass copies every shared page.
     gc.freeze()
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        # Large samples go back to the system at once instead of staying in this worker's heap.
+        # Memory of large samples is released to the system at once instead of staying in this worker's heap.
         if hasattr(libc, "mallopt"):
             libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""How much memory a worker has to itself, measured by the worker, cheaply.
+"""The private memory of a worker, measured by the worker, at little cost.
 
 In:  /proc/self of the worker.
-Out: bytes that would come free if this worker were killed, at its recent fullest.
+Out: the most bytes, since the last report, that killing this worker would have freed.
 Runs in: worker.
 
-Pages of the arena are not counted here: a segment only this worker has touched so far would look private.
+Pages of the arena are not counted here: a segment that only this worker has touched so far would look private.
 The exact walk costs milliseconds, so it is rare; between walks the growth of anonymous memory is added. At the start
 nothing of the arena is mapped yet and the kernel's own sum, which is cheap, is exact.
 """
@@ -29,7 +29,7 @@ _ARENA_MAPPING = "/memfd:penstock"
 
 
 class PrivateMemory:
-    """A worker's measure of itself. Reads nothing where /proc is missing, and then always says 0."""
+    """A worker's measure of itself. Without /proc it reads nothing and always returns 0."""
 
     def __init__(self, proc_self: Path = Path("/proc/self"), clock: Callable[[], float] = time.monotonic) -> None:
         self._smaps = proc_self / "smaps"
@@ -49,7 +49,8 @@ class PrivateMemory:
         self._next_exact_s = clock() + _FIRST_EXACT_S
 
     def note_fullest(self, *, sure: bool = False) -> None:
-        """Call while a sample is held: the moment a worker is at its largest. Looks now and then, or if ``sure``."""
+        """Call this while a sample is held, when a worker is at its largest. Measures only now and then, or if
+        ``sure``."""
         now = self._clock()
         if now < self._next_cheap_s and not sure:
             return
@@ -61,7 +62,7 @@ class PrivateMemory:
         most = self._anonymous_most
         if self._clock() >= self._next_exact_s:
             self.measure_exactly()
-        # What was held for a moment is on top of what is there for good.
+        # Memory that was held for a moment comes on top of what stays.
         return self._exact_bytes + max(0, max(most, self._anonymous_most) - self._anonymous_then)
 
     def measure_exactly(self) -> None:

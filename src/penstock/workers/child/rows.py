@@ -1,7 +1,7 @@
 """Rows of one task on their way into a segment.
 
 In:  samples, in row order.
-Out: rows written by the batch's template; samples that do not fit it, given back.
+Out: rows written by the batch's template; the samples that do not fit it.
 Runs in: worker.
 """
 
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class RowKeeper(Protocol):
-    """What rows need of the worker they are written in."""
+    """The methods of the worker that rows need."""
 
     template: Template | None
     """The template last learnt."""
@@ -57,9 +57,9 @@ class Rows:
         return 0 if self._layout is None else self._layout.total_bytes
 
     def add(self, samples: list[Any]) -> list[Any]:
-        """Take samples for the next rows; they are written once they are many or large enough to be worth a call.
+        """Take samples for the next rows; they are written once they are many enough, or large enough, for one call.
 
-        Gives back what does not fit the batch's layout, from the first misfit on.
+        Returns the samples from the first one that does not fit the batch's layout.
         """
         if not samples or (self._layout is None and not self._learn(samples[0])):
             return samples
@@ -78,7 +78,7 @@ class Rows:
         return []
 
     def flush(self) -> list[Any]:
-        """Write what is pending. Gives it back instead if a tensor turns out not to be plain bytes."""
+        """Write the pending samples. Returns them instead if a tensor turns out not to be plain bytes."""
         pending, self._pending = self._pending, []
         if not pending:
             return []

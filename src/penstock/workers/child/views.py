@@ -1,6 +1,6 @@
 """Shared memory as one worker sees it: which segments it has mapped, and what lies in them.
 
-In:  segments the trainer shows and takes away.
+In:  segments that the trainer has this worker map and unmap.
 Out: arrays and row writers over them, pages mapped before they are touched.
 Runs in: worker.
 """
@@ -29,7 +29,7 @@ class Views:
         self._mapped: dict[int, set[tuple[int, int]]] = {}
         """Per segment, the stretches of bytes whose pages are mapped here."""
         self.place: BoardPlace | None = None
-        """Where this worker writes what it is at, for whoever finds it dead."""
+        """Where this worker writes its current task and row, for the trainer to read after a crash."""
 
     def attach(self, message: Attach, fd: int | None) -> None:
         segment = attach_segment(message.number, message.capacity_bytes, fd=fd, name=message.name)
@@ -50,8 +50,8 @@ class Views:
         return _NO_BYTES if number == NO_SEGMENT else self._segments[number].array()
 
     def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter:
-        """The row writer for a segment, kept while segment and layout stay the same; it is going to write ``rows``."""
-        # A new segment has no pages yet: everybody makes those of their own rows.
+        """The row writer for a segment, reused while segment and layout stay the same. Maps the pages of ``rows``."""
+        # A new segment has no pages yet; every worker creates the pages of its own rows.
         for start, end in layout.spans(rows):
             self._map(number, start, end)
         known = self._writers.get(number)
@@ -60,7 +60,7 @@ class Views:
         return known[1]
 
     def all_of(self, number: int) -> np.ndarray:
-        """The whole segment, to be read or written in one go."""
+        """All bytes of a segment, with their pages mapped."""
         self._map(number, 0, self.capacity_bytes(number))
         return self.array(number)
 
@@ -72,7 +72,7 @@ class Views:
             self._segments[number].populate(start, end)
 
     def samples_of(self, part: Part) -> list[Any]:
-        """The samples one task left for whoever collates the batch; they may be views of shared rows."""
+        """The samples that one task left for the worker that collates the batch; they may be views of shared rows."""
         samples: list[Any] = []
         if part.rows:
             assert part.template is not None
