@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.meter import MemoryReport
 from penstock.monitor import gauges as gauges_room
 from penstock.monitor.gauges import Gauges
 from penstock.monitor.watched_loader import WatchedLoader
@@ -55,8 +56,11 @@ class PaperNvml:
 
 
 class Frames(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, count: int = 4096) -> None:
+        self._count = count
+
     def __len__(self) -> int:
-        return 4096
+        return self._count
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.zeros(64, 1024)
@@ -67,21 +71,34 @@ def processes_now() -> int:
     return len(penstock.memory(exact=False).processes)
 
 
-def test_memory_of_forked_workers_agrees_with_proc_as_soon_as_they_are_there() -> None:
+def files_bytes(report: MemoryReport) -> int:
+    """PSS of programs and libraries: it changes whenever a process of another tree that maps them starts or ends."""
+    assert report.pss_bytes is not None and report.pss_shared_bytes is not None and report.pss_anon_bytes is not None
+    return report.pss_bytes - report.pss_shared_bytes - report.pss_anon_bytes
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["only workers touch the batches", "the trainer reads them"])
+def test_memory_of_forked_workers_agrees_with_proc_as_soon_as_they_are_there(is_read: bool) -> None:
     before = processes_now()
-    loader = penstock.DataLoader(Frames(), 32, num_workers=3, memory="128MB")
+    loader = penstock.DataLoader(Frames(128), 32, num_workers=3, memory="128MB")
     watched = [WatchedLoader(loader, 0, is_only=True)]
     with loader:
         gauges = Gauges(watched, clock=time.monotonic)
+        first = penstock.memory()
         alone = gauges.read(0).levels
         batches = iter(loader)
-        next(batches)
+        # All four, so that no worker fills another one while memory is sampled.
+        held = [next(batches) for _ in range(4)]
+        if is_read:
+            assert sum(float(batch.sum()) for batch in held) == 0
         levels = gauges.read(1).levels
-        truth = penstock.memory()
+        now = penstock.memory()
+    assert now.pss_bytes is not None
+    truth_bytes = now.pss_bytes - files_bytes(now) + files_bytes(first)
     assert alone["processes"] == before and levels["processes"] == before + 3 and not levels["tree_is_exact"]
-    assert levels["tree_bytes"] == pytest.approx(truth.pss_bytes, rel=0.05)
+    assert levels["tree_bytes"] == pytest.approx(truth_bytes, rel=0.05)
     assert sum(levels[name] for name in PARTS) == pytest.approx(levels["tree_bytes"], rel=0.05)
-    assert levels["arena_bytes"] >= 32 * 64 * 1024 * 4 and levels["workers_bytes"] > 0
+    assert levels["arena_bytes"] >= 4 * 32 * 64 * 1024 * 4 and levels["workers_bytes"] > 0
     assert gauges.tree_measure == "pss"
 
 
@@ -97,7 +114,7 @@ def test_a_huge_tree_gets_a_size_without_pss(monkeypatch: pytest.MonkeyPatch) ->
 def test_in_haste_the_last_sample_of_the_processes_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     gauges = Gauges((), clock=time.monotonic)
     before = gauges.read(0).levels
-    monkeypatch.setattr(gauges, "_tree", lambda *_: pytest.fail("who trains waits for /proc"))
+    monkeypatch.setattr(gauges, "_tree", lambda *_: pytest.fail("the training thread waits for /proc"))
     assert gauges.read(1, in_haste=True).levels["tree_bytes"] == before["tree_bytes"]
 
 

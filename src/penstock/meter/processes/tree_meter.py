@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.meter.kernel_files import find_counter, read_text
 from penstock.meter.processes.process import ProcessSnapshot, Rollup, Statm, read_process
 from penstock.meter.processes.tree import MemoryReport, ProcessMemory, memory, process_memory, read_tree, report_of
 from penstock.meter.roots import Roots
@@ -94,24 +95,38 @@ class TreeMeter:
         """Sample new processes exactly; return whether there are any.
 
         Pages that they share with others still count as those of the others, until all processes are sampled exactly,
-        except for shared memory beyond what the others had: batches in transit.
+        except for shared memory beyond what counts for the others: batches in transit.
         """
-        known = [snapshot for snapshot in snapshots if _identity(snapshot) in self._last]
-        new: list[tuple[ProcessSnapshot, Rollup]] = []
+        counted = mapped = 0.0
+        new: list[tuple[ProcessSnapshot, Rollup, int]] = []
         for snapshot in snapshots:
-            if _identity(snapshot) in self._last:
+            last = self._last.get(_identity(snapshot))
+            if last is not None:
+                if last.rollup is not None:
+                    mapped += snapshot.statm.file_bytes - last.statm.file_bytes
+                    counted += last.rollup.pss_shared_bytes + _shared_growth(last.statm, last.rollup, snapshot.statm)
                 continue
             seen = read_process(snapshot.pid, parent=snapshot.stat.parent_pid, exact=True, roots=self._roots)
             if seen is not None and _identity(seen) == _identity(snapshot) and seen.rollup is not None:
-                new.append((seen, seen.rollup))
-        had = sum(rollup.pss_shared_bytes for each in known if (rollup := self._last[_identity(each)].rollup))
-        has = sum(rollup.pss_shared_bytes for _, rollup in new)
-        beyond = max(0, has - had) / max(1, has)
-        for seen, rollup in new:
-            common = min(rollup.pss_shared_bytes, rollup.pss_bytes - rollup.uss_bytes)
-            pss = rollup.uss_bytes + int(beyond * max(0, common))
+                new.append((seen, seen.rollup, self._common_bytes(seen.pid, seen.rollup)))
+        # Pages that the others have mapped since their exact sample are shared with the new processes, or theirs alone.
+        common = sum(common_bytes for _, _, common_bytes in new)
+        beyond = min(1.0, max(0.0, max(common, mapped) - counted) / max(1, common))
+        for seen, rollup, common_bytes in new:
+            pss = rollup.uss_bytes + int(beyond * common_bytes)
             self._last[_identity(seen)] = replace(seen, rollup=replace(rollup, pss_bytes=pss))
         return bool(new)
+
+    def _common_bytes(self, pid: int, rollup: Rollup) -> int:
+        """Of the PSS of a process, shared memory that others map too: USS has the pages that only it has written to.
+
+        Exact for pages that two processes map, and where all its pages have the same number of processes.
+        """
+        status = read_text(f"{self._roots.proc}/{pid}/status") or ""
+        resident_bytes = find_counter(status, "RssShmem:")
+        shared_bytes = rollup.pss_shared_bytes
+        with_others = shared_bytes if resident_bytes is None else max(0, resident_bytes - shared_bytes)
+        return max(0, min(with_others, shared_bytes, rollup.pss_bytes - rollup.uss_bytes))
 
     def _is_same_root(self, snapshots: tuple[ProcessSnapshot, ...]) -> bool:
         if not snapshots:
@@ -146,6 +161,9 @@ def _identity(snapshot: ProcessSnapshot) -> _Identity:
 
 def _extrapolated(now: ProcessMemory, then: Statm, exact: Rollup, statm: Statm) -> ProcessMemory:
     own_growth = statm.anon_bytes - then.anon_bytes
-    shared_growth = (statm.file_bytes - then.file_bytes) * exact.pss_bytes / max(1, exact.rss_bytes)
-    pss = min(max(0, exact.pss_bytes + own_growth + int(shared_growth)), now.rss_bytes)
+    pss = min(max(0, exact.pss_bytes + own_growth + int(_shared_growth(then, exact, statm))), now.rss_bytes)
     return replace(now, pss_bytes=pss, uss_bytes=min(max(0, exact.uss_bytes + own_growth), pss))
+
+
+def _shared_growth(then: Statm, exact: Rollup, statm: Statm) -> float:
+    return (statm.file_bytes - then.file_bytes) * exact.pss_bytes / max(1, exact.rss_bytes)
