@@ -96,7 +96,7 @@ def portable_bytes(value: Any) -> np.ndarray:
         target = np.zeros(-(-portable.total_bytes // 64) * 64, np.uint8)
         portable.write(target)
     except (CacheError, ValueError, TypeError, OverflowError, RuntimeError) as problem:
-        raise CannotCarry(str(problem).replace("cannot be kept on disk; there,", "cannot be packed; there,")) from None
+        raise CannotCarry(str(problem).replace("kept on disk", "packed")) from None
     return target
 
 

@@ -380,7 +380,7 @@ def test_pairs_are_cut_and_get_their_end_mark(tmp_path: Path) -> None:
 
 def test_a_missing_text_is_an_error_that_shows_the_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a", None], "response": ["b", "c"]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="prompt is no text"):
+    with pytest.raises(DataError, match="prompt is not a text in this row"):
         LowMemDataset(tmp_path / "a.parquet")[1]
 
 

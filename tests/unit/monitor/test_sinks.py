@@ -144,7 +144,9 @@ def test_without_tensorboard_a_folder_is_refused_with_a_remedy(tmp_path: Path, m
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed: pip install tensorboard"
 )
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+        EventAccumulator,
+    )
 
     sink = TensorBoard(tmp_path, every_s=1)
     sink.write(1, dict(FIGURES))
@@ -157,7 +159,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb")
 def test_wandb_keeps_the_users_steps_and_takes_our_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import wandb
+    import wandb  # pyright: ignore[reportMissingImports]
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -86,7 +86,7 @@ class Portable:
 
 
 _NOTHING = np.empty(0, np.uint8)
-_HINT = "Values there are CPU tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of them."
+_HINT = "Values must be CPU tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of them."
 
 
 def _name(value: Any) -> str:
