@@ -16,12 +16,11 @@ from penstock.arena.layout import layout_of
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template, learn
 from penstock.errors import BudgetError, WorkerError
-from penstock.loader.engine.admission import Admission
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
 from penstock.loader.engine.dispatcher import Dispatcher
-from penstock.loader.engine.estimates import Pace
+from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.rules import LoaderRules, Order
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
@@ -158,9 +157,6 @@ class Works:
             batch_rows=batch_rows,
             keeps_generators=False,
         )
-        self.pace = Pace(rules, splits=splittable)
-        if row_s is not None:
-            self.pace.note(1, row_s)
         self.workers = PaperWorkers(
             PaperStarter(),
             workers,
@@ -177,31 +173,13 @@ class Works:
             woken=lambda: None,
             keep_free=64,
         )
-        self.admission = Admission(self.arena, rules, refetches=not bound)
-        self.budget = MemoryBudget(
-            limit_bytes + workers * WORKER_BYTES + OWN_BYTES,
-            arena=self.arena,
-            workers=self.workers,
-            shapes=self.admission.shapes,
-            pace=self.pace,
-            order=order,
-            rules=rules,
-        )
-        self.dispatcher = Dispatcher(
-            workers=self.workers,
-            admission=self.admission,
-            budget=self.budget,
-            pace=self.pace,
-            order=order,
-            rules=rules,
-        )
-        self.settlement = Settlement(
-            workers=self.workers,
-            admission=self.admission,
-            pace=self.pace,
-            order=order,
-            crashes=CrashCounter(diagnosis=lambda: None),
-        )
+        parts = EngineParts(workers=self.workers, arena=self.arena, order=order, rules=rules)
+        self.pace, self.admission = parts.pace, parts.admission
+        if row_s is not None:
+            self.pace.note(1, row_s)
+        self.budget = MemoryBudget(limit_bytes + workers * WORKER_BYTES + OWN_BYTES, parts)
+        self.dispatcher = Dispatcher(parts, self.budget)
+        self.settlement = Settlement(parts, CrashCounter(diagnosis=lambda: None))
         self.dispatcher.depth_wanted = depth
         self.replaced: list[WorkerEntry] = []
         for number in range(workers):

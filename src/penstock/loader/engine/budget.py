@@ -7,32 +7,15 @@ Runs in: trainer, under the engine's lock.
 
 from __future__ import annotations
 
-from penstock.arena.arena import Arena
 from penstock.loader.engine.batch import Batch
-from penstock.loader.engine.estimates import Pace, Shapes
-from penstock.loader.engine.rules import LoaderRules, Order
-from penstock.loader.engine.worker_set import WorkerSet
+from penstock.loader.engine.parts import EngineParts
 
 
 class MemoryBudget:
-    def __init__(
-        self,
-        memory_bytes: int,
-        *,
-        arena: Arena,
-        workers: WorkerSet,
-        shapes: Shapes,
-        pace: Pace,
-        order: Order,
-        rules: LoaderRules,
-    ) -> None:
+    def __init__(self, memory_bytes: int, parts: EngineParts) -> None:
         self.memory_bytes = memory_bytes
-        self._arena = arena
-        self._workers = workers
-        self._shapes = shapes
-        self._pace = pace
-        self._order = order
-        self._rules = rules
+        self._arena, self._workers, self._shapes = parts.arena, parts.workers, parts.admission.shapes
+        self._pace, self._order, self._rules = parts.pace, parts.order, parts.rules
 
     def set(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes

@@ -14,12 +14,10 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from penstock.loader.engine.admission import Admission
 from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.budget import MemoryBudget
-from penstock.loader.engine.estimates import Pace
-from penstock.loader.engine.rules import LoaderRules, Order
-from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
+from penstock.loader.engine.parts import EngineParts
+from penstock.loader.engine.worker_set import WorkerEntry
 from penstock.workers.protocol import NO_SEGMENT, Collate, Fetch, Outcome, Resume
 from penstock.workers.stretches import stretch_rows
 
@@ -30,22 +28,9 @@ _MANY_QUEUED = 4
 
 
 class Dispatcher:
-    def __init__(
-        self,
-        *,
-        workers: WorkerSet,
-        admission: Admission,
-        budget: MemoryBudget,
-        pace: Pace,
-        order: Order,
-        rules: LoaderRules,
-    ) -> None:
-        self._workers = workers
-        self._admission = admission
-        self._budget = budget
-        self._pace = pace
-        self._order = order
-        self._rules = rules
+    def __init__(self, parts: EngineParts, budget: MemoryBudget) -> None:
+        self._workers, self._admission, self._budget = parts.workers, parts.admission, budget
+        self._pace, self._order, self._rules = parts.pace, parts.order, parts.rules
         self.depth = 2
         """Batches that may be ahead of the user now."""
         self.depth_wanted: int | None = None

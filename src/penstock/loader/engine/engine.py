@@ -23,13 +23,12 @@ from penstock.arena.segment import HAS_MEMFD
 from penstock.device.cuda import mark_all_work, wait_for_all_work
 from penstock.device.fence import Fence
 from penstock.device.page_locks import PageLocks
-from penstock.loader.engine.admission import Admission
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
 from penstock.loader.engine.delivery import Delivery
 from penstock.loader.engine.dispatcher import Dispatcher
-from penstock.loader.engine.estimates import Pace
+from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.pump import Pump, Waker
 from penstock.loader.engine.rules import LoaderRules, Order
 from penstock.loader.engine.settlement import Settlement
@@ -116,44 +115,20 @@ class Engine:
             fence=None if page_locks is None else Fence(mark_all_work),
         )
         self._delivery = Delivery(self._arena, page_locks)
-        self._pace = Pace(rules, splits=order.splittable)
-        self._admission = Admission(self._arena, rules, refetches=not order.bound)
-        self._settlement = Settlement(
-            workers=self._workers,
-            admission=self._admission,
-            pace=self._pace,
-            order=order,
-            crashes=CrashCounter(diagnosis=diagnosis),
-        )
-        self._budget = MemoryBudget(
-            memory_bytes,
-            arena=self._arena,
-            workers=self._workers,
-            shapes=self._admission.shapes,
-            pace=self._pace,
-            order=order,
-            rules=rules,
-        )
-        self._dispatcher = Dispatcher(
-            workers=self._workers,
-            admission=self._admission,
-            budget=self._budget,
-            pace=self._pace,
-            order=order,
-            rules=rules,
-        )
+        parts = EngineParts(workers=self._workers, arena=self._arena, order=order, rules=rules)
+        self._pace, self._admission = parts.pace, parts.admission
+        self._settlement = Settlement(parts, CrashCounter(diagnosis=diagnosis))
+        self._budget = MemoryBudget(memory_bytes, parts)
+        self._dispatcher = Dispatcher(parts, self._budget)
         self._dispatcher.depth_wanted, self._dispatcher.depth_ceiling = depth, depth_ceiling
         self._pump = Pump(
+            parts,
+            self._budget,
+            self._dispatcher,
+            self._settlement,
             lock=self._lock,
             waker=self._waker,
-            workers=self._workers,
-            arena=self._arena,
-            admission=self._admission,
-            dispatcher=self._dispatcher,
-            settlement=self._settlement,
-            budget=self._budget,
             counters=counters,
-            rules=rules,
         )
 
     def start(self) -> None:

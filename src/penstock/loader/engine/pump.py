@@ -17,15 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.arena.arena import Arena
-from penstock.loader.engine.admission import Admission
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.dispatcher import Dispatcher
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.timeout_report import timeout_report
-from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
+from penstock.loader.engine.worker_set import WorkerEntry
 from penstock.loader.stats import Counters
 from penstock.workers.channel import ChannelClosed
 from penstock.workers.protocol import Done
@@ -77,28 +75,18 @@ class Waker:
 class Pump:
     def __init__(
         self,
+        parts: EngineParts,
+        budget: MemoryBudget,
+        dispatcher: Dispatcher,
+        settlement: Settlement,
         *,
         lock: threading.Lock,
         waker: Waker,
-        workers: WorkerSet,
-        arena: Arena,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        settlement: Settlement,
-        budget: MemoryBudget,
         counters: Counters,
-        rules: LoaderRules,
     ) -> None:
-        self._lock = lock
-        self._waker = waker
-        self._workers = workers
-        self._arena = arena
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._settlement = settlement
-        self._budget = budget
-        self._counters = counters
-        self._rules = rules
+        self._workers, self._arena, self._admission = parts.workers, parts.arena, parts.admission
+        self._budget, self._dispatcher, self._settlement = budget, dispatcher, settlement
+        self._lock, self._waker, self._counters, self._rules = lock, waker, counters, parts.rules
         self.poll_device: Callable[[], bool] = lambda: False
         """Releases memory that the device has read; says whether it is still reading some."""
         self._askers = 0
@@ -109,7 +97,7 @@ class Pump:
         self._last_wait_s = 0.0
         """When a thread last stopped waiting for events."""
         self._last_asked_s = self._left_s = time.monotonic()
-        self._patience_s = rules.idle_release_s
+        self._patience_s = self._rules.idle_release_s
         """How long the user may not ask for a batch before the memory is released."""
         self._away_s = 0.0
         """How long the user last took between two batches."""

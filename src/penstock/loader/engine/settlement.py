@@ -11,12 +11,10 @@ import time
 from typing import Any
 
 from penstock.errors import WorkerError
-from penstock.loader.engine.admission import Admission
 from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.crashes import CrashCounter, how_it_ended
-from penstock.loader.engine.estimates import Pace
-from penstock.loader.engine.rules import Order
-from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
+from penstock.loader.engine.parts import EngineParts
+from penstock.loader.engine.worker_set import WorkerEntry
 from penstock.workers.protocol import Done, Need, Resume, Started
 
 _REAP_S = 0.5
@@ -24,13 +22,9 @@ _REAP_S = 0.5
 
 
 class Settlement:
-    def __init__(
-        self, *, workers: WorkerSet, admission: Admission, pace: Pace, order: Order, crashes: CrashCounter
-    ) -> None:
-        self._workers = workers
-        self._admission = admission
-        self._pace = pace
-        self._order = order
+    def __init__(self, parts: EngineParts, crashes: CrashCounter) -> None:
+        self._workers, self._admission = parts.workers, parts.admission
+        self._pace, self._order = parts.pace, parts.order
         self._crashes = crashes
 
     # -- messages and crashes ---------------------------------------------------------------

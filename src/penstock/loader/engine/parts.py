@@ -1,0 +1,30 @@
+"""What the parts of one engine work on together.
+
+In:  the workers, the arena, and the rules and order that one loader follows.
+Out: ``EngineParts``: these, and the estimates and the admission made from them.
+Runs in: trainer, under the engine's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.arena.arena import Arena
+from penstock.loader.engine.admission import Admission
+from penstock.loader.engine.estimates import Pace
+from penstock.loader.engine.rules import LoaderRules, Order
+from penstock.loader.engine.worker_set import WorkerSet
+
+
+@dataclass(kw_only=True)
+class EngineParts:
+    workers: WorkerSet
+    arena: Arena
+    order: Order
+    rules: LoaderRules
+    pace: Pace = field(init=False)
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.rules, splits=self.order.splittable)
+        self.admission = Admission(self.arena, self.rules, refetches=not self.order.bound)
