@@ -186,7 +186,7 @@ def test_samples_that_change_along_the_way_are_collated_as_torch_does(
     ],
     ids=str,
 )
-def test_the_epoch_is_torchs(given: dict[str, Any], num_workers: int, penstock_maker: MakeLoader) -> None:
+def test_the_epoch_equals_torchs(given: dict[str, Any], num_workers: int, penstock_maker: MakeLoader) -> None:
     if "prefetch_factor" in given and not num_workers:
         pytest.skip("prefetching needs workers")
     data = Samples(plain, 10)
@@ -195,7 +195,7 @@ def test_the_epoch_is_torchs(given: dict[str, Any], num_workers: int, penstock_m
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchs_own_datasets_come_through(num_workers: int) -> None:
+def test_torchs_own_datasets_load_unchanged(num_workers: int) -> None:
     tensors = TensorDataset(torch.arange(20).reshape(10, 2), torch.arange(10.0))
     numbers: Any = list(range(10))
     pairs = StackDataset(a=tensors, b=numbers)

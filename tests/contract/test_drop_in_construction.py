@@ -138,7 +138,7 @@ def test_a_loader_rebuilt_by_a_framework_keeps_every_argument(num_workers: int) 
 @pytest.mark.parametrize(
     "attribute", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 )
-def test_what_torch_fixes_at_construction_cannot_be_assigned(attribute: str, any_maker: MakeLoader) -> None:
+def test_attributes_that_torch_fixes_at_construction_cannot_be_assigned(attribute: str, any_maker: MakeLoader) -> None:
     loader = any_maker(DATA)
     with pytest.raises(ValueError, match=f"{attribute} attribute should not be set after DataLoader is init"):
         setattr(loader, attribute, None)
@@ -152,7 +152,7 @@ def test_workers_and_prefetch_can_be_assigned(any_maker: MakeLoader) -> None:
     assert_identical(list(loader), list(TORCH(DATA, batch_size=4)))
 
 
-def test_workers_can_be_assigned_to_none_at_all_and_back(any_maker: MakeLoader) -> None:
+def test_num_workers_can_be_set_to_zero_and_back(any_maker: MakeLoader) -> None:
     loader = any_maker(DATA, batch_size=4, num_workers=2)
     expected = list(TORCH(DATA, batch_size=4))
     for num_workers in (0, 1):
@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_torch_refuses_is_refused_with_the_same_words(case: str) -> None:
+def test_arguments_that_torch_refuses_are_refused_with_the_same_message(case: str) -> None:
     dataset, arguments = REFUSED[case]
     with pytest.raises(Exception) as theirs:
         TORCH(dataset, **arguments)

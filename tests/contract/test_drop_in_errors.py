@@ -21,7 +21,7 @@ class Unwieldy(Exception):
 @pytest.mark.parametrize(
     "error", [ValueError, TypeError, IndexError, OSError, RuntimeError, MemoryError, NotImplementedError]
 )
-def test_an_error_keeps_its_type_and_tells_where_it_was_caught(error: type[Exception], any_maker: MakeLoader) -> None:
+def test_an_error_keeps_its_type_and_names_where_it_was_caught(error: type[Exception], any_maker: MakeLoader) -> None:
     loader = any_maker(Fails([0], error), batch_size=2, num_workers=1)
     with pytest.raises(error) as caught:
         next(iter(loader))
@@ -84,7 +84,7 @@ def test_a_long_epoch_is_whole_however_many_errors_it_has(penstock_maker: MakeLo
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_of_several_bad_samples_in_a_batch_the_first_is_reported(num_workers: int, any_maker: MakeLoader) -> None:
+def test_the_first_of_several_bad_samples_in_a_batch_is_reported(num_workers: int, any_maker: MakeLoader) -> None:
     found = events(any_maker(Fails([1, 2, 5, 7]), batch_size=4, num_workers=num_workers))
     assert [event.says.rpartition(": ")[2] for event in found] == [
         "sample 1 is broken",

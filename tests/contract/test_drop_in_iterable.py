@@ -30,7 +30,7 @@ from support.torch_oracle import TORCH, Event, assert_identical, assert_same_eve
     [{"batch_size": 7}, {"batch_size": 7, "drop_last": True}, {"batch_size": None}, {"batch_size": 2}],
     ids=str,
 )
-def test_partial_batches_and_dropped_ones_are_each_workers_own(
+def test_each_worker_has_its_own_partial_and_dropped_batches(
     given: dict[str, Any], sizes: tuple[int, ...], penstock_maker: MakeLoader
 ) -> None:
     given = {"num_workers": 3, **given}
@@ -52,7 +52,7 @@ def test_a_stream_keeps_its_order(batch_size: int | None, num_workers: int, pens
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_collate_function_sees_each_workers_samples(num_workers: int, penstock_maker: MakeLoader) -> None:
+def test_a_collate_function_gets_samples_of_one_worker_at_a_time(num_workers: int, penstock_maker: MakeLoader) -> None:
     given: dict[str, Any] = {"batch_size": 3, "num_workers": num_workers, "collate_fn": as_list}
     assert_identical(list(penstock_maker(Sized((4, 8)), **given)), list(TORCH(Sized((4, 8)), **given)))
 
@@ -87,7 +87,7 @@ def test_without_persistence_every_epoch_starts_from_the_users_copy(any_maker: M
         assert list(loader) == [f"epoch 1 number {number}" for number in range(4)]
 
 
-def test_persistent_workers_that_ran_dry_all_take_part_in_the_next_epoch(penstock_maker: MakeLoader) -> None:
+def test_persistent_workers_that_were_exhausted_all_take_part_in_the_next_epoch(penstock_maker: MakeLoader) -> None:
     given: dict[str, Any] = {"batch_size": 2, "num_workers": 3, "persistent_workers": True}
     ours, theirs = penstock_maker(Sized((1, 6, 3)), **given), TORCH(Sized((1, 6, 3)), **given)
     for _ in range(3):
@@ -154,13 +154,13 @@ def course_of_warnings(make: MakeLoader, ask_length: bool, **given: Any) -> list
 
 @pytest.mark.parametrize("ask_length", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
-def test_more_than_the_length_that_was_asked_for_is_warned_about_as_in_torch(
+def test_a_stream_longer_than_its_declared_length_warns_as_in_torch(
     batch_size: int | None, ask_length: bool, penstock_maker: MakeLoader
 ) -> None:
     given: dict[str, Any] = {"ask_length": ask_length, "batch_size": batch_size}
     assert course_of_warnings(penstock_maker, **given) == course_of_warnings(TORCH, **given)
 
 
-def test_the_warning_is_given_for_every_batch_too_many() -> None:
+def test_every_batch_beyond_the_declared_length_warns() -> None:
     found = course_of_warnings(TORCH, True, batch_size=1)
     assert [len(texts) for texts in found] == [0] * 6 + [1] * 6, "what the test above compares with"

@@ -106,7 +106,7 @@ def test_worker_init_fn_runs_before_an_iterable_dataset_is_iterated(any_maker: M
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_a_worker_knows_itself_and_is_a_daemon(num_workers: int, any_maker: MakeLoader) -> None:
+def test_worker_info_identifies_each_worker_and_workers_are_daemons(num_workers: int, any_maker: MakeLoader) -> None:
     rows = torch.cat(list(any_maker(Whereabouts(), batch_size=2, num_workers=num_workers)))
     assert os.getpid() not in rows[:, PID].tolist()
     assert set(rows[:, WORKER].tolist()) <= set(range(num_workers))
@@ -272,7 +272,7 @@ def test_a_batch_that_takes_longer_than_the_timeout_is_an_error_that_names_it(an
         next(iterator)
 
 
-def test_the_timeout_counts_each_wait_on_its_own(any_maker: MakeLoader) -> None:
+def test_the_timeout_applies_to_each_wait_separately(any_maker: MakeLoader) -> None:
     delays = [0.3] * 8  # one worker: 2.4 s in all
     assert len(list(any_maker(Sleeps(delays), num_workers=1, timeout=2))) == 8
 
@@ -296,7 +296,7 @@ def test_every_start_method_gives_the_same_batches(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_cannot_be_sent_to_a_new_process_is_an_error_at_iter(method: str, any_maker: MakeLoader) -> None:
+def test_a_dataset_that_cannot_be_pickled_is_an_error_at_iter(method: str, any_maker: MakeLoader) -> None:
     before = children()
     loader = any_maker(Samples(lambda i: i, 4), num_workers=1, multiprocessing_context=method)
     with (

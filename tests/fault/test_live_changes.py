@@ -61,7 +61,7 @@ STEPS = [4, 2, 0, 3]
 
 
 @pytest.mark.parametrize("by", ["resize", "assignment"])
-def test_one_four_two_none_three_workers_give_the_same_batches_and_take_effect_within_two(by: str) -> None:
+def test_changing_to_1_4_2_0_and_3_workers_keeps_the_batches_and_takes_effect_within_two(by: str) -> None:
     dataset = WithPid(800, sample_s=0.004)
     loader = make(dataset, 1)
     iterator = iter(loader)
@@ -108,7 +108,7 @@ def test_new_workers_take_part_within_two_batches_of_those_ahead() -> None:
 
 @pytest.mark.parametrize(("kind", "collate"), [(Noisy, None), (Noisy, listed), (Ragged, listed), (Ragged, joined)])
 @pytest.mark.parametrize("seed", range(2))
-def test_any_changes_at_any_time_change_nothing(kind: type[Noisy], collate: Any, seed: int) -> None:
+def test_changing_settings_at_any_time_does_not_change_the_batches(kind: type[Noisy], collate: Any, seed: int) -> None:
     dataset = kind(320, values=500)
     chance = random.Random(seed)
     loader = make(dataset, 2, collate_fn=collate)
@@ -185,7 +185,7 @@ def test_memory_halved_in_the_middle_gives_the_same_batches_and_holds_within_two
     assert came == [plain(batch[:, :8]) for batch in penstock.DataLoader(dataset, batch_size=8, shuffle=True)]
 
 
-def test_a_worker_told_to_leave_and_killed_at_once_changes_nothing() -> None:
+def test_killing_a_worker_that_is_leaving_does_not_change_the_batches() -> None:
     dataset = Noisy(400, sample_s=0.003)
     loader = make(dataset, 4)
     iterator = iter(loader)
@@ -202,7 +202,7 @@ def test_a_worker_told_to_leave_and_killed_at_once_changes_nothing() -> None:
     assert came == oracle(dataset)
 
 
-def test_a_stopped_worker_that_is_told_to_leave_does_not_hold_up_the_others() -> None:
+def test_a_stopped_worker_that_is_leaving_does_not_delay_the_others() -> None:
     dataset = Noisy(400, sample_s=0.003)
     loader = make(dataset, 2)
     iterator = iter(loader)
@@ -229,7 +229,7 @@ class LongAway(Noisy):
         return super().__getitem__(index)
 
 
-def test_a_worker_killed_with_the_due_batch_when_there_are_to_be_none_leaves_it_to_the_trainer() -> None:
+def test_after_a_change_to_zero_workers_the_trainer_fetches_the_due_batch_of_a_killed_one() -> None:
     """The batch behind it is ready already, and must not be in the way."""
     dataset = LongAway(12)
     loader = make(dataset, 2, batch_size=1, shuffle=False, timeout=10)
@@ -245,7 +245,7 @@ def test_a_worker_killed_with_the_due_batch_when_there_are_to_be_none_leaves_it_
 
 
 @pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_workers_with_batches_of_their_own_change_at_the_epochs_edge(seeding: str) -> None:
+def test_workers_with_batches_of_their_own_change_when_the_next_epoch_begins(seeding: str) -> None:
     """Iterable datasets and torch's own seeding: this epoch goes on as it began, the next has the new number."""
     dataset: Any = Stream(240) if seeding == "batch" else Noisy(240)
     more: dict[str, Any] = {"batch_size": 8, "seeding": seeding}
@@ -266,7 +266,7 @@ def test_workers_with_batches_of_their_own_change_at_the_epochs_edge(seeding: st
             assert second == expected[1]
 
 
-def test_between_two_epochs_the_memory_stays_and_a_loader_that_rests_longer_gives_it_back() -> None:
+def test_memory_stays_between_epochs_and_is_released_when_the_loader_is_idle_for_longer() -> None:
     with penstock.DataLoader(Noisy(64, values=1 << 17), batch_size=8, num_workers=2, persistent_workers=True) as loader:
         loader._rules = LoaderRules(epoch_end_release_s=3.0)
         assert sum(1 for _ in loader) == 8

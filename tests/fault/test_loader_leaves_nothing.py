@@ -300,7 +300,7 @@ assert [int(b[0, 0]) for b in batches] == [4 * n % 251 for n in range(2000)]
     assert done.returncode == 0, done.stderr[-600:]
 
 
-def test_iteration_goes_on_after_any_number_of_errors() -> None:
+def test_iteration_continues_after_any_number_of_errors() -> None:
     """One failing batch after another, more of them than are drawn ahead."""
 
     class Failing(Numbers):
@@ -381,7 +381,7 @@ print(*pids(), flush=True)
     ],
 )
 @pytest.mark.parametrize("more", ["", ", persistent_workers=True", ", backend='thread'"])
-def test_the_interpreter_leaves_silently_with_iterators_alive(ending: str, status: int, more: str) -> None:
+def test_the_interpreter_exits_silently_with_iterators_alive(ending: str, status: int, more: str) -> None:
     if "other" in ending and "persistent" in more:
         pytest.skip("a persistent loader has one iterator")
     done = run(LIVE.format(more=more) + ending)
@@ -408,7 +408,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
-def test_a_trainer_leaves_promptly_while_workers_are_in_a_long_sample() -> None:
+def test_a_trainer_exits_promptly_while_workers_are_in_a_long_sample() -> None:
     code = """
 loader = penstock.DataLoader(Numbers(100, sample_s=1000), num_workers=2)
 iterator = iter(loader)
@@ -427,7 +427,7 @@ def test_ctrl_c_ends_the_training_with_one_traceback() -> None:
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
-def test_a_forked_child_that_exits_in_the_ordinary_way_costs_restarts_at_most() -> None:
+def test_a_forked_child_that_exits_normally_causes_at_most_restarts() -> None:
     """Python terminates the daemons it believes to be the child's own at its exit; torch's loader dies of that."""
     code = """
 loader = penstock.DataLoader(Numbers(4000, 1 << 14), batch_size=8, num_workers=2)
@@ -457,7 +457,7 @@ def test_a_sampler_of_ten_million_is_drawn_as_it_is_needed() -> None:
     del iterator
 
 
-def test_ten_million_shuffled_indices_cost_what_the_sampler_costs() -> None:
+def test_ten_million_shuffled_indices_take_the_memory_of_the_sampler_alone() -> None:
     """Memory of the whole tree, against the same sampler started on its own."""
     count = 10_000_000
     gc.collect()

@@ -72,7 +72,7 @@ def indices_in(batch: Any, kind: str) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_batches_keep_coming_and_are_right(seed: int) -> None:
+def test_batches_keep_coming_and_are_correct(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(3):
         kind = chance.choice(list(COLLATES))

@@ -74,7 +74,7 @@ LIMIT_BYTES = 900 * MIB
     ],
     ids=["two workers", "one worker", "shuffled", "own collate", "forkserver"],
 )
-def test_a_sample_that_eats_all_memory_is_named_with_the_limit(scene: dict[str, Any]) -> None:
+def test_a_sample_that_exhausts_the_memory_is_named_with_the_limit(scene: dict[str, Any]) -> None:
     with control_group("memory", "hungry") as (group,):
         limit_memory(group, LIMIT_BYTES)
         found = train(group, dataset="Hungry(400, 137)", **scene)
@@ -87,7 +87,7 @@ def test_a_sample_that_eats_all_memory_is_named_with_the_limit(scene: dict[str, 
     assert "lower num_workers, batch_size or memory=" in found["error"]
 
 
-def test_a_sample_that_ate_all_memory_once_costs_a_retry(tmp_path: Path) -> None:
+def test_a_sample_that_exhausts_the_memory_once_costs_a_retry(tmp_path: Path) -> None:
     with control_group("memory", "once") as (group,):
         limit_memory(group, LIMIT_BYTES)
         found = train(group, dataset=f"Hungry(400, 137, {str(tmp_path / 'eaten')!r})")

@@ -70,7 +70,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ["error", "kill"])
 @pytest.mark.parametrize("who", ["loader", "worker"])
 @pytest.mark.parametrize("kind", ["map", "iterable"])
-def test_a_training_ends_clean_and_promptly(
+def test_a_training_ends_cleanly_and_promptly(
     nest: Nursery, kind: str, who: str, how: str, persistent: bool, pin: bool
 ) -> None:
     end = nest.run(MATRIX.format(kind=kind, who=who, how=how, persistent=persistent, pin=pin))
@@ -120,7 +120,7 @@ def test_ctrl_c_while_a_training_starts_ends_it_with_one_traceback(nest: Nursery
     assert not end.left, "it lives on"
 
 
-def test_ctrl_c_can_be_caught_and_the_training_go_on(nest: Nursery) -> None:
+def test_a_training_can_catch_ctrl_c_and_continue(nest: Nursery) -> None:
     code = """
 loader = penstock.DataLoader(Noisy(400, sample_s=0.002), batch_size=4, num_workers=2)
 iterator = iter(loader)
@@ -158,7 +158,7 @@ for number, batch in enumerate(loader):
     assert_clean(nest.run(code), status=status, says=None)
 
 
-def test_an_exception_that_keeps_its_frame_does_not_keep_the_interpreter(nest: Nursery) -> None:
+def test_an_exception_that_keeps_its_frame_does_not_keep_the_interpreter_running(nest: Nursery) -> None:
     code = """
 import sys
 def train():

@@ -87,7 +87,7 @@ def test_every_batch_is_right_at_any_budget(device: PaperDevice, memory: str, va
         assert loader.stats().copied_bytes == 0
 
 
-def test_a_loop_left_in_the_middle_does_not_show_its_rest_in_the_next_epoch(device: PaperDevice) -> None:
+def test_the_rest_of_an_epoch_left_early_does_not_appear_in_the_next(device: PaperDevice) -> None:
     with make(Rows(64), persistent_workers=True) as loader:
         for _ in range(2):
             iterator = iter(loader)
@@ -113,7 +113,7 @@ def wanting_gradients(samples: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("memory", ["2MiB", "60MiB"])
 @pytest.mark.parametrize("collate", [named, wanting_gradients], ids=lambda function: function.__name__)
-def test_a_batch_that_holds_on_to_its_slot_is_not_waited_for(device: PaperDevice, collate: Any, memory: str) -> None:
+def test_batches_the_user_keeps_do_not_block_later_ones(device: PaperDevice, collate: Any, memory: str) -> None:
     with make(Rows(160), collate_fn=collate, memory=memory) as loader:
         kept = list(loader)
     assert len(kept) == 40
@@ -130,7 +130,7 @@ def test_a_copy_that_fails_ahead_is_tried_again_in_its_turn(device: PaperDevice,
 
 
 @pytest.mark.parametrize("memory", ["1MiB", "6MiB", "auto"])
-def test_a_copy_that_fails_twice_is_raised_and_iteration_goes_on(device: PaperDevice, memory: str) -> None:
+def test_a_copy_that_fails_twice_raises_and_iteration_continues(device: PaperDevice, memory: str) -> None:
     device.fails_at = {4, 5, 6, 7}
     came, failed = [], 0
     with make(Rows(80), memory=memory) as loader:
@@ -147,7 +147,7 @@ def test_a_copy_that_fails_twice_is_raised_and_iteration_goes_on(device: PaperDe
     assert 1 <= failed <= 3 and len(came) == 20 - failed
 
 
-def test_an_error_comes_in_its_turn_and_iteration_goes_on(device: PaperDevice) -> None:
+def test_an_error_is_raised_in_its_turn_and_iteration_continues(device: PaperDevice) -> None:
     came: list[Any] = []
     with make(Rows(40, bad=17), memory="2MiB") as loader:
         iterator = iter(loader)
@@ -163,7 +163,7 @@ def test_an_error_comes_in_its_turn_and_iteration_goes_on(device: PaperDevice) -
     assert came == [0, 4, 8, 12, "bad", 20, 24, 28, 32, 36]
 
 
-def test_workers_go_on_while_the_user_computes_although_slots_are_few(device: PaperDevice) -> None:
+def test_workers_continue_while_the_user_computes_although_slots_are_few(device: PaperDevice) -> None:
     """A slot is free as soon as it was copied, and not only when the user comes back."""
     waits = []
     # The budget is for two or three batches besides what workers take.
@@ -180,7 +180,7 @@ def test_workers_go_on_while_the_user_computes_although_slots_are_few(device: Pa
     assert sorted(waits)[len(waits) // 2] < sample_s, waits
 
 
-def test_more_workers_between_two_epochs_are_there_in_the_next(device: PaperDevice) -> None:
+def test_workers_added_between_two_epochs_work_in_the_next(device: PaperDevice) -> None:
     with make(Rows(40), num_workers=1, persistent_workers=True) as loader:
         assert numbers(device, loader) == every(40)
         loader.resize(workers=3)
@@ -188,7 +188,7 @@ def test_more_workers_between_two_epochs_are_there_in_the_next(device: PaperDevi
         assert len(workers_now(loader)) == 3
 
 
-def test_an_iterator_that_is_dropped_leaves_no_figure_behind(device: PaperDevice) -> None:
+def test_a_dropped_iterator_leaves_no_device_bytes_in_the_stats(device: PaperDevice) -> None:
     loader = make(Rows(80))
     iterator = iter(loader)
     for _ in range(3):
@@ -199,7 +199,7 @@ def test_an_iterator_that_is_dropped_leaves_no_figure_behind(device: PaperDevice
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_breaks_it(device: PaperDevice, seed: int) -> None:
+def test_random_use_delivers_every_batch_intact(device: PaperDevice, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(3):
         device.copy_s, device.step_s = chance.choice([0.0, 0.002, 0.01]), chance.choice([0.0, 0.0, 0.01])

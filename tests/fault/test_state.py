@@ -75,7 +75,7 @@ def disturb() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_going_on_at_every_batch_with_another_number_of_workers_is_the_same_epoch(order: str) -> None:
+def test_resuming_at_every_batch_with_another_number_of_workers_gives_the_same_epoch(order: str) -> None:
     """One epoch of as many loaders as it has batches."""
     torch.manual_seed(11)
     random.seed(11)
@@ -99,7 +99,7 @@ def test_going_on_at_every_batch_with_another_number_of_workers_is_the_same_epoc
 
 
 @pytest.mark.parametrize("order", ["shuffled", "stateful sampler"])
-def test_the_rest_after_any_batch_is_the_rest_of_the_epoch(order: str) -> None:
+def test_resuming_after_any_batch_gives_the_rest_of_the_epoch(order: str) -> None:
     torch.manual_seed(12)
     loader = make(order, 2)
     expected, states = [], []
@@ -116,7 +116,7 @@ def test_the_rest_after_any_batch_is_the_rest_of_the_epoch(order: str) -> None:
 
 @pytest.mark.parametrize("order", ["shuffled", "stateful sampler"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_epochs_after_the_one_gone_on_with_are_the_same_too(order: str, workers: int) -> None:
+def test_the_epochs_after_a_resumed_one_are_the_same_too(order: str, workers: int) -> None:
     torch.manual_seed(13)
     random.seed(13)
     loader = make(order, workers)
@@ -138,7 +138,7 @@ def test_the_epochs_after_the_one_gone_on_with_are_the_same_too(order: str, work
 
 
 @pytest.mark.parametrize("kind", [Noisy, Ragged])
-def test_a_state_under_fire_is_as_good_as_any(kind: type[Noisy]) -> None:
+def test_a_state_saved_while_workers_are_killed_resumes_exactly(kind: type[Noisy]) -> None:
     """Workers are killed and resized all along, and the state is taken in between."""
     dataset = kind(ROWS * BATCHES, values=1000)
     chance = random.Random(14)
@@ -162,7 +162,7 @@ def test_a_state_under_fire_is_as_good_as_any(kind: type[Noisy]) -> None:
 
 
 @pytest.mark.parametrize("ago", [0, 1, 2, 5])
-def test_a_state_of_some_batches_ago_goes_on_there(ago: int) -> None:
+def test_a_state_of_some_batches_ago_resumes_there(ago: int) -> None:
     torch.manual_seed(15)
     loader = make("shuffled", 2)
     iterator = iter(loader)
@@ -232,7 +232,7 @@ class CountingStream(Stream):
 
 
 @pytest.mark.parametrize("kind", [Stream, CountingStream])
-def test_a_stream_goes_on_at_every_batch(kind: Any) -> None:
+def test_a_stream_resumes_at_every_batch(kind: Any) -> None:
     expected = [plain(b) for b in penstock.DataLoader(kind(46), batch_size=4, num_workers=3)]
     for number in range(len(expected)):
         loader = penstock.DataLoader(kind(46), batch_size=4, num_workers=3)
@@ -247,7 +247,7 @@ def test_a_stream_goes_on_at_every_batch(kind: Any) -> None:
         assert came == expected
 
 
-def test_torchs_own_seeding_goes_on_at_every_third_batch() -> None:
+def test_torchs_own_seeding_resumes_at_every_third_batch() -> None:
     more: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "seeding": "worker", "shuffle": True}
     torch.manual_seed(16)
     expected = [plain(b) for b in penstock.DataLoader(Noisy(64), **more)]
@@ -272,7 +272,7 @@ each_workers = pytest.mark.parametrize("workers", [0, 2])
 
 
 @each_workers
-def test_habit_a_state_can_be_asked_for_before_the_first_iteration(workers: int) -> None:
+def test_a_state_can_be_taken_before_the_first_iteration(workers: int) -> None:
     torch.manual_seed(17)
     loader = make("shuffled", workers)
     state = saved(loader)
@@ -286,7 +286,7 @@ def test_habit_a_state_can_be_asked_for_before_the_first_iteration(workers: int)
 
 
 @each_workers
-def test_habit_a_state_asked_for_after_loading_one_is_that_one(workers: int) -> None:
+def test_a_state_taken_right_after_loading_one_is_the_loaded_one(workers: int) -> None:
     loader = make("shuffled", workers)
     iterator = iter(loader)
     for _ in range(5):
@@ -304,7 +304,7 @@ def test_habit_a_state_asked_for_after_loading_one_is_that_one(workers: int) -> 
 
 
 @each_workers
-def test_habit_asking_for_states_does_not_disturb_the_iteration(workers: int) -> None:
+def test_taking_states_does_not_disturb_the_iteration(workers: int) -> None:
     torch.manual_seed(18)
     expected = [plain(b) for b in make("shuffled", workers)]
     torch.manual_seed(18)
@@ -319,7 +319,7 @@ def test_habit_asking_for_states_does_not_disturb_the_iteration(workers: int) ->
 
 
 @each_workers
-def test_habit_a_state_of_the_end_begins_the_next_epoch_whole(workers: int) -> None:
+def test_a_state_taken_at_the_end_begins_the_next_epoch(workers: int) -> None:
     loader = make("in order", workers)
     assert len(list(loader)) == BATCHES
     state = saved(loader)
@@ -332,7 +332,7 @@ def test_habit_a_state_of_the_end_begins_the_next_epoch_whole(workers: int) -> N
 
 
 @each_workers
-def test_habit_a_state_after_the_last_batch_but_before_the_end_gives_an_empty_rest_first(workers: int) -> None:
+def test_a_state_taken_between_the_last_batch_and_the_end_resumes_with_an_empty_rest(workers: int) -> None:
     """The epoch was not seen to end: what is left of it is nothing, and then comes a whole one."""
     loader = make("in order", workers)
     iterator = iter(loader)
@@ -348,7 +348,7 @@ def test_habit_a_state_after_the_last_batch_but_before_the_end_gives_an_empty_re
 
 
 @each_workers
-def test_habit_only_the_next_iteration_goes_on_from_the_state(workers: int) -> None:
+def test_only_the_next_iteration_resumes_from_the_state(workers: int) -> None:
     loader = make("in order", workers)
     iterator = iter(loader)
     for _ in range(10):
@@ -360,7 +360,7 @@ def test_habit_only_the_next_iteration_goes_on_from_the_state(workers: int) -> N
 
 
 @each_workers
-def test_habit_a_second_epoch_can_be_left_and_gone_on_with(workers: int) -> None:
+def test_a_second_epoch_can_be_left_and_resumed(workers: int) -> None:
     torch.manual_seed(19)
     loader = make("shuffled", workers)
     list(loader)
@@ -377,7 +377,7 @@ def test_habit_a_second_epoch_can_be_left_and_gone_on_with(workers: int) -> None
     other.close()
 
 
-def test_habit_persistent_workers_go_on_in_a_later_epoch_too() -> None:
+def test_persistent_workers_resume_in_a_later_epoch_too() -> None:
     torch.manual_seed(20)
     loader = make("shuffled", 2, persistent_workers=True)
     for _ in range(2):
@@ -396,7 +396,7 @@ def test_habit_persistent_workers_go_on_in_a_later_epoch_too() -> None:
 
 
 @each_workers
-def test_habit_two_loaders_over_the_same_dataset_keep_their_own_places(workers: int) -> None:
+def test_two_loaders_over_the_same_dataset_keep_their_own_positions(workers: int) -> None:
     dataset = Noisy(ROWS * BATCHES)
     one, other = make("in order", workers, dataset=dataset), make("in order", workers, dataset=dataset)
     next(iter(one))
@@ -411,7 +411,7 @@ def test_habit_two_loaders_over_the_same_dataset_keep_their_own_places(workers: 
 
 
 @each_workers
-def test_habit_a_state_after_an_error_goes_on_behind_it(workers: int) -> None:
+def test_a_state_taken_after_an_error_resumes_after_it(workers: int) -> None:
     loader = make("in order", workers, dataset=Failing(ROWS * BATCHES, at=9))
     iterator = iter(loader)
     for _ in range(2):
@@ -427,7 +427,7 @@ def test_habit_a_state_after_an_error_goes_on_behind_it(workers: int) -> None:
 
 
 @each_workers
-def test_habit_a_states_dictionary_is_a_copy_and_not_a_view(workers: int) -> None:
+def test_the_dictionary_of_a_state_is_a_copy_and_not_a_view(workers: int) -> None:
     loader = make("stateful sampler", workers)
     iterator = iter(loader)
     next(iterator)
@@ -441,7 +441,7 @@ def test_habit_a_states_dictionary_is_a_copy_and_not_a_view(workers: int) -> Non
 
 @each_workers
 @pytest.mark.parametrize("cut", [1, 11, 23])
-def test_habit_a_plain_sampler_is_read_past_what_it_gave(workers: int, cut: int) -> None:
+def test_a_plain_sampler_is_read_past_the_delivered_batches(workers: int, cut: int) -> None:
     order = list(reversed(range(ROWS * BATCHES)))
     loader = penstock.DataLoader(Noisy(len(order)), batch_size=ROWS, sampler=order, num_workers=workers)
     iterator = iter(loader)
@@ -457,9 +457,7 @@ def test_habit_a_plain_sampler_is_read_past_what_it_gave(workers: int, cut: int)
 
 @pytest.mark.parametrize("seeding", ["batch", "worker"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_is_part_of_a_checkpoint_that_torch_loads_without_trust(
-    tmp_path: Path, seeding: str, workers: int
-) -> None:
+def test_a_checkpoint_with_a_state_loads_with_weights_only(tmp_path: Path, seeding: str, workers: int) -> None:
     def made() -> penstock.DataLoader[Any]:
         torch.manual_seed(3)
         data = list(range(40))

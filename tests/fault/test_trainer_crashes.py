@@ -208,7 +208,7 @@ time.sleep(60)
 """
 
 
-def test_the_memory_of_a_killed_trainer_comes_back(nest: Nursery) -> None:
+def test_the_memory_of_a_killed_trainer_is_released(nest: Nursery) -> None:
     def shared_kib() -> int:
         return next(
             int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("Shmem:")

@@ -130,7 +130,7 @@ def test_all_workers_killed_at_once_again_and_again_change_nothing(seed: int) ->
 
 @pytest.mark.parametrize("collate", [listed, joined])
 @pytest.mark.parametrize("kind", [Noisy, Ragged])
-def test_random_kills_with_the_users_own_collate_change_nothing(collate: Any, kind: type[Noisy]) -> None:
+def test_random_kills_with_a_custom_collate_function_change_nothing(collate: Any, kind: type[Noisy]) -> None:
     dataset = kind(400, values=3000)
     came, killed, *_ = epoch_with_kills(dataset, workers=3, kills=25, every=4, seed=4, collate_fn=collate)
     assert killed == 25
@@ -161,7 +161,7 @@ def test_random_kills_with_persistent_workers_change_nothing_over_epochs(beside:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_kills_over_samples_that_take_no_time_are_never_a_samples_fault(seed: int) -> None:
+def test_random_kills_are_never_blamed_on_samples_that_take_no_time(seed: int) -> None:
     """Workers mostly die between samples here, with many tasks waiting that they have not begun."""
     dataset = Noisy(1600)
     came, killed, *_ = epoch_with_kills(dataset, workers=4, kills=200, every=2, seed=seed)
@@ -279,12 +279,12 @@ def test_a_worker_that_exits_at_a_named_point_changes_nothing(point: str, tmp_pa
 
 
 @pytest.mark.parametrize("point", ["mid-message", "before its report", "asking for room", "before started"])
-def test_a_worker_that_hangs_up_and_lives_on_is_replaced(point: str, tmp_path: Path) -> None:
+def test_a_worker_that_closes_its_socket_and_keeps_running_is_replaced(point: str, tmp_path: Path) -> None:
     strike(point, 3, tmp_path, how="hang up")
 
 
 @pytest.mark.parametrize("collate", [None, joined])
-def test_narrow_lines_change_nothing(collate: Any) -> None:
+def test_small_socket_buffers_do_not_change_the_batches(collate: Any) -> None:
     dataset = Ragged(96, values=3000)
     collate = collate or listed
     with connections.narrow():
@@ -293,7 +293,7 @@ def test_narrow_lines_change_nothing(collate: Any) -> None:
         loader.close()
 
 
-def test_large_indices_over_narrow_lines_change_nothing() -> None:
+def test_large_indices_over_small_socket_buffers_do_not_change_the_batches() -> None:
     """What the trainer posts is larger than the socket: it waits in the outbox and never blocks the trainer."""
 
     class ByText(Noisy):
@@ -310,7 +310,7 @@ def test_large_indices_over_narrow_lines_change_nothing() -> None:
     assert came == [plain(b) for b in penstock.DataLoader(ByText(64), batch_size=8, sampler=order)]
 
 
-def test_slow_lines_change_nothing() -> None:
+def test_slow_sockets_do_not_change_the_batches() -> None:
     dataset = Noisy(96)
     with connections.slow():
         loader = make(dataset, 3, timeout=60)
@@ -318,7 +318,7 @@ def test_slow_lines_change_nothing() -> None:
         loader.close()
 
 
-def test_kills_over_slow_and_narrow_lines_change_nothing() -> None:
+def test_kills_over_slow_sockets_with_small_buffers_do_not_change_the_batches() -> None:
     dataset = Noisy(200, values=400)
     with connections.narrow(), connections.slow():
         came, killed, *_ = epoch_with_kills(dataset, workers=3, kills=15, every=3, seed=9, collate_fn=listed)
@@ -342,7 +342,7 @@ def test_a_stopped_and_continued_worker_changes_nothing() -> None:
     assert came == oracle(dataset)
 
 
-def test_a_stopped_worker_is_named_by_the_timeout_and_iteration_goes_on_after_it_is_continued() -> None:
+def test_the_timeout_names_a_stopped_worker_and_iteration_continues_once_it_is_resumed() -> None:
     dataset = Noisy(40, sample_s=0.02)
     loader = make(dataset, 1, timeout=1)
     iterator = iter(loader)
@@ -358,7 +358,7 @@ def test_a_stopped_worker_is_named_by_the_timeout_and_iteration_goes_on_after_it
     assert came == oracle(dataset)
 
 
-def test_a_stopped_worker_does_not_hold_up_closing_for_long() -> None:
+def test_a_stopped_worker_does_not_delay_closing_for_long() -> None:
     loader = make(Noisy(40, sample_s=0.02), 2)
     iterator = iter(loader)
     next(iterator)
@@ -397,14 +397,14 @@ def test_a_sample_that_kills_every_worker_is_named(workers: int) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["os._exit", "sys.exit"])
-def test_a_sample_that_leaves_its_worker_is_named_with_the_exit_status(at_once: bool) -> None:
+def test_a_sample_that_exits_its_worker_is_named_with_the_exit_status(at_once: bool) -> None:
     loader = penstock.DataLoader(Leaving(64, 21, at_once=at_once), batch_size=4, num_workers=2, timeout=30)
     with pytest.raises(penstock.WorkerError, match=r"index 21 \(batch 5\).*exited with status 5"):
         list(loader)
     loader.close()
 
 
-def test_batches_before_the_sample_at_fault_are_delivered_first() -> None:
+def test_batches_before_the_crashing_sample_are_delivered_first() -> None:
     """The error belongs to its batch, as a dataset's exception does: what is ready before it is not lost."""
     loader = penstock.DataLoader(Deadly(64, at=21), batch_size=4, num_workers=3, timeout=30)
     came = 0
@@ -442,7 +442,7 @@ def test_a_stream_that_kills_its_worker_is_an_error_and_not_a_loop() -> None:
     loader.close()
 
 
-def test_workers_that_never_come_up_are_an_error_and_not_a_loop(tmp_path: Path) -> None:
+def test_workers_that_never_start_are_an_error_and_not_a_loop(tmp_path: Path) -> None:
     trigger = Trigger(path=tmp_path / "passes", every=1, times=10_000)
     fault = Fault(point="before started", trigger=trigger, trainer_pid=os.getpid())
     with injected(fault):
@@ -453,7 +453,7 @@ def test_workers_that_never_come_up_are_an_error_and_not_a_loop(tmp_path: Path) 
     assert trigger.passes < 30
 
 
-def test_a_successor_that_cannot_be_started_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_that_cannot_start_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """fork fails for want of memory or process numbers, exactly when a worker is to be replaced."""
     import multiprocessing.context
 
@@ -473,7 +473,7 @@ def _no_fork(process: Any) -> Any:
     raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
-def test_a_death_is_seen_although_another_loaders_worker_was_forked_while_this_one_started(
+def test_a_crash_is_seen_although_another_loaders_worker_was_forked_during_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two threads start loaders: a worker forked between a socket's birth and its use must not keep its end open."""

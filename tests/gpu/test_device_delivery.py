@@ -157,7 +157,7 @@ def test_tensors_that_are_not_plain_go_torchs_way() -> None:
         assert batch.to_dense()[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
 
 
-def test_an_error_comes_in_its_turn_and_iteration_goes_on() -> None:
+def test_an_error_is_raised_in_its_turn_and_iteration_continues() -> None:
     class Broken(Numbered):
         def __getitem__(self, index: int) -> torch.Tensor:
             if index == 9:

@@ -176,13 +176,13 @@ uses = st.builds(
 
 @settings(max_examples=14)
 @given(uses)
-def test_the_budget_holds_for_random_sizes_workers_speeds_and_holding(use: Use) -> None:
+def test_the_budget_holds_for_random_sizes_workers_speeds_and_held_batches(use: Use) -> None:
     hold_to(run(use), use)
 
 
 @settings(max_examples=8)
 @given(uses, st.sampled_from([data.stacked, data.listed]))
-def test_the_budget_holds_with_a_collate_function_of_ones_own(use: Use, collate: Any) -> None:
+def test_the_budget_holds_with_a_custom_collate_function(use: Use, collate: Any) -> None:
     use = dataclasses.replace(use, collate=collate)
     hold_to(run(use), use)
 
@@ -201,12 +201,12 @@ def test_the_budget_holds_for_streams(use: Use) -> None:
     hold_to(run(use), use)
 
 
-def test_giants_between_crumbs_leave_no_trace() -> None:
+def test_huge_samples_between_tiny_ones_leave_no_memory_behind() -> None:
     use = Use(tuple([KIB] * 20 + [60 * MIB] + [KIB] * 20) * 3, 2, 200 * MIB, 0.0, 0)
     hold_to(run(use), use)
 
 
-def test_slow_workers_do_not_keep_pages_the_arena_gave_up() -> None:
+def test_slow_workers_do_not_keep_pages_that_the_arena_released() -> None:
     """Segments are closed while workers are busy elsewhere; their pages must go at once, not when workers look."""
     use = Use(tuple([30 * MIB, 41 * MIB, 52 * MIB, 63 * MIB, 20 * MIB] * 4), 4, 260 * MIB, 0.0, 0)
     hold_to(run(use), use)

@@ -76,7 +76,7 @@ def test_any_number_of_workers_gives_the_same_batches(case: str) -> None:
 
 @pytest.mark.parametrize("collate", [None, data.as_list], ids=["default collate", "own collate"])
 @pytest.mark.parametrize("dataset", [data.ByList(), data.Stream(47)], ids=["by list", "stream"])
-def test_batches_that_cannot_be_cut_are_whole_at_every_length(dataset: Any, collate: Any) -> None:
+def test_batches_that_cannot_be_split_are_whole_at_every_length(dataset: Any, collate: Any) -> None:
     for batch_size in (1, 2, 3, 7, 8, 9, 10, 11, 13, 17, 23, 33, 47, 60):
         case = {"dataset": dataset, "batch_size": batch_size, "collate_fn": collate}
         assert_same(batches(case, 1), batches(case, 0), f"batches of {batch_size}")
@@ -84,7 +84,7 @@ def test_batches_that_cannot_be_cut_are_whole_at_every_length(dataset: Any, coll
 
 @pytest.mark.parametrize("batch_size", [1, 4, 11, 16])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_streams_come_as_torch_deals_them_out(batch_size: int, drop_last: bool) -> None:
+def test_streams_are_divided_among_workers_as_in_torch(batch_size: int, drop_last: bool) -> None:
     case = {"dataset": data.SharedStream(101), "batch_size": batch_size, "drop_last": drop_last}
     for workers in (1, 3):
         want = batches(case, workers, kind=torch.utils.data.DataLoader)
@@ -192,7 +192,7 @@ def test_the_callers_generators_are_touched_as_little_as_torch_does(workers: int
         assert ours == after(torch.utils.data.DataLoader)
 
 
-def test_ranks_do_not_augment_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_augment_differently(monkeypatch: pytest.MonkeyPatch) -> None:
     want = batches(CASES["augmented"], 2)
 
     class Ranked(penstock.DataLoader[Any]):

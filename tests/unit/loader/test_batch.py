@@ -37,7 +37,7 @@ def test_rows_are_cut_at_stretches_and_cover_the_batch_once() -> None:
             assert taken == list(range(rows))
 
 
-def test_a_batch_asked_for_whole_is_one_task_whatever_its_length() -> None:
+def test_a_batch_taken_whole_is_one_task_whatever_its_length() -> None:
     """Iterable datasets and those with __getitems__ must never see a batch in two pieces."""
     for rows in range(1, 200):
         batch = opened(rows)
@@ -46,7 +46,7 @@ def test_a_batch_asked_for_whole_is_one_task_whatever_its_length() -> None:
         assert not batch.todo
 
 
-def test_a_batch_one_task_covers_is_built_alone() -> None:
+def test_a_batch_covered_by_one_task_is_built_by_one_worker() -> None:
     batch = opened(16)
     assert batch.take_rows(16, 2) == range(16)
     assert batch.alone
@@ -70,7 +70,7 @@ def test_the_lowest_failing_row_wins() -> None:
     assert batch.error == (2, "early")
 
 
-def test_promises_are_owed_until_taken() -> None:
+def test_promised_bytes_are_owed_until_they_are_taken() -> None:
     batch = opened(8, promised_bytes=100)
     assert batch.owed_bytes == 100
     batch.extra[1] = segment(1, 30)
@@ -80,7 +80,7 @@ def test_promises_are_owed_until_taken() -> None:
     assert [s.number for s in batch.segments] == [2, 1]
 
 
-def test_pieces_are_put_together_in_row_order_however_they_came() -> None:
+def test_pieces_are_joined_in_row_order_whatever_order_they_arrive_in() -> None:
     batch = opened(4)
     batch.template = learn(("text", torch.ones(2)))
     batch.rows_segment = segment(9, 64)
@@ -103,7 +103,7 @@ def test_parts_say_where_every_row_lies() -> None:
     assert not batch.is_rows
 
 
-def test_opening_again_forgets_what_was_done() -> None:
+def test_reopening_a_batch_discards_its_finished_work() -> None:
     batch = opened(4)
     batch.take_rows(4, 1)
     batch.pieces[0] = (range(4), Outcome("rows", 4))

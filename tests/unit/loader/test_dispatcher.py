@@ -304,7 +304,7 @@ def test_rows_of_the_first_batch_are_shared_among_all_workers() -> None:
     assert all(m.indices == [m.first_row] and m.batch_rows == 8 and not m.alone for _, m in works.all_tasks())
 
 
-def test_batches_come_in_order_however_their_rows_came_to_rest() -> None:
+def test_batches_are_delivered_in_order_whatever_order_their_rows_finish_in() -> None:
     works = Works(workers=4)
     works.offer(6)
     template = image(4)
@@ -413,7 +413,7 @@ def test_while_the_user_computes_the_engine_waits_for_the_batch_the_user_holds()
     assert works.arena.handed_over_bytes == 0
 
 
-def test_a_batch_the_machine_has_no_memory_for_is_a_budget_error_with_the_numbers() -> None:
+def test_a_batch_that_does_not_fit_the_machine_raises_a_budget_error_with_the_numbers() -> None:
     works = Works(workers=1, headroom_bytes=lambda: 5 * MIB)
     works.offer(1)
     worker, fetch = works.all_tasks()[0]
@@ -424,7 +424,7 @@ def test_a_batch_the_machine_has_no_memory_for_is_a_budget_error_with_the_number
     assert works.accounted() == 0
 
 
-def test_a_later_batch_makes_room_for_one_that_is_due_and_grew() -> None:
+def test_a_later_batch_makes_room_for_a_due_batch_that_grew() -> None:
     works = Works(workers=2, rows=False, splittable=False, limit_bytes=10 * MIB)
     works.admission.shapes.note_size(1 * MIB)
     works.offer(3)
@@ -447,7 +447,7 @@ def test_a_later_batch_makes_room_for_one_that_is_due_and_grew() -> None:
     assert works.finish_everything(None) == [1, 2]
 
 
-def test_a_need_that_is_not_due_waits_until_memory_comes_back() -> None:
+def test_a_request_for_a_batch_that_is_not_due_waits_until_memory_is_released() -> None:
     works = Works(workers=2, rows=False, splittable=False, limit_bytes=10 * MIB)
     works.admission.shapes.note_size(1 * MIB)
     works.offer(2)
@@ -618,7 +618,7 @@ def test_rows_of_a_crashed_worker_are_fetched_by_another_and_it_is_replaced() ->
     assert works.finish_everything(template) == [0]
 
 
-def test_a_crash_of_a_worker_whose_need_waits_leaves_nothing_behind() -> None:
+def test_a_worker_that_crashes_while_it_waits_for_room_leaves_nothing_behind() -> None:
     works = Works(workers=2, rows=False, splittable=False, limit_bytes=10 * MIB)
     works.admission.shapes.note_size(MIB)
     works.offer(2)
@@ -840,7 +840,7 @@ def test_an_error_of_the_sampler_is_delivered_in_its_turn() -> None:
     assert came == [(0, None), (1, error)]
 
 
-def test_a_due_need_does_not_wait_for_an_evicted_batch_queued_behind_it() -> None:
+def test_a_request_for_the_due_batch_does_not_wait_for_an_evicted_batch_queued_behind_it() -> None:
     """The only task of the later batch is behind the need on the same worker: neither would ever be done."""
     works = Works(workers=1, rows=False, limit_bytes=10 * MIB, row_s=0.001, batch_rows=8, depth=2)
     works.admission.shapes.note_size(64 * KIB)

@@ -140,7 +140,7 @@ def test_batches_do_not_depend_on_the_cache(workers: int, seeding: str) -> None:
         assert len(found) == len(expected) and all(map(torch.equal, found, expected))
 
 
-def test_workers_that_are_spawned_share_it(cache: penstock.Cache) -> None:
+def test_spawned_workers_share_the_cache(cache: penstock.Cache) -> None:
     loader = penstock.DataLoader(
         Frames(cache), batch_size=20, num_workers=2, cache=cache, multiprocessing_context="spawn"
     )
@@ -150,7 +150,7 @@ def test_workers_that_are_spawned_share_it(cache: penstock.Cache) -> None:
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_a_dataset_whose_cache_is_none_is_given_the_loaders(part: bool) -> None:
+def test_a_dataset_whose_cache_is_none_gets_the_cache_of_the_loader(part: bool) -> None:
     dataset = Frames()
     given = ConcatDataset([Subset(dataset, range(len(dataset)))]) if part else dataset
     with penstock.DataLoader(given, batch_size=4, cache="2MB") as loader:
@@ -164,7 +164,7 @@ def test_a_dataset_whose_cache_is_none_is_given_the_loaders(part: bool) -> None:
         assert loader.stats().cache is None
 
 
-def test_what_cannot_be_cached_says_what_to_do(cache: penstock.Cache) -> None:
+def test_the_error_for_a_dataset_that_cannot_be_cached_says_what_to_do(cache: penstock.Cache) -> None:
     class Stream(IterableDataset):
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
@@ -259,14 +259,14 @@ def test_a_sampler_that_counts_epochs_is_read_ahead_and_resumes_exactly(cache: p
     del iterator
 
 
-def test_a_sampler_that_counts_tells_the_epoch_after_any() -> None:
+def test_a_sampler_that_counts_epochs_gives_the_order_of_the_next_one() -> None:
     sampler = BlockShuffleSampler([3, 4, 5], window=4)
     foretold = list(next_epoch_of(BatchSampler(sampler, 5, False), 0))
     list(sampler)
     assert foretold == list(BatchSampler(sampler, 5, False))
 
 
-def test_samplers_that_use_a_list_again_or_begin_anew_give_what_they_always_did(cache: penstock.Cache) -> None:
+def test_samplers_that_reuse_a_list_or_restart_give_the_same_batches_as_without_a_cache(cache: penstock.Cache) -> None:
     class Odd(Sampler[list[int]]):
         def __init__(self) -> None:
             self.given: list[int] = []
@@ -303,7 +303,7 @@ def test_a_sampler_that_never_ends_is_read_in_parts(cache: penstock.Cache) -> No
     assert all(next(iterator).shape == (4, WINDOW, 700) for _ in range(100))
 
 
-def test_what_a_sampler_raises_comes_in_its_turn(cache: penstock.Cache) -> None:
+def test_an_exception_of_the_sampler_is_raised_in_its_turn(cache: penstock.Cache) -> None:
     class Broken(Sampler[int]):
         def __iter__(self) -> Iterator[int]:
             yield from range(10)
@@ -316,7 +316,9 @@ def test_what_a_sampler_raises_comes_in_its_turn(cache: penstock.Cache) -> None:
         next(iterator)
 
 
-def test_a_long_epoch_is_published_now_and_then(cache: penstock.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forecast_of_a_long_epoch_is_published_in_parts(
+    cache: penstock.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     published = 0
 
     def publish(*arguments: Any) -> int | None:
@@ -333,7 +335,7 @@ def test_a_long_epoch_is_published_now_and_then(cache: penstock.Cache, monkeypat
     assert 20 <= published <= 80
 
 
-def test_keys_that_fail_are_a_warning_and_training_goes_on(cache: penstock.Cache) -> None:
+def test_an_error_in_keys_is_a_warning_and_training_continues(cache: penstock.Cache) -> None:
     class Failing(Frames):
         def keys(self, index: int) -> list[tuple[str, int]]:
             if index == 50:
@@ -362,7 +364,7 @@ def test_a_cache_closed_under_a_loader_is_an_error_and_not_a_hang(cache: penstoc
     gc.collect()
 
 
-def test_subsets_and_joined_datasets_have_their_parts_keys(cache: penstock.Cache) -> None:
+def test_subsets_and_concatenated_datasets_use_the_keys_of_their_parts(cache: penstock.Cache) -> None:
     keys = keys_of(Subset(ConcatDataset([Frames(cache), Frames(cache, frames=10)]), [0, 117, 123, 5]))
     assert keys is not None
     assert [keys(index)[0][1] for index in range(4)] == [0, 0, 6, 5]
@@ -370,7 +372,7 @@ def test_subsets_and_joined_datasets_have_their_parts_keys(cache: penstock.Cache
     assert keys_of({"a": 1}) is None and keys_of(cache.wrap(Frames(cache))) is None
 
 
-def test_the_next_epochs_order_is_told_where_it_can_be() -> None:
+def test_the_order_of_the_next_epoch_is_forecast_where_it_is_known() -> None:
     data = Plain(10)
     assert list(next_epoch_of(BatchSampler(SequentialSampler(data), 4, False))) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     ranks = DistributedSampler(data, num_replicas=2, rank=1, seed=4)
@@ -380,14 +382,14 @@ def test_the_next_epochs_order_is_told_where_it_can_be() -> None:
     assert list(next_epoch_of(BatchSampler(torch.utils.data.RandomSampler(data), 2, False))) == []
 
 
-def test_policies_that_were_asked_for_stay(cache: penstock.Cache) -> None:
+def test_a_policy_chosen_by_the_user_stays(cache: penstock.Cache) -> None:
     with penstock.Cache("1MB", "lru") as own:
         loader = penstock.DataLoader(Frames(own), batch_size=8, cache=own)
         next(iter(loader))
         assert not has_forecast(own)
 
 
-def test_a_loader_without_a_cache_says_so() -> None:
+def test_without_a_cache_the_loader_and_its_stats_have_none() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader = penstock.DataLoader(Plain(), batch_size=8)
@@ -418,7 +420,7 @@ def test_a_lock_held_too_long_costs_the_forecast_and_nothing_else(
     assert len(list(iterator)) == 14 and not cache._forecasts._own
 
 
-def test_the_garbage_collector_may_take_an_iterator_in_the_middle_of_a_change(cache: penstock.Cache) -> None:
+def test_an_iterator_may_be_garbage_collected_while_the_cache_is_being_changed(cache: penstock.Cache) -> None:
     loader = penstock.DataLoader(Frames(cache), batch_size=8, cache=cache)
     iterator = iter(loader)
     next(iterator)
@@ -475,7 +477,7 @@ def test_a_cache_that_is_emptied_or_shrunk_continues_with_or_without_the_forecas
     assert len(list(iterator)) == 374
 
 
-def test_a_loader_needs_no_file_locks_where_there_is_no_cache() -> None:
+def test_a_loader_without_a_cache_needs_no_file_locks() -> None:
     code = "import sys; sys.modules['fcntl'] = None; import penstock; penstock.DataLoader([1, 2, 3]); print('fine')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "fine\n"
 
@@ -504,7 +506,7 @@ class Doubled(CachedDataset):
 
 
 @pytest.mark.filterwarnings("ignore:Noise draws random numbers")
-def test_random_samples_and_what_is_drawn_after_them_are_the_same_hit_or_missed() -> None:
+def test_a_cache_hit_leaves_the_generators_where_a_miss_leaves_them() -> None:
     def batches(workers: int, *, too_large: bool) -> list[Any]:
         with penstock.Cache("1MB", "static") as cache:
             dataset = cache.wrap(Noise(too_large=too_large), fingerprint="noise")
@@ -524,7 +526,7 @@ def test_random_samples_and_what_is_drawn_after_them_are_the_same_hit_or_missed(
 
 
 @pytest.mark.filterwarnings("ignore:Noise draws random numbers")
-def test_generators_that_run_on_in_a_worker_do_so_past_loads_for_the_cache() -> None:
+def test_generators_of_a_worker_continue_alike_with_and_without_cache_hits() -> None:
     def drawn(*, too_large: bool) -> list[torch.Tensor]:
         with penstock.Cache("1MB", "static") as cache:
             dataset = cache.wrap(Noise(too_large=too_large), fingerprint="noise")
@@ -541,7 +543,7 @@ def test_generators_that_run_on_in_a_worker_do_so_past_loads_for_the_cache() -> 
 
 
 @pytest.mark.filterwarnings("ignore:Noise draws random numbers")
-def test_a_class_derived_from_what_wrap_gives_is_asked_itself(cache: penstock.Cache) -> None:
+def test_a_subclass_of_a_cached_dataset_keeps_its_own_getitem(cache: penstock.Cache) -> None:
     plain = cache.wrap(Noise())
     derived = Doubled(plain.dataset, cache, plain.fingerprint)
     for workers in (0, 2):

@@ -47,7 +47,7 @@ def test_tasks_are_whole_stretches_of_about_five_milliseconds(row_s: float | Non
         (1, 1, 64),
     ],
 )
-def test_where_few_batches_fit_the_budget_they_are_cut_for_all_workers(most_open: int, workers: int, rows: int) -> None:
+def test_when_few_batches_fit_the_budget_each_is_cut_for_all_workers(most_open: int, workers: int, rows: int) -> None:
     short = pace(0.01 * MS)
     short.most_open = most_open
     assert short.rows_per_task(64, workers=workers) == rows
@@ -93,7 +93,7 @@ def test_depth_is_the_least_that_keeps_all_workers_busy(
     assert pace(row_s, splits=splittable).depth(batch_rows, workers, in_order=True) == depth
 
 
-def test_estimates_follow_the_dataset_slowly_and_ignore_nothing_done() -> None:
+def test_estimates_follow_the_dataset_slowly_and_ignore_tasks_without_rows() -> None:
     made = pace(10 * MS)
     made.note(0, 100.0)
     assert made.row_s == 10 * MS

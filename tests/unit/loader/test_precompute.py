@@ -54,7 +54,7 @@ def test_every_sample_is_computed_once_and_training_reads_it_from_disk(tmp_path:
     assert computed(log) == list(range(30)), "nothing was computed twice"
 
 
-def test_after_a_failure_it_continues_where_it_stopped(tmp_path: Path) -> None:
+def test_after_a_failure_precompute_continues_where_it_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with penstock.Cache("8MB", disk=tmp_path / "disk") as cache:
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -65,7 +65,7 @@ def test_after_a_failure_it_continues_where_it_stopped(tmp_path: Path) -> None:
     assert computed(log) == list(range(30))
 
 
-def test_what_is_in_memory_already_is_written_too(tmp_path: Path) -> None:
+def test_samples_already_in_memory_are_also_written_to_disk(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with penstock.Cache("8MB", name="shared") as memory, penstock.Cache(name="shared", disk=tmp_path / "disk") as cache:
         wrapped = memory.wrap(Encoded(log))
@@ -77,12 +77,12 @@ def test_what_is_in_memory_already_is_written_too(tmp_path: Path) -> None:
             penstock.precompute(wrapped, cache)
 
 
-def test_without_a_disk_it_says_what_to_give(tmp_path: Path) -> None:
+def test_the_error_for_a_cache_without_a_disk_store_names_the_argument_to_give(tmp_path: Path) -> None:
     with penstock.Cache("8MB") as cache, pytest.raises(penstock.ConfigError, match='disk="path"'):
         penstock.precompute(Encoded(tmp_path / "log"), cache)
 
 
-def test_samples_without_room_are_counted(tmp_path: Path) -> None:
+def test_samples_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     with penstock.Cache("8MB", disk=tmp_path / "disk", disk_limit="1MiB") as cache:
         with pytest.warns(RuntimeWarning, match="kept 4 of 20"):
             done = penstock.precompute(torch.utils.data.TensorDataset(torch.zeros(20, 50_000)), cache)
@@ -94,7 +94,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_line_shows_progress_where_it_is_wanted() -> None:
+def test_the_progress_line_appears_where_it_is_wanted() -> None:
     for out, wanted, lines in ((io.StringIO(), None, 0), (io.StringIO(), True, 11), (Terminal(), False, 0)):
         with _ProgressLine(100, wanted=wanted, out=out) as line:
             for done in range(101):
@@ -109,7 +109,7 @@ def test_the_line_shows_progress_where_it_is_wanted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be kept on disk")
-def test_it_stops_when_no_sample_can_be_kept(tmp_path: Path) -> None:
+def test_precompute_stops_when_no_sample_can_be_kept(tmp_path: Path) -> None:
     class Attached(Dataset):
         computed = 0
 
