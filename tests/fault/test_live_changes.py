@@ -16,7 +16,7 @@ import torch
 
 import penstock
 from penstock.loader.engine.rules import LoaderRules
-from penstock.loader.workers_now import workers_now
+from penstock.loader.gauges import workers_now
 from support.datasets.faulty import Noisy, Ragged, Stream, WithPid, joined, listed, plain
 from support.faults import processes
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.loader.workers_now import workers_now
+from penstock.loader.gauges import workers_now
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 from support.faults.simulated_device import PaperDevice
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.loader.workers_now import workers_now
+from penstock.loader.gauges import workers_now
 from support.datasets.faulty import Deadly, DeadlyStream, Leaving, Noisy, Ragged, Sitting, Stream, joined, listed, plain
 from support.faults import connections, processes
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)

@@ -25,8 +25,8 @@ from penstock.lab.dataset.sample_probe import is_picklable, look
 from penstock.lab.timed_run import TimedRun, without_warnings
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.gauges import workers_now
 from penstock.loader.stats import StageTimes
-from penstock.loader.workers_now import workers_now
 from penstock.meter import TreeParts, limits, tree_parts
 from penstock.planner.costs import LoaderRun, penstocks_cost, torchs_cost
 from penstock.planner.profile import Profile

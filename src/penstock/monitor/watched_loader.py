@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.loader.workers_now import is_iterating, recent_crashes, waited_s, workers_now
+from penstock.loader import gauges
 from penstock.units import format_bytes, parse_size
 
 MOST_WORKERS = 256
@@ -72,7 +72,7 @@ class WatchedLoader:
         except RuntimeError:
             # An iteration began while its gauges were read.
             return self._last
-        wait_s = waited_s(loader)
+        wait_s = gauges.waited_s(loader)
         figures = {
             "samples": stats.samples, "batches": stats.batches, "workers": stats.workers, "depth": stats.depth,
             "in_flight_bytes": stats.in_flight_bytes, "lent_bytes": stats.lent_bytes,
@@ -89,15 +89,14 @@ class WatchedLoader:
                 "cache_bytes": stats.cache.bytes, "cache_limit_bytes": stats.cache.limit_bytes,
                 "cache_hits": stats.cache.hits, "cache_misses": stats.cache.misses,
             }  # fmt: skip
-        self._last = LoaderSample(
-            stats.samples, wait_s, is_iterating(loader), {name: float(value) for name, value in figures.items()}, key
-        )
+        as_floats = {name: float(value) for name, value in figures.items()}
+        self._last = LoaderSample(stats.samples, wait_s, gauges.is_iterating(loader), as_floats, key)
         return self._last
 
     def workers(self) -> list[dict[str, Any]]:
         """Each worker and its present activity."""
         loader = self.loader
-        return [asdict(each) for each in workers_now(loader)] if self.is_penstock and loader is not None else []
+        return [asdict(each) for each in gauges.workers_now(loader)] if self.is_penstock and loader is not None else []
 
     def new_endings(self, restarts: int) -> list[str]:
         """How the workers ended that were replaced since the last call; ``restarts`` is their total number."""
@@ -105,7 +104,7 @@ class WatchedLoader:
         loader = self.loader
         if new <= 0 or loader is None:
             return []
-        known = recent_crashes(loader, new)
+        known = gauges.recent_crashes(loader, new)
         return [f"{new - len(known)} workers crashed", *known] if len(known) < new else known
 
     # -- settings ---------------------------------------------------------------------------
@@ -118,7 +117,7 @@ class WatchedLoader:
         dataset = getattr(loader, "dataset", None)
         kind = "penstock" if self.is_penstock else "torch"
         # The plan of num_workers="auto", which the report compares with the measurements.
-        plan = getattr(getattr(loader, "_beginning", None), "plan", None)
+        plan = gauges.plan_of(loader) if self.is_penstock and loader is not None else None
         return {
             "name": self.name,
             "kind": kind,
@@ -132,7 +131,8 @@ class WatchedLoader:
     @property
     def keys(self) -> Mapping[str, str]:
         """Argument -> its name in the user's own settings."""
-        keys: Mapping[str, str] = getattr(self.loader, "_settings_keys", {})
+        loader = self.loader
+        keys = gauges.settings_keys(loader) if self.is_penstock and loader is not None else {}
         return {argument: key for argument, key in keys.items() if not key.startswith("(")}
 
     @property
@@ -144,7 +144,7 @@ class WatchedLoader:
         cache = getattr(loader, "cache", None)
         return {
             "workers": getattr(loader, "num_workers", None),
-            "depth": getattr(loader, "_depth", None),
+            "depth": gauges.depth_as_set(loader) if self.is_penstock else None,
             "prefetch_factor": getattr(loader, "prefetch_factor", None),
             "memory": _plain(getattr(loader, "memory", None)),
             "batch_size": getattr(loader, "batch_size", None),
@@ -175,16 +175,16 @@ class WatchedLoader:
         if "memory" in wanted:
             loader.set_memory(wanted["memory"])
         stats = loader.stats()
-        ceiling = loader._depth_ceiling
+        as_set, ceiling = gauges.depth_as_set(loader), gauges.depth_ceiling(loader)
         now = {
             "loader": self.name,
             "workers": stats.workers,
-            "depth": stats.depth if loader._depth is None else min(loader._depth, ceiling or loader._depth),
+            "depth": stats.depth if as_set is None else min(as_set, ceiling or as_set),
             "memory_bytes": stats.memory_bytes,
         }
         if depth is not None and now["depth"] < depth:
             now["remark"] = f"prefetch_factor={loader.prefetch_factor} allows no more than {ceiling} batches ahead"
-        if workers is not None and any(iterator.is_outgrown(workers) for iterator in loader._live()):
+        if workers is not None and gauges.awaits_next_epoch(loader):
             now["remark"] = "workers change when the next epoch begins: batches of this dataset belong to workers"
         return now
 

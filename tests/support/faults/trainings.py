@@ -28,7 +28,7 @@ import sys
 import gc, json, os, random, signal, threading, time, traceback, warnings
 import psutil, torch
 import penstock
-from penstock.loader.workers_now import workers_now
+from penstock.loader.gauges import workers_now
 from support.datasets.faulty import *
 from support.faults.processes import kill, workers
 warnings.simplefilter("ignore")

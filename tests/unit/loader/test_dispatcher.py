@@ -130,6 +130,17 @@ class PaperWorkers(WorkerSet):
         return (-1, -1) if first is None else (first.number, -1 if first.rows is None else first.rows.start)
 
 
+ARENAS: list[Arena] = []
+"""The arenas that the running test has made."""
+
+
+@pytest.fixture(autouse=True)
+def closes_arenas() -> Iterator[None]:
+    yield
+    while ARENAS:
+        ARENAS.pop().close()
+
+
 class Works:
     """An engine's parts without its pump, and its paper workers."""
 
@@ -173,6 +184,7 @@ class Works:
             woken=lambda: None,
             keep_free=64,
         )
+        ARENAS.append(self.arena)
         parts = EngineParts(workers=self.workers, arena=self.arena, order=order, rules=rules)
         self.pace, self.admission = parts.pace, parts.admission
         if row_s is not None:

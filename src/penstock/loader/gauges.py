@@ -1,13 +1,14 @@
-"""What a loader does at this moment: its workers, its waiting, its latest crashes.
+"""Gauges of a loader beyond its stats: its workers, its waiting, its latest crashes, its settings.
 
 In:  a loader that may be iterating in another thread.
-Out: one ``WorkerNow`` per worker; since when the training loop waits.
+Out: values at this moment, for monitors and measurements.
 Runs in: trainer, any thread.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,3 +38,28 @@ def is_iterating(loader: DataLoader[Any]) -> bool:
 def recent_crashes(loader: DataLoader[Any], count: int) -> list[str]:
     """How the last ``count`` workers that were replaced had crashed, as far as that is remembered."""
     return list(loader._counters.crashes)[-count:] if count else []
+
+
+def depth_as_set(loader: DataLoader[Any]) -> int | None:
+    """The depth that ``resize`` was given last; None: the engine decides."""
+    return loader._depth
+
+
+def depth_ceiling(loader: DataLoader[Any]) -> int | None:
+    """The most batches that ``prefetch_factor`` allows ahead; None: it is not set."""
+    return loader._depth_ceiling
+
+
+def awaits_next_epoch(loader: DataLoader[Any]) -> bool:
+    """Whether the number of workers changes only when the next epoch begins."""
+    return any(iterator.is_outgrown(loader.num_workers) for iterator in loader._live())
+
+
+def settings_keys(loader: DataLoader[Any]) -> Mapping[str, str]:
+    """Argument -> its name in the settings it came from."""
+    return loader._settings_keys
+
+
+def plan_of(loader: DataLoader[Any]) -> Any:
+    """The plan of ``num_workers="auto"``; None without one."""
+    return None if loader._beginning is None else loader._beginning.plan
