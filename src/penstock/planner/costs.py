@@ -21,7 +21,8 @@ _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
 TORCHS_EXTRA_BYTES = 4_000_000
 """What a worker of torch's takes beyond one of penstock's over the same dataset: numpy.random, which it loads
-by itself, and torch's queues. Runs over 5 datasets gave 3.9 to 8 MB, the most where heaps grew besides."""
+by itself, and torch's queues. Short runs over 5 datasets gave 3.9 to 8 MB,
+and 33 MB for samples of 8 MiB, where heaps grew besides."""
 _REMEMBERED = 128
 """Tensors of which torch's workers keep small records: as long as one lies between them, holes in the heap are not
 joined."""
