@@ -1,4 +1,4 @@
-"""``num_workers="auto"``: a number of workers out of a short look, whatever the dataset is like."""
+"""``num_workers="auto"``: the number of workers comes from a short probe, whatever the dataset is like."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialS
 
 import penstock
 from penstock.errors import ConfigError
+from penstock.lab import auto_workers
+from penstock.lab.dataset.sample_probe import Seen
 from penstock.meter import limits
+from penstock.planner.profile import SeenSample
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -82,13 +85,20 @@ def auto(dataset: Any, **given: Any) -> penstock.DataLoader[Any]:
     return penstock.DataLoader(dataset, num_workers="auto", **given)
 
 
-def test_samples_that_wait_get_more_workers_than_samples_that_compute() -> None:
+def read_without_load(dataset: Rows, *_: Any, **__: Any) -> Seen:
+    """What the probe finds on a machine that does nothing else: there, a sample that computes does not wait."""
+    sample = SeenSample(size_bytes=800, wait_s=dataset.wait_s, cpu_s=dataset.spin_s)
+    return Seen(samples=(sample,) * 8, collate_s=0.0, tensors=1, is_collated=True, holds_gil=None)
+
+
+def test_samples_that_wait_get_more_workers_than_samples_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_workers, "look", read_without_load)
     waits, computes = auto(Rows(wait_s=0.02), batch_size=16), auto(Rows(spin_s=0.01), batch_size=16)
     assert waits.num_workers > computes.num_workers >= 1
     assert type(waits.num_workers) is int and waits.prefetch_factor == 2 and waits.autotune is True
 
 
-def test_the_loader_loads_with_as_many_as_it_says_and_without_torchs_warning() -> None:
+def test_the_loader_starts_as_many_workers_as_num_workers_says_without_torchs_warning() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="This DataLoader will create")
         with auto(Rows(wait_s=0.005, count=64), batch_size=4) as loader:
@@ -96,7 +106,7 @@ def test_the_loader_loads_with_as_many_as_it_says_and_without_torchs_warning() -
             assert loader.stats().workers == loader.num_workers > 1
     assert torch.equal(torch.cat(batches)[:, 0], torch.arange(64))
     with pytest.warns(UserWarning, match="This DataLoader will create"):
-        # What somebody asks for, torch may warn of.
+        # torch may warn of a number that the user has set.
         loader.num_workers = 500
         loader.check_worker_number_rationality()
 
@@ -105,7 +115,7 @@ def test_a_small_budget_means_few_workers() -> None:
     assert auto(Rows(wait_s=0.01), batch_size=16, memory="24MB").num_workers == 1
 
 
-def test_nothing_of_the_user_s_is_changed(tmp_path: Path) -> None:
+def test_the_probe_changes_no_state_of_the_trainer(tmp_path: Path) -> None:
     log = tmp_path / "log"
     dataset = Rows(log=log)
     states = (random.getstate(), pickle.dumps(np.random.get_state()), torch.get_rng_state())
@@ -121,7 +131,7 @@ def test_nothing_of_the_user_s_is_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Failing, Deadly])
-def test_a_dataset_that_fails_is_said_by_the_loader_as_if_a_number_had_been_given(kind: type[Rows]) -> None:
+def test_a_failing_dataset_raises_the_same_error_as_with_a_given_number_of_workers(kind: type[Rows]) -> None:
     planned, given = auto(kind(), batch_size=4), penstock.DataLoader(kind(), batch_size=4, num_workers=CORES)
     assert planned.num_workers == CORES
     with pytest.raises(Exception) as theirs:
@@ -132,9 +142,10 @@ def test_a_dataset_that_fails_is_said_by_the_loader_as_if_a_number_had_been_give
 
 
 def test_a_dataset_that_hangs_does_not_hang_its_loader() -> None:
-    began_s = time.monotonic()
+    # A sample takes 1000 s: that this returns at all shows that the probe was ended.
+    before = {child.pid for child in psutil.Process().children()}
     assert auto(Stuck()).num_workers == CORES
-    assert time.monotonic() - began_s < 20
+    assert {child.pid for child in psutil.Process().children()} <= before
 
 
 @pytest.mark.parametrize(("count", "workers"), [(0, {CORES}), (1, {1}), (2, {1, 2})])
@@ -151,7 +162,7 @@ def test_a_stream_gets_one_worker_and_loses_no_sample() -> None:
         assert list(loader) == list(range(10))
 
 
-def test_batches_that_depend_on_their_worker_do_not_depend_on_a_measurement() -> None:
+def test_with_worker_seeding_the_number_of_workers_does_not_depend_on_a_measurement() -> None:
     assert auto(Rows(wait_s=0.02), seeding="worker").num_workers == CORES
 
 
@@ -169,24 +180,24 @@ def test_batches_that_depend_on_their_worker_do_not_depend_on_a_measurement() ->
     ],
     ids=lambda given: " ".join(given),
 )
-def test_every_way_to_make_batches_can_be_planned_for(given: dict[str, Any]) -> None:
+def test_every_way_to_make_batches_gets_a_plan(given: dict[str, Any]) -> None:
     with auto(Rows(count=40), **given) as loader:
         assert loader.num_workers >= 1
         assert len(list(loader)) == len(loader)
         if loader.cache is not None:
             stats = loader.stats().cache
-            # The look did not go through the cache.
+            # The probe did not read through the cache.
             assert stats is not None and stats.hits == 0
             loader.cache.close()
 
 
-def test_indices_that_only_the_sampler_knows_are_no_hindrance() -> None:
+def test_datasets_with_keys_of_their_own_or_without_a_length_can_be_loaded() -> None:
     with auto({"a": 1, "b": 2}, sampler=["a", "b"]) as loader, auto(Lengthless(), sampler=[3, 1]) as other:
         assert [int(batch) for batch in loader] == [1, 2]
         assert [int(batch[0, 0]) for batch in other] == [3, 1]
 
 
-def test_what_is_wrong_with_another_argument_is_said_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_wrong_argument_is_refused_before_any_sample_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for wrong in ({"batch_size": 0}, {"timeout": -1}, {"sampler": [0], "shuffle": True}):
         with pytest.raises(ValueError):
@@ -194,7 +205,7 @@ def test_what_is_wrong_with_another_argument_is_said_before_anything_is_read(tmp
     assert not log.exists()
 
 
-def test_a_worker_plans_nothing_and_loads_for_itself(tmp_path: Path) -> None:
+def test_a_loader_inside_a_worker_plans_nothing_and_loads_without_workers(tmp_path: Path) -> None:
     log = tmp_path / "log"
     context: Any = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
@@ -211,9 +222,9 @@ def _load_in_worker(queue: Any, log: Path) -> None:
         queue.put((loader.num_workers, total, len(set(log.read_text().split()))))
 
 
-def test_each_of_several_ranks_plans_for_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_ranks_plans_for_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(CORES))
-    # Of one core; a rank that counted all of them would have four for each.
+    # Its share is one core; a plan for all cores would have four workers for each of them.
     assert auto(Rows(wait_s=0.02), batch_size=8).num_workers <= 4
 
 
@@ -231,7 +242,7 @@ def test_autotune_is_a_plain_argument() -> None:
         ({"backend": "ray"}, 'backend="ray" is not available yet'),
     ],
 )
-def test_what_is_not_known_is_refused_in_words(given: dict[str, Any], said: str) -> None:
+def test_unknown_values_are_refused_with_an_error_that_names_them(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         penstock.DataLoader(Rows(), **given)
 
@@ -267,9 +278,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_that_starts_once_more_in_its_workers_plans_only_once(tmp_path: Path) -> None:
+def test_a_program_that_its_workers_import_again_plans_only_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNGUARDED)
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    # The worker, and nobody whom the worker started to look at samples.
+    # Only the worker: it started no process of its own to read samples.
     assert len(set((tmp_path / "log").read_text().split())) == 1

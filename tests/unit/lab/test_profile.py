@@ -1,8 +1,9 @@
-"""A look at a dataset before it is loaded in earnest: real processes, a second each."""
+"""The probe and the profile of a dataset: real processes, a second each."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -74,12 +75,29 @@ def seen_of(dataset: Any, batch_size: int = 4) -> Any:
     return look(dataset, batch_size, default_collate, seconds=0.5, on_progress=lambda done: None)
 
 
+class OneAtATime(Slow):
+    """Two threads read it no faster than one."""
+
+    def __init__(self, *, wait_s: float) -> None:
+        super().__init__(wait_s=wait_s)
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.lock:
+            return super().__getitem__(index)
+
+
 def test_waiting_and_computing_are_told_apart() -> None:
     waits, computes = seen_of(Slow(wait_s=0.02)), seen_of(Slow(spin_s=0.02))
     for sample in waits.samples:
         assert sample.wait_s > 0.015 and sample.cpu_s < 0.01 and sample.size_bytes == 100_000
     assert all(sample.cpu_s > 0.015 for sample in computes.samples)
-    assert waits.holds_gil is False and computes.holds_gil is not False
+
+
+def test_the_probe_finds_whether_two_threads_read_faster_than_one() -> None:
+    # By sleeping: two threads that compute get more of a busy machine than one does, and look faster.
+    assert seen_of(Slow(wait_s=0.02)).holds_gil is False
+    assert seen_of(OneAtATime(wait_s=0.02)).holds_gil is True
 
 
 @pytest.mark.parametrize(
@@ -91,7 +109,7 @@ def test_waiting_and_computing_are_told_apart() -> None:
         (5, "asking for its samples failed: TypeError"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_no_process_is_left(dataset: Any, said: str) -> None:
+def test_an_error_is_one_line_and_leaves_no_process(dataset: Any, said: str) -> None:
     before = children()
     with pytest.raises(DataError, match=said) as raised:
         seen_of(dataset)
@@ -105,28 +123,28 @@ class Missing(Slow):
 
 
 @pytest.mark.parametrize(("dataset", "lacks"), [(Slow(count=0), True), (Missing(), True), (Slow(fails_at=0), False)])
-def test_a_dataset_without_data_is_told_from_one_that_is_wrong(dataset: Any, lacks: bool) -> None:
+def test_missing_data_raises_an_error_of_its_own(dataset: Any, lacks: bool) -> None:
     with pytest.raises(DataError) as raised:
         seen_of(dataset)
     assert isinstance(raised.value, NoDataError) is lacks
 
 
-def test_a_look_can_be_given_up_and_makes_do_with_what_there_is() -> None:
+def test_a_probe_with_a_deadline_accepts_a_single_sample_and_ends_without_one() -> None:
     def look_within(wait_s: float) -> Any:
         return look(
             Slow(wait_s=wait_s), 4, default_collate, seconds=0.2, within_s=1.0, on_progress=lambda done: None,
             tries_threads=False,
         )  # fmt: skip
 
-    before, began_s = children(), time.monotonic()
+    before = children()
     seen = look_within(0.4)
     assert len(seen.samples) == 1 and seen.holds_gil is None
-    with pytest.raises(DataError, match="not over within 1 s"):
-        look_within(30)
-    assert time.monotonic() - began_s < 4 and children() <= before
+    with pytest.raises(DataError, match="did not end within 1 s"):
+        look_within(3000)
+    assert children() <= before
 
 
-def test_a_process_that_dies_is_told_of() -> None:
+def test_a_probe_whose_process_crashes_names_its_exit_code() -> None:
     class Deadly(Slow):
         def __getitem__(self, index: int) -> torch.Tensor:
             import os
@@ -145,54 +163,54 @@ def test_streams_are_read_from_their_beginning() -> None:
     ("stream", "is_repeated"),
     [(Stream(), True), (Shared(), False), (Noise(), False), (OnlyOnce(), False), (Slow(), False)],
 )
-def test_a_stream_that_gives_every_worker_all_of_it_is_told_from_others(stream: Any, is_repeated: bool) -> None:
+def test_the_probe_finds_streams_that_give_every_worker_all_samples(stream: Any, is_repeated: bool) -> None:
     assert seen_of(stream).is_repeated is is_repeated
 
 
-def test_indices_are_spread_from_the_first_few_on() -> None:
+def test_the_first_few_indices_are_already_spread_over_the_dataset() -> None:
     assert sorted(spread_indices(3, 10)) == [0, 1, 2]
     few = spread_indices(10_000_000, 256)[:8]
     assert len(set(few)) == 8 and max(few) > 5_000_000 > min(few)
     assert spread_indices(0, 10) == []
 
 
-def test_what_cannot_be_pickled_is_found_without_keeping_it() -> None:
+def test_the_probe_finds_what_cannot_be_pickled() -> None:
     assert is_picklable(Slow()) and not is_picklable(lambda: 0)
 
 
 @pytest.mark.parametrize(
     ("value", "size_bytes"), [("abc", 3), (b"abcd", 4), (7, 0), ({"x": torch.zeros(2), "y": ["a", "bc"]}, 11)]
 )
-def test_samples_are_weighed(value: Any, size_bytes: int) -> None:
+def test_the_bytes_of_a_sample_are_counted(value: Any, size_bytes: int) -> None:
     assert weigh(value) == size_bytes
 
 
-def test_a_profile_knows_both_loaders_and_leaves_nothing() -> None:
-    told: list[str] = []
+def test_a_profile_has_the_costs_of_both_loaders_and_leaves_no_process() -> None:
+    reported: list[str] = []
     before = children()
-    found = profile(Slow(wait_s=0.01), 4, name="slow", seconds=2.0, on_progress=lambda what, done: told.append(what))
+    found = profile(
+        Slow(wait_s=0.01), 4, name="slow", seconds=2.0, on_progress=lambda what, done: reported.append(what)
+    )
     assert found.length == 1000 and found.is_splittable and found.is_picklable
-    assert 0.009 < found.wait_s < 0.05 and found.sample_bytes == 100_000
+    assert found.wait_s > 0.009 > found.cpu_s and found.sample_bytes == 100_000
     for cost in (found.torchs, found.ours):
         assert 2 << 20 <= cost.worker_bytes < 200 << 20 and 0 <= cost.trainer_s < 0.1 and 1.0 <= cost.copies <= 4.0
-    assert told[-1] == "done" and "torch's DataLoader" in told
+    assert reported[-1] == "done" and "torch's DataLoader" in reported
     assert children() <= before
 
 
 @pytest.mark.parametrize("dataset", [5, iter([1])])
-def test_a_plan_is_refused_for_what_is_no_dataset(dataset: Any) -> None:
+def test_a_plan_needs_a_dataset(dataset: Any) -> None:
     with pytest.raises(ConfigError, match="is no dataset: it has no __getitem__ and no __len__"):
         plan(dataset, 8, seconds=1.0)
 
 
-def test_where_samples_take_long_no_loader_is_run_and_the_time_is_kept() -> None:
-    told: list[str] = []
-    began_s = time.monotonic()
-    found = profile(Slow(wait_s=0.5), 32, seconds=0.6, on_progress=lambda what, done: told.append(what))
-    # Two samples. Loaders would have read dozens.
-    assert time.monotonic() - began_s < 5
+def test_a_profile_of_slow_samples_runs_no_loader() -> None:
+    reported: list[str] = []
+    found = profile(Slow(wait_s=0.5), 32, seconds=0.6, on_progress=lambda what, done: reported.append(what))
+    # Each sample that was read reported its progress; loaders would have read dozens.
+    assert set(reported) == {"reading samples", "done"} and len(reported) <= 4
     assert not found.has_runs and found.is_splittable
-    assert set(told) == {"reading samples", "done"}
 
 
 def test_a_step_is_timed_on_a_whole_batch_made_of_few_slow_samples() -> None:

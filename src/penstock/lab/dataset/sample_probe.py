@@ -106,7 +106,7 @@ def look(
                     raise DataError(content)
                 on_progress(content)
             if time.monotonic() > deadline_s:
-                raise DataError(f"a look at it was not over within {patience_s:.0f} s")
+                raise DataError(f"reading a few samples did not end within {patience_s:.0f} s")
     except EOFError:
         child.join(5)
         raise DataError(f"the process that read samples ended with exit code {child.exitcode}") from None
