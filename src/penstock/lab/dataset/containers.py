@@ -18,12 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock.lab.dataset.object_parts import (
     class_parts,
     copied_bytes,
-    ids_of,
+    held_in,
     is_shared,
     items_of,
     kind_of,
@@ -100,8 +98,8 @@ class _Walk:
         self._least_bytes, self._end_s, self._clock = least_bytes, end_s, clock
         self._seen: dict[int, object] = {}
         """By id, kept alive: another object could get the id of one that is gone."""
-        self._measured: list[tuple[object, list[np.ndarray]]] = []
-        """Containers that were noted, each with the ids of its items once those were asked for."""
+        self._measured: list[object] = []
+        """Containers that were noted."""
         self._chance = random.Random(0)
 
     def walk(self, root: object, name: str, opaque: bool = False, depth: int = 0) -> None:
@@ -135,7 +133,7 @@ class _Walk:
         if sum(container.bytes for container in self.found[before:]) < size_bytes / 2:
             del self.found[before:]
             self._note(path, kind, holds, items, size_bytes, round(copied))
-            self._measured.append((value, []))
+            self._measured.append(value)
 
     def _inner(self, value: object, path: str, opaque: bool) -> list[tuple[str, object, bool]]:
         _, held = parts(value, _NAMED_MOST, self._chance)
@@ -185,15 +183,15 @@ class _Walk:
 
     def _not_measured(self, level: dict[int, list[Any]]) -> dict[int, list[Any]]:
         """Without what is in another container too, and was counted with that one."""
-        # Items that nobody else refers to are in no other container.
-        asked = [number for number, entry in level.items() if _references(entry) > entry[2]] if self._measured else []
+        # Items without a reference from elsewhere are in no other container.
+        shared = (
+            {number for number, entry in level.items() if _references(entry) > entry[2]} if self._measured else set()
+        )
         counted: set[int] = set()
-        for container, ids in self._measured:
-            if not asked or self._late():
+        for container in self._measured:
+            if not shared or self._late():
                 break
-            if not ids:
-                ids.append(ids_of(container))
-            counted.update(np.array(asked)[np.isin(asked, ids[0])].tolist())
+            counted |= shared.intersection(map(id, held_in(container)))
         return {number: entry for number, entry in level.items() if number not in counted} if counted else level
 
     def _inside(self, value: object, most: int, weight: float) -> dict[int, list[Any]]:

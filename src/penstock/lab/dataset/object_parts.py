@@ -15,7 +15,7 @@ import mmap
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,18 +113,15 @@ def module_of(kind: type) -> str:
     return type.__dict__["__module__"].__get__(kind) if not kind.__flags__ & _HEAP_TYPE else ""
 
 
-def ids_of(value: Any) -> np.ndarray:
-    """The ids of all objects directly in a container; of a dict, of its keys and values."""
+def held_in(value: Any) -> Iterator[Any]:
+    """All objects directly in a container; of a dict, its keys and values."""
     kind = type(value)
     if issubclass(kind, np.ndarray):
-        held: Iterable[Any] = np.ndarray.reshape(np.asarray(value), -1)
-        count = np.asarray(value).size
-    elif issubclass(kind, dict):
-        held, count = itertools.chain(dict.keys(value), dict.values(value)), 2 * dict.__len__(value)
-    else:
-        base = next(base for base in (*_SEQUENCES, *_STREAMS) if issubclass(kind, base))
-        held, count = base.__iter__(value), base.__len__(value)
-    return np.fromiter(map(id, held), np.int64, count)
+        return iter(np.ndarray.reshape(np.asarray(value), -1))
+    if issubclass(kind, dict):
+        return itertools.chain(dict.keys(value), dict.values(value))
+    base = next(base for base in (*_SEQUENCES, *_STREAMS) if issubclass(kind, base))
+    return base.__iter__(value)
 
 
 def _dtype(array: Any) -> np.dtype[Any]:
