@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from child import Child
 from machine import describe, fingerprint
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.planner.profile import Profile, read_profile
 from penstock.planner.simulate.penstock_pipeline import simulate_penstock
 from penstock.planner.simulate.pipeline import Load, Simulation

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import penstock
-from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.gauges import workers_now
+from penstock.loader.rules import LoaderRules
 from support.datasets.faulty import Noisy, Ragged, Stream, WithPid, joined, listed, plain
 from support.faults import processes
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.lab.dataset.sample_probe import Seen, look
 from penstock.lab.planning import find_facts
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.planner.choices import worker_counts
 from penstock.planner.plans import Facts, Plan, make_plans
 from penstock.planner.profile import OURS_USUAL, Profile

@@ -20,7 +20,7 @@ from penstock.environment import local_ranks
 from penstock.errors import ConfigError, DataError
 from penstock.lab.dataset.containers import find_containers
 from penstock.lab.profile import profile
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.meter import gpus, limits
 from penstock.planner.plans import Facts, PlanTable, allowed_bytes, make_plans
 from penstock.planner.profile import is_amount

@@ -24,8 +24,8 @@ from torch.utils.data import IterableDataset, default_collate
 from penstock.lab.dataset.sample_probe import is_picklable, look
 from penstock.lab.timed_run import TimedRun, without_warnings
 from penstock.loader.dataloader import DataLoader
-from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.gauges import workers_now
+from penstock.loader.rules import LoaderRules
 from penstock.loader.stats import StageTimes
 from penstock.meter import TreeParts, limits, tree_parts
 from penstock.planner.costs import LoaderRun, penstocks_cost, torchs_cost

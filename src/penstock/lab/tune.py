@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 from penstock.formatting import rate
 from penstock.lab.live_loader import LiveLoader
 from penstock.lab.profile import profile
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.meter import headroom_bytes, limits
 from penstock.planner.profile import Profile
 from penstock.planner.search import (

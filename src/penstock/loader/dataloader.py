@@ -21,10 +21,10 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.environment import local_ranks
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
-from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.epochs import counting_sampler
 from penstock.loader.iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
+from penstock.loader.rules import LoaderRules
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size

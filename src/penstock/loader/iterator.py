@@ -34,8 +34,8 @@ from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.crashes import OomWatch
 from penstock.loader.engine.engine import Engine
 from penstock.loader.engine.pump import TimedOut
-from penstock.loader.engine.rules import Order
 from penstock.loader.epochs import counting_sampler, next_epoch_of
+from penstock.loader.rules import Order
 from penstock.loader.stats import Counters
 from penstock.meter import headroom_bytes, spare_files
 from penstock.workers.inline_fetcher import InlineFetcher

@@ -16,7 +16,7 @@ from penstock.cli.demo import show_comparison, show_machine
 from penstock.cli.doctor.view import show_doctor
 from penstock.cli.plan.view import show_plans
 from penstock.lab.comparison import LoaderComparison, LoaderResult, Round
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.meter import GpuStatus
 from penstock.planner.plans import Facts as PlannerFacts
 from penstock.planner.plans import make_plans

@@ -21,9 +21,9 @@ from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
 from penstock.loader.engine.dispatcher import Dispatcher
 from penstock.loader.engine.parts import EngineParts
-from penstock.loader.engine.rules import LoaderRules, Order
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
+from penstock.loader.rules import LoaderRules, Order
 from penstock.workers.protocol import (
     DROP,
     NO_SEGMENT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.loader.engine.estimates import Pace
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.workers.stretches import stretch_rows
 
 MS = 1e-3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.planner.costs import TORCHS_EXTRA_BYTES, LoaderRun, penstocks_cost, torchs_cost
 from penstock.planner.profile import LoaderCost, Profile, SeenSample
 from penstock.planner.simulate.penstock_pipeline import simulate_penstock

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import settings
 from penstock.errors import ConfigError
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.planner.choices import worker_counts
 from penstock.planner.plans import NAMES, Facts, PlanTable, allowed_bytes, make_plans
 from penstock.planner.profile import LoaderCost, Profile, SeenSample

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.planner.profile import LoaderCost, Profile, SeenSample
 from penstock.planner.simulate import penstock_pipeline as own_pipeline
 from penstock.planner.simulate.arena import SimulatedArena

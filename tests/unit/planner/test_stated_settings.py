@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.planner.plans import Facts, make_plans
 from penstock.planner.profile import Profile, SeenSample
 from penstock.planner.stated_settings import put_beside, read_stated

@@ -86,7 +86,7 @@ def test_a_file_without_a_plan_is_refused_with_the_command_that_makes_one(answer
 
 
 def test_the_output_of_penstock_plan_is_read() -> None:
-    from penstock.loader.engine.rules import LoaderRules
+    from penstock.loader.rules import LoaderRules
     from penstock.planner.plans import Facts, make_plans
     from penstock.planner.profile import OURS_USUAL, Profile, SeenSample
 

@@ -34,7 +34,7 @@ from penstock.cli.plan.inputs import (
 )
 from penstock.cli.progress import measuring
 from penstock.errors import DataError, PenstockError
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 from penstock.meter import Roots
 from penstock.planner.plans import PlanTable, allowed_bytes, make_plans
 from penstock.planner.starting_points import StartingMachine, StartingPoint, starting_point

@@ -23,8 +23,8 @@ from penstock.arena.segment import Segment
 from penstock.errors import BudgetError
 from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.estimates import Shapes
-from penstock.loader.engine.rules import LoaderRules
 from penstock.loader.engine.worker_set import WorkerEntry
+from penstock.loader.rules import LoaderRules
 from penstock.units import format_bytes
 from penstock.workers.protocol import NO_SEGMENT, Need, Room
 

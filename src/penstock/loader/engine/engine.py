@@ -30,9 +30,9 @@ from penstock.loader.engine.delivery import Delivery
 from penstock.loader.engine.dispatcher import Dispatcher
 from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.pump import Pump, Waker
-from penstock.loader.engine.rules import LoaderRules, Order
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerNow, WorkerSet
+from penstock.loader.rules import LoaderRules, Order
 from penstock.loader.stats import Counters
 from penstock.workers.protocol import Restart, Resume
 from penstock.workers.worker import WorkerStarter

@@ -14,7 +14,7 @@ from collections import deque
 
 from penstock.arena.layout import layout_of
 from penstock.arena.template import Template
-from penstock.loader.engine.rules import LoaderRules
+from penstock.loader.rules import LoaderRules
 
 _WEIGHT = 0.2
 """Weight of the latest task in the average time per row."""

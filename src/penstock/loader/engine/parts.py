@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from penstock.arena.arena import Arena
 from penstock.loader.engine.admission import Admission
 from penstock.loader.engine.estimates import Pace
-from penstock.loader.engine.rules import LoaderRules, Order
 from penstock.loader.engine.worker_set import WorkerSet
+from penstock.loader.rules import LoaderRules, Order
 
 
 @dataclass(kw_only=True)
