@@ -54,7 +54,7 @@ def test_a_living_cache_is_listed_counted_and_cleared_while_it_is_used(tmp_path:
         assert cache.put("after", 1) and cache.get("after") == 1
 
 
-def test_what_dead_processes_left_is_shown_and_removed() -> None:
+def test_files_of_crashed_processes_are_shown_and_removed() -> None:
     code = "import os, penstock; cache = penstock.Cache('4MiB', name='gone'); cache.put(1, 1); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert "stale" in run("list")
@@ -74,7 +74,7 @@ def test_a_cache_on_disk_is_given_by_its_folder(tmp_path: Path) -> None:
         assert cache.get("here") is None
 
 
-def test_what_is_not_there_is_one_line_that_says_what_is() -> None:
+def test_an_unknown_name_gives_one_line_with_the_names_there_are() -> None:
     with penstock.Cache("4MiB", name="frames"):
         error = run("stats", "frame", status=1)
         assert error.count("\n") == 1 and "no cache called 'frame'" in error and "known: frames" in error

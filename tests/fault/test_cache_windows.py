@@ -94,7 +94,7 @@ def hit_rate(policy: str, fraction: float, *, frames: int, blocks: bool, epochs:
         (True, 0.2, 0.89), (True, 0.5, 0.93), (True, 0.8, 0.97),
     ],
 )  # fmt: skip
-def test_next_use_has_the_hits_the_theory_gives(blocks: bool, fraction: float, least: float) -> None:
+def test_next_use_reaches_the_hits_of_the_theory(blocks: bool, fraction: float, least: float) -> None:
     rate = hit_rate("auto", fraction, frames=20_000, blocks=blocks)
     print(f"{'block' if blocks else 'full'} shuffle, cache of {fraction}: {rate:.4f} hits")
     assert rate >= least

@@ -199,8 +199,8 @@ class Arena:
         return token
 
     def collect_returned(self) -> bool:
-        """Take back the batches that the user dropped since the last call; True if that released a segment."""
-        came = False
+        """Release the segments of batches that the user dropped since the last call; True if any became free."""
+        is_any_free = False
         while self._returned:
             lease = self._returned.popleft()
             self._leases.pop(lease.segment.number, None)
@@ -209,28 +209,28 @@ class Arena:
                 self._fence.put(lease)
             elif not lease.handed_over:
                 self.release(lease.segment)
-                came = True
-        return came
+                is_any_free = True
+        return is_any_free
 
     def fence(self, segment: Segment) -> None:
-        """The user got tensors that a device can read: the segment comes back only when the device has finished with
-        them."""
+        """The user received tensors that a device can read: the segment stays in use until the device has finished
+        with them."""
         if (lease := self._leases.get(segment.number)) is not None:
             lease.fenced = True
 
     def pass_through(self, segment: Segment) -> Lease | None:
-        """The user gets a copy on a device: the segment comes back by itself, and is never handed over."""
+        """The user receives a copy on a device: the segment comes back by itself, and is never handed over."""
         lease = self._leases.get(segment.number)
         if lease is not None:
             lease.passing = True
         return lease
 
     def pass_fence(self) -> None:
-        """Take back the segments that the device has finished with. Training thread only, because it marks the device's
+        """Release the segments that the device has finished with. Training thread only, because it marks the device's
         queues."""
         if self._fence is not None:
             for lease in self._fence.advance():
-                self._take_back_fenced(lease)
+                self._release_fenced(lease)
 
     @property
     def is_returning(self) -> bool:
@@ -278,7 +278,7 @@ class Arena:
         self.collect_returned()
         if self._fence is not None:
             for lease in self._fence.drain():
-                self._take_back_fenced(lease)
+                self._release_fenced(lease)
         for lease in self._leases.values():
             lease.handed_over = True
             if lease.fenced:
@@ -307,9 +307,9 @@ class Arena:
         assert self._fence is not None
         self._fence.put(lease)
         for late in self._fence.drain():
-            self._take_back_fenced(late)
+            self._release_fenced(late)
 
-    def _take_back_fenced(self, lease: Lease) -> None:
+    def _release_fenced(self, lease: Lease) -> None:
         if lease.handed_over:
             _handed_over_locked.discard(lease)
             self._unlock(lease.segment)

@@ -137,7 +137,7 @@ def _forget_views(block: Any) -> None:
         block._mmap = None
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     """In a forked child: drop the inherited segments, or their memory would stay allocated after the trainer released
     it.
 
@@ -153,4 +153,4 @@ def _let_go_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+    os.register_at_fork(after_in_child=_release_in_child)

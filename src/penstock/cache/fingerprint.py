@@ -4,11 +4,11 @@ In:  a dataset.
 Out: a text that is the same in every process and run, until the class, a transform or an argument changes.
 Runs in: trainer.
 
-Looked at: the code of classes and functions, what they refer to by name in their module, and attributes of objects
-and classes, however deep; of objects that keep theirs from Python, what pickling them would. Of packages that are
-installed, names and versions, not code. What is no data (open files, locks, random generators) counts by its type
-alone. Files a dataset reads are not looked at, but for those of penstock.data's datasets and arrays that are mapped
-from one: their sizes and ages.
+It covers the code of classes and functions, what that code refers to by name in its module, and the attributes of
+objects and classes, at any depth. Objects without visible attributes count by what pickle would store, installed
+packages by name and version, and objects that hold no data (open files, locks, random generators) by their type. The
+files that a dataset reads are not covered, except those of penstock.data's datasets and of mapped arrays, which count
+by size and modification time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STANDARD = str(Path(os.__file__).parent)
 
 def fingerprint_of(dataset: Any) -> str:
     taken = hashlib.blake2b(digest_size=16)
-    _Looker(taken).look(dataset, 0)
+    _Digester(taken).add(dataset, 0)
     if hasattr(dataset, "__len__"):
         taken.update(b"len%d" % len(dataset))
     return taken.hexdigest()
@@ -71,21 +71,21 @@ def fingerprint_again(dataset: Any) -> str:
 
 
 _fingerprints: dict[int, tuple[Any, str]] = {}
-"""Of datasets that live, by id."""
+"""The last fingerprint of each dataset that is still alive, by its id."""
 
 
-class _Looker:
+class _Digester:
     def __init__(self, taken: Any) -> None:
         self._taken = taken
         self._seen: dict[int, tuple[int, Any]] = {}
-        """Where each object came up first. Kept alive, or another one might get its id."""
+        """By id, the number of each object met so far. The object is kept alive, or another one could get its id."""
 
     def _note(self, *words: object) -> None:
         for word in words:
             text = word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
             self._taken.update(b"%d:" % len(text) + text)
 
-    def look(self, value: Any, depth: int) -> None:
+    def add(self, value: Any, depth: int) -> None:
         kind = type(value)
         self._note(kind.__module__, kind.__qualname__)
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes, PurePath, enum.Enum)):
@@ -93,68 +93,68 @@ class _Looker:
         elif isinstance(value, (torch.dtype, torch.device, np.dtype, np.generic)):
             self._note(str(value))
         elif id(value) in self._seen:
-            # A list that holds itself, or one transform used twice.
+            # A list that contains itself, or a transform that is used twice.
             self._note("again", self._seen[id(value)][0])
-        elif depth < _DEEPEST and not _is_no_data(value):
+        elif depth < _DEEPEST and not _has_no_data(value):
             self._seen[id(value)] = len(self._seen), value
-            self._look_inside(value, depth + 1)
+            self._add_contents(value, depth + 1)
 
-    def _look_inside(self, value: Any, depth: int) -> None:
+    def _add_contents(self, value: Any, depth: int) -> None:
         if isinstance(value, (np.ndarray, torch.Tensor)):
-            self._look_at_array(value)
+            self._add_array(value)
         elif _is_ours(value):
-            self.look(value.made_of(), depth)
+            self.add(value.made_of(), depth)
         elif isinstance(value, Mapping):
-            self._look_at_items((part for item in value.items() for part in item), len(value), depth)
+            self._add_items((part for item in value.items() for part in item), len(value), depth)
         elif isinstance(value, Set):
-            self._look_at_items(sorted(map(repr, value)), len(value), depth)
+            self._add_items(sorted(map(repr, value)), len(value), depth)
         elif isinstance(value, range):
             self._note(repr(value))
         elif isinstance(value, (list, tuple)):
-            self._look_at_items(value, len(value), depth)
+            self._add_items(value, len(value), depth)
         elif isinstance(value, functools.partial):
-            self._look_at_items((value.func, value.args, value.keywords), 3, depth)
+            self._add_items((value.func, value.args, value.keywords), 3, depth)
         elif isinstance(value, types.MethodType):
-            self._look_at_items((value.__func__, value.__self__), 2, depth)
+            self._add_items((value.__func__, value.__self__), 2, depth)
         elif isinstance(value, (type, types.FunctionType)):
-            self._look_at_code(value, depth)
+            self._add_code(value, depth)
         elif isinstance(value, types.BuiltinFunctionType):
             self._note(value.__module__, value.__qualname__)
-            self.look(value.__self__, depth)
+            self.add(value.__self__, depth)
         else:
-            self._look_at_code(type(value), depth)
+            self._add_code(type(value), depth)
             held = {**getattr(value, "__dict__", {}), **_slots_of(value)}
-            self._look_at_items((part for item in sorted(held.items()) for part in item), len(held), depth)
+            self._add_items((part for item in sorted(held.items()) for part in item), len(held), depth)
             if not held:
-                self._look_at_pickled(value, depth)
+                self._add_pickled(value, depth)
 
-    def _look_at_pickled(self, value: Any, depth: int) -> None:
+    def _add_pickled(self, value: Any, depth: int) -> None:
         try:
             reducer = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
         except Exception:
-            # Open files, locks: nothing that samples are made of.
+            # Open files and locks cannot be pickled, and samples do not depend on them.
             return
-        self.look(reduced, depth)
+        self.add(reduced, depth)
 
-    def _look_at_items(self, items: Iterable[Any], count: int, depth: int) -> None:
+    def _add_items(self, items: Iterable[Any], count: int, depth: int) -> None:
         self._note("items", count)
         plain: list[str] = []
         for item in items:
-            # A million paths and labels are told by their texts.
+            # The texts of plain values suffice; a million paths and labels are quick to add this way.
             if is_plain := _is_plain(item, 3):
                 plain.append(repr(item))
             if len(plain) >= _AT_A_TIME or (plain and not is_plain):
                 self._note("\0".join(plain))
                 plain.clear()
             if not is_plain:
-                self.look(item, depth)
+                self.add(item, depth)
         self._note("\0".join(plain))
 
-    def _look_at_code(self, value: Any, depth: int) -> None:
+    def _add_code(self, value: Any, depth: int) -> None:
         self._note(value.__module__, value.__qualname__)
         if isinstance(value, types.FunctionType):
-            self._look_at_function(value, depth)
+            self._add_function(value, depth)
             return
         for kind in value.__mro__:
             self._note(kind.__qualname__)
@@ -165,58 +165,58 @@ class _Looker:
                 for each in (part.fget, part.fset) if isinstance(part, property) else (part,):
                     if isinstance(each, types.FunctionType):
                         self._note(name)
-                        self._look_at_function(each, depth)
+                        self._add_function(each, depth)
                     elif not name.startswith("__") and not hasattr(each, "__get__"):
                         self._note(name)
-                        self.look(each, depth)
+                        self.add(each, depth)
 
     def _is_installed(self, module: str | None) -> bool:
-        """Whether a module is of Python or of a package that is installed: that one's version is noted instead."""
+        """Whether a module belongs to Python or to an installed package, whose version is noted instead of its code."""
         top = (module or "").partition(".")[0]
         where = getattr(sys.modules.get(module or ""), "__file__", None)
         if where is None:
             return module not in ("__main__", None) and top not in ("__main__", "__mp_main__")
-        # penstock counts as installed wherever it lies: what its functions keep changes with every use.
+        # penstock always counts as installed: the state that its modules keep changes with every use.
         if top != "penstock" and not where.startswith(_STANDARD) and not any(part in where for part in _INSTALLED):
             return False
         self._note(top, getattr(sys.modules.get(top), "__version__", ""))
         return True
 
-    def _look_at_function(self, function: types.FunctionType, depth: int) -> None:
+    def _add_function(self, function: types.FunctionType, depth: int) -> None:
         if self._is_installed(function.__module__):
             self._note(function.__qualname__)
             return
-        self._look_at_compiled(function.__code__)
+        self._add_source(function.__code__)
         for name in _names_in(function.__code__):
             if name in function.__globals__:
                 self._note(name)
-                self.look(function.__globals__[name], depth)
-        self._look_at_items((function.__defaults__, function.__kwdefaults__), 2, depth)
+                self.add(function.__globals__[name], depth)
+        self._add_items((function.__defaults__, function.__kwdefaults__), 2, depth)
         for cell in function.__closure__ or ():
             try:
-                self.look(cell.cell_contents, depth)
+                self.add(cell.cell_contents, depth)
             except ValueError:
                 self._note("empty")
 
-    def _look_at_compiled(self, code: types.CodeType) -> None:
+    def _add_source(self, code: types.CodeType) -> None:
         try:
             self._note(inspect.getsource(code))
         except (OSError, TypeError):
-            # Typed in, or made by exec.
-            self._note_compiled(code)
+            # The code was typed in, or created by exec.
+            self._note_bytecode(code)
         if code.co_name == "<lambda>":
-            # Of two on one line, the source is the same.
-            self._note_compiled(code)
+            # Two lambdas on one line have the same source.
+            self._note_bytecode(code)
 
-    def _note_compiled(self, code: types.CodeType) -> None:
+    def _note_bytecode(self, code: types.CodeType) -> None:
         self._note(code.co_code, code.co_names)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
-                self._note_compiled(constant)
+                self._note_bytecode(constant)
             else:
                 self._note(repr(constant))
 
-    def _look_at_array(self, value: np.ndarray | torch.Tensor) -> None:
+    def _add_array(self, value: np.ndarray | torch.Tensor) -> None:
         self._note(value.dtype, tuple(value.shape))
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
@@ -224,7 +224,7 @@ class _Looker:
             flat = value.detach().resolve_conj().resolve_neg().reshape(-1).cpu().contiguous()
             raw = bytes_of(flat) if flat.numel() else np.empty(0, np.uint8)
         elif value.dtype.hasobject:
-            self._look_at_items(value.reshape(-1).tolist(), value.size, _DEEPEST - 1)
+            self._add_items(value.reshape(-1).tolist(), value.size, _DEEPEST - 1)
             return
         elif isinstance(value, np.memmap) and value.filename is not None:
             found = Path(value.filename).stat()
@@ -246,14 +246,14 @@ def _is_ours(value: Any) -> bool:
     return not isinstance(value, type) and type(value).__module__.partition(".")[0] == "penstock"
 
 
-def _is_no_data(value: Any) -> bool:
-    """Caches and loaders, which have names of their own, and what changes without the samples changing. Datasets of
-    ours say themselves what their samples are made of."""
+def _has_no_data(value: Any) -> bool:
+    """Whether samples do not depend on the contents of ``value``: penstock's caches and loaders, and objects whose
+    state changes while samples stay the same. Penstock's datasets have ``made_of``, which says what counts."""
     return (_is_ours(value) and not hasattr(value, "made_of")) or isinstance(value, _NO_DATA)
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether a value's text says all there is to it."""
+    """Whether the text of a value describes it completely."""
     kind = type(value)
     if kind in _SIMPLE:
         return True
@@ -263,7 +263,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _names_in(code: types.CodeType) -> list[str]:
-    """Names a function may look up in its module, those of functions inside it too."""
+    """Names that a function and the functions inside it may look up in their module."""
     names = list(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -11,8 +11,7 @@ Runs in: both.
     Learn                               -->                     what samples look like, until further notice
     Fetch                               -->                     get these samples
                                         <--   Need              (when the given room is too small or none was given)
-    Room                                -->                     here it is; or drop the samples, another batch is due
-    first
+    Room                                -->                     here it is; or drop the samples (see DROP)
                                         <--   Done              rows written, object encoded, error, or exhausted
     Collate                             -->                     make one batch of samples that others fetched
                                         <--   Need / Done

@@ -1,4 +1,4 @@
-"""Worker threads: for datasets that release the GIL, and for platforms without cheap processes.
+"""Worker threads: for datasets that release the GIL, and for platforms where processes start slowly.
 
 In:  ``Setup``.
 Out: ``ThreadStarter``, which starts workers; ``ThreadWorker``, the trainer's side of one.

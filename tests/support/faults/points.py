@@ -113,14 +113,14 @@ def _asking(fault: Fault) -> Patch:
 
 
 def _at_birth(fault: Fault) -> Patch:
-    real = child._settle
+    real = child._reduce_footprint
 
     def settle() -> None:
         if fault.trigger.fires():
             suffer(fault)
         real()
 
-    return child, "_settle", settle
+    return child, "_reduce_footprint", settle
 
 
 def _on_stop(fault: Fault) -> Patch:

@@ -55,7 +55,7 @@ def open_segments() -> int:
     return found
 
 
-def test_what_fits_counts_whole_pages_and_what_was_promised() -> None:
+def test_fits_counts_whole_pages_and_promised_bytes() -> None:
     world = World(10 * PAGE_BYTES)
     assert world.arena.fits(10 * PAGE_BYTES)
     assert not world.arena.fits(10 * PAGE_BYTES + 1)
@@ -66,7 +66,7 @@ def test_what_fits_counts_whole_pages_and_what_was_promised() -> None:
     world.arena.close()
 
 
-def test_a_segment_given_back_is_reused_with_its_pages() -> None:
+def test_a_released_segment_is_reused_with_its_pages() -> None:
     world = World(10 * MIB)
     first = world.take(3 * MIB)
     world.arena.release(first)
@@ -176,7 +176,7 @@ def test_nothing_is_created_where_the_machine_has_no_memory_left() -> None:
     world.arena.close()
 
 
-def test_free_segments_are_given_up_before_the_machine_is_said_to_be_full() -> None:
+def test_free_segments_are_closed_before_a_need_is_refused() -> None:
     world = World(100 * MIB, headroom_bytes=50 * MIB)
     free = world.take(20 * MIB)
     world.arena.release(free)
@@ -252,7 +252,7 @@ def test_the_longest_held_batch_is_handed_over_first() -> None:
     world.arena.close()
 
 
-def test_what_was_dropped_meanwhile_is_not_handed_over() -> None:
+def test_a_batch_dropped_meanwhile_is_not_handed_over() -> None:
     world = World(10 * MIB)
     token = world.arena.lend(world.take(MIB), MIB)
     del token
@@ -270,7 +270,7 @@ def test_nothing_lent_means_nothing_to_hand_over() -> None:
 
 
 @needs_memfd
-def test_handing_over_gives_back_the_pages_the_batch_does_not_use() -> None:
+def test_handing_over_releases_the_pages_that_the_batch_does_not_use() -> None:
     world = World(100 * MIB)
     segment = world.take(64 * MIB)
     array = segment.array()
@@ -288,7 +288,7 @@ def test_handing_over_gives_back_the_pages_the_batch_does_not_use() -> None:
     world.arena.close()
 
 
-def test_the_peak_is_the_most_that_was_ever_held() -> None:
+def test_the_peak_is_the_most_that_was_held_at_once() -> None:
     world = World(100 * MIB)
     first = world.take(30 * MIB)
     world.take(20 * MIB)
@@ -300,7 +300,7 @@ def test_the_peak_is_the_most_that_was_ever_held() -> None:
 
 
 @pytest.mark.parametrize("use_memfd", [pytest.param(True, marks=needs_memfd), False])
-def test_closing_lets_go_of_everything_but_what_the_user_holds(use_memfd: bool) -> None:
+def test_closing_releases_everything_but_the_batches_the_user_holds(use_memfd: bool) -> None:
     gc.collect()
     before = open_segments()
     world = World(100 * MIB, use_memfd=use_memfd)
@@ -332,7 +332,7 @@ def test_a_forked_child_dropping_its_copy_ends_no_lease() -> None:
     lease.segment.unlink()
 
 
-def test_uneven_segments_are_kept_up_to_what_was_ever_in_use_and_no_further() -> None:
+def test_free_segments_are_kept_up_to_the_most_bytes_that_were_in_use_at_once() -> None:
     world = World(limit_bytes=1 << 40)
     for number in range(100):
         for segment in [world.take((size + number) << 20) for size in (1, 2)]:
@@ -341,7 +341,7 @@ def test_uneven_segments_are_kept_up_to_what_was_ever_in_use_and_no_further() ->
     world.arena.close()
 
 
-def test_room_is_made_of_small_free_segments_before_large_ones() -> None:
+def test_small_free_segments_are_closed_before_large_ones() -> None:
     world = World(limit_bytes=64 * MIB)
     large, *small = (world.take(size * MIB) for size in (32, 4, 4))
     for segment in (large, *small):
@@ -357,6 +357,7 @@ def test_a_segment_too_large_for_recent_needs_goes_before_small_ones() -> None:
     giant, other = world.take(60 * MIB), world.take(20 * MIB)
     world.arena.release(other)
     world.arena.release(giant)
+    small = []
     for _ in range(100):
         small = [world.take(4 * MIB) for _ in range(2)]
         for segment in small:

@@ -76,7 +76,7 @@ def test_nothing_is_left_after_unlink_and_close(use_memfd: bool) -> None:
         segment.unlink()
         segment.close()
         segment.close()
-    del segment
+        del segment
     gc.collect()
     # The resource tracker of named blocks is one process and one pipe, started once.
     assert descriptors() <= fds + (0 if use_memfd else 1)

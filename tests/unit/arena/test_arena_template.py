@@ -132,7 +132,7 @@ def test_samples_that_differ_do_not_match(first: Any, other: Any) -> None:
     ],
     ids=lambda v: type(v).__name__ if type(v) is object else f"{type(v).__name__} {v!r}"[:30],
 )
-def test_what_only_torch_knows_is_left_to_torch(sample: Any) -> None:
+def test_samples_that_only_torch_can_collate_are_left_to_torch(sample: Any) -> None:
     assert learn(sample) is None
 
 
@@ -146,7 +146,7 @@ def test_what_only_torch_knows_is_left_to_torch(sample: Any) -> None:
     ids=["sparse", "requires grad", "meta"],
 )
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_a_tensor_that_is_more_than_bytes_is_refused_before_any_text_is_kept(stray: torch.Tensor, chunk: int) -> None:
+def test_a_tensor_that_is_not_plain_bytes_is_refused_before_any_text_is_kept(stray: torch.Tensor, chunk: int) -> None:
     template = learn(("text", torch.ones(3, 3)))
     assert template is not None
     layout = layout_of(template, 3)

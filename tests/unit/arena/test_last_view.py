@@ -71,6 +71,6 @@ def test_many_threads_lose_no_call() -> None:
     assert sorted(calls) == list(range(20000))
 
 
-def test_an_interpreter_leaves_silently_while_threads_map_and_let_go() -> None:
+def test_an_interpreter_exits_silently_while_threads_map_and_release() -> None:
     done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

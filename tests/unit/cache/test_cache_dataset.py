@@ -50,7 +50,7 @@ def make(policy: str = "auto") -> Cache:
     return Cache(8 * MIB, policy)
 
 
-def test_a_wrapped_dataset_loads_each_sample_once_and_is_otherwise_the_dataset() -> None:
+def test_a_wrapped_dataset_loads_each_sample_once_and_otherwise_behaves_like_the_dataset() -> None:
     inner = Numbers()
     with make() as cache:
         wrapped = cache.wrap(inner)
@@ -65,7 +65,7 @@ def test_a_wrapped_dataset_loads_each_sample_once_and_is_otherwise_the_dataset()
 
 @pytest.mark.parametrize("loader", [DataLoader, penstock.DataLoader], ids=["torch", "penstock"])
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_any_loader_share_it(loader: Any, start: str) -> None:
+def test_the_workers_of_any_loader_share_the_cache(loader: Any, start: str) -> None:
     with make() as cache:
         wrapped = cache.wrap(Numbers())
         for _ in range(2):
@@ -75,7 +75,7 @@ def test_workers_of_any_loader_share_it(loader: Any, start: str) -> None:
         assert (stats.items, stats.hits, stats.misses) == (20, 20, 20)
 
 
-def test_its_stats_print_under_the_datasets_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stats_are_printed_under_the_name_of_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     with make() as cache:
         wrapped = cache.wrap(Numbers())
         for index in (0, 1, 0):
@@ -88,7 +88,7 @@ def test_its_stats_print_under_the_datasets_name(capsys: pytest.CaptureFixture[s
         assert lines[3] == "  - Hit Rate: 33.33% (1 hits / 2 misses)"
 
 
-def test_frozen_randomness_is_warned_of_once_and_only_where_there_is_some() -> None:
+def test_a_random_dataset_gives_one_warning_and_a_deterministic_one_none() -> None:
     with make() as cache, warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         plain, random_one = cache.wrap(Numbers()), cache.wrap(Augmented())
@@ -122,7 +122,7 @@ def test_auto_is_static_for_whole_samples() -> None:
         assert inner.loaded == 4000
 
 
-def test_what_has_no_index_is_refused() -> None:
+def test_a_dataset_without_indices_is_refused() -> None:
     class Stream(IterableDataset):
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
@@ -188,7 +188,7 @@ DIFFERENT: list[Any] = [
 ]  # fmt: skip
 
 
-def test_what_is_different_has_another_fingerprint() -> None:
+def test_datasets_that_differ_have_different_fingerprints() -> None:
     prints = [fingerprint_of(dataset) for dataset in DIFFERENT]
     assert len(set(prints)) == len(prints)
 
@@ -236,7 +236,7 @@ class WithClassValue(Numbers):
     size = 2
 
 
-def test_what_code_refers_to_by_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fingerprint_covers_what_code_refers_to_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     prints = [fingerprint_of(Numbers(transform=by_helper)), fingerprint_of(WithClassValue())]
     monkeypatch.setitem(globals(), "FACTOR", 5)
     prints.append(fingerprint_of(Numbers(transform=by_helper)))
@@ -247,7 +247,7 @@ def test_what_code_refers_to_by_name_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(set(prints)) == len(prints)
 
 
-def test_every_item_counts_of_however_many() -> None:
+def test_a_fingerprint_covers_every_item_of_a_long_list() -> None:
     paths = [(f"{number}.png", number % 10) for number in range(20_000)]
     array = torch.zeros(3_000_000)
     tensors = {number: torch.zeros(3) for number in range(3000)}
@@ -261,7 +261,7 @@ def test_every_item_counts_of_however_many() -> None:
     assert not set(before) & set(after)
 
 
-def test_a_mapped_array_counts_by_its_file(tmp_path: Path) -> None:
+def test_a_fingerprint_covers_the_file_of_a_mapped_array(tmp_path: Path) -> None:
     np.save(tmp_path / "array.npy", np.zeros(1000))
     mapped = np.load(tmp_path / "array.npy", mmap_mode="r")
     before = fingerprint_of(Numbers(transform=mapped))
@@ -270,20 +270,20 @@ def test_a_mapped_array_counts_by_its_file(tmp_path: Path) -> None:
     assert before != fingerprint_of(Numbers(transform=np.load(tmp_path / "array.npy", mmap_mode="r")))
 
 
-def test_a_dataset_that_has_changed_since_it_was_wrapped_says_so() -> None:
+def test_a_dataset_that_has_changed_since_it_was_wrapped_gives_a_warning() -> None:
     dataset = Numbers()
     with make() as cache:
         cache.wrap(dataset)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             cache.wrap(dataset)
-            dataset.handle = {"opened": 1}
+            vars(dataset)["handle"] = {"opened": 1}
             cache.wrap(dataset, fingerprint="the same")
         with pytest.warns(RuntimeWarning, match="has changed since it was cached"):
             cache.wrap(dataset)
 
 
-def test_whole_samples_beside_their_parts_are_a_warning() -> None:
+def test_caching_whole_samples_as_well_as_their_parts_gives_a_warning() -> None:
     with make() as cache:
         inner = Numbers()
         outer = Numbers(transform=lambda value: cache.get_or_load("part", lambda: value))

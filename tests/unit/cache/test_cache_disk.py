@@ -39,7 +39,7 @@ def is_right(found: dict[str, Any], number: int) -> bool:
     return torch.equal(found["latents"], value_of(number)["latents"]) and found["text"] == f"prompt {number}"
 
 
-def test_what_one_run_computed_the_next_one_has(tmp_path: Path) -> None:
+def test_values_stored_by_one_run_are_found_by_the_next(tmp_path: Path) -> None:
     with make(tmp_path / "disk") as cache:
         for number in range(100):
             assert is_right(cache.get_or_load(number, lambda number=number: value_of(number)), number)
@@ -53,7 +53,7 @@ def test_what_one_run_computed_the_next_one_has(tmp_path: Path) -> None:
         assert is_right(cache.get(99), 99) and cache.stats().disk_hits == 100
 
 
-def test_another_fingerprint_finds_nothing_of_the_first_and_the_first_comes_back(tmp_path: Path) -> None:
+def test_values_of_one_fingerprint_are_not_found_under_another_and_remain(tmp_path: Path) -> None:
     for fingerprint, value in (("one", 1), ("two", 2)):
         with make(tmp_path, fingerprint=fingerprint) as cache:
             assert cache.get("key") is None
@@ -62,7 +62,7 @@ def test_another_fingerprint_finds_nothing_of_the_first_and_the_first_comes_back
         assert cache.get("key") == 1
 
 
-def test_what_earlier_runs_left_makes_room_and_what_this_one_uses_stays(tmp_path: Path) -> None:
+def test_values_of_earlier_runs_are_evicted_before_values_that_this_run_uses(tmp_path: Path) -> None:
     def fill(cache: Cache) -> list[int]:
         return [number for number in range(200) if cache.put(number, value_of(number)) and cache.is_on_disk(number)]
 
@@ -76,7 +76,8 @@ def test_what_earlier_runs_left_makes_room_and_what_this_one_uses_stays(tmp_path
     assert taken_bytes(tmp_path) <= 2 * MIB + 64 * 1024
 
 
-def test_what_this_run_has_not_come_to_yet_is_no_leftover(tmp_path: Path) -> None:
+def test_values_that_this_run_has_not_requested_yet_are_not_leftovers(tmp_path: Path) -> None:
+    kept = 0
     for run in range(3):
         with make(tmp_path, disk_limit=2 * MIB) as cache:
             order = [(run * 70 + place) % 200 for place in range(200)]
@@ -92,7 +93,7 @@ def test_what_this_run_has_not_come_to_yet_is_no_leftover(tmp_path: Path) -> Non
         assert not any(cache.is_on_disk(number) for number in range(200)), "of another group"
 
 
-def test_values_that_need_code_to_come_back_stay_in_memory(tmp_path: Path) -> None:
+def test_values_that_cannot_be_read_without_code_stay_in_memory(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         with pytest.warns(RuntimeWarning, match="A builtins.set cannot be kept on disk"):
             cache.put("key", {1, 2})
@@ -103,7 +104,7 @@ def offset_of(folder: Path, text: bytes) -> int:
     return (folder / "cache.values").read_bytes().index(text)
 
 
-def test_one_flipped_byte_is_a_miss_counted_and_removed(tmp_path: Path) -> None:
+def test_a_value_with_a_flipped_byte_is_a_miss_and_is_counted_and_removed(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         for number in range(10):
             cache.put(number, value_of(number))
@@ -125,7 +126,7 @@ def test_one_flipped_byte_is_a_miss_counted_and_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damaged_files_give_right_values_or_none(tmp_path: Path, seed: int) -> None:
+def test_damaged_files_give_correct_values_or_none(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     with make(tmp_path) as cache:
         for number in range(60):
@@ -152,7 +153,7 @@ def test_damaged_files_give_right_values_or_none(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.parametrize("damage", ["magic", "table", "short", "rubbish"])
-def test_an_index_that_is_none_begins_anew_and_says_so(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_index_is_replaced_with_a_warning(tmp_path: Path, damage: str) -> None:
     with make(tmp_path) as cache:
         cache.put("key", 1)
     with (tmp_path / "cache.index").open("r+b") as file:
@@ -171,7 +172,7 @@ def test_an_index_that_is_none_begins_anew_and_says_so(tmp_path: Path, damage: s
         assert cache.get("key") == 2
 
 
-def test_a_cache_of_another_version_is_left_alone(tmp_path: Path) -> None:
+def test_a_cache_of_another_version_is_left_unchanged(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         cache.put("key", 2)
     with (tmp_path / "cache.index").open("r+b") as file:
@@ -196,7 +197,7 @@ def write_on(folder: Path, first: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.soak)])
-def test_killed_while_it_writes_it_opens_again_and_nothing_is_wrong(tmp_path: Path, kills: int) -> None:
+def test_a_cache_whose_writer_was_killed_opens_again_with_no_wrong_value(tmp_path: Path, kills: int) -> None:
     context, chance = multiprocessing.get_context("fork"), random.Random(5)
     for kill in range(kills):
         child = context.Process(target=write_on, args=(tmp_path, kill))
@@ -214,7 +215,7 @@ def test_killed_while_it_writes_it_opens_again_and_nothing_is_wrong(tmp_path: Pa
     assert taken_bytes(tmp_path) <= 8 * MIB + 64 * 1024
 
 
-def test_two_processes_share_it_and_a_fork_goes_on_when_its_parent_closes(tmp_path: Path) -> None:
+def test_two_processes_share_a_cache_and_a_forked_one_continues_after_its_parent_closes_it(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         cache.put("here", 1)
         code = f"""
@@ -230,7 +231,7 @@ with make(Path({str(tmp_path)!r})) as cache:
         assert cache.get("there") == 2
 
 
-def test_a_full_disk_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_gives_a_warning_and_training_continues(tmp_path: Path) -> None:
     script = f"""
 mkdir -p {tmp_path}/small && mount -t tmpfs -o size=3m none {tmp_path}/small || exit 77
 {sys.executable} - <<'CODE'
@@ -257,7 +258,7 @@ CODE
     assert "disk" in text
 
 
-def test_one_folder_by_two_names_is_one_cache(tmp_path: Path) -> None:
+def test_a_folder_given_by_two_paths_is_one_cache(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     (tmp_path / "disk").mkdir()
     with make(tmp_path / "disk") as one, make(tmp_path / "link") as other:
@@ -265,7 +266,7 @@ def test_one_folder_by_two_names_is_one_cache(tmp_path: Path) -> None:
         assert other.get("key") == 1 and one._on_disk is other._on_disk
 
 
-def test_a_newer_value_is_not_covered_by_one_from_disk(tmp_path: Path) -> None:
+def test_a_value_from_disk_does_not_replace_a_newer_one(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         cache.put("key", 1)
         cache._memory.remove(cache.digest_of("key"))
@@ -286,7 +287,7 @@ def test_a_smaller_limit_holds_from_the_next_opening_on(tmp_path: Path) -> None:
     assert taken_bytes(tmp_path) <= 1 * MIB + 64 * 1024
 
 
-def test_an_entry_that_points_anywhere_is_forgotten_before_anything_is_done_about_it(tmp_path: Path) -> None:
+def test_an_entry_with_an_impossible_place_is_removed_before_its_place_is_used(tmp_path: Path) -> None:
     with make(tmp_path) as cache:
         for number in range(5):
             cache.put(number, value_of(number))
@@ -309,7 +310,7 @@ def test_an_entry_that_points_anywhere_is_forgotten_before_anything_is_done_abou
         assert all(is_right(cache.get(number), number) for number in range(5))
 
 
-def test_places_that_cannot_be_used_say_so(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used_give_an_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot be used"):
         make(tmp_path / "file")

@@ -12,7 +12,7 @@ from support.caches import forecast_of, lows
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_agrees_with_looking_through_the_epoch(seed: int) -> None:
+def test_a_forecast_agrees_with_a_search_of_the_epoch(seed: int) -> None:
     chance = random.Random(seed)
     batches = [[chance.randrange(60) for _ in range(chance.randrange(6))] for _ in range(50)]
     forecast = forecast_of(batches)
@@ -28,7 +28,7 @@ def test_it_agrees_with_looking_through_the_epoch(seed: int) -> None:
 @pytest.mark.parametrize(
     ("batches", "kind"), [(100, np.uint32), (1 << 28, np.uint32), (1 << 30, np.int64), (1 << 40, np.int64)]
 )
-def test_a_forecast_takes_half_the_memory_where_that_suffices_and_says_the_same(batches: int, kind: type) -> None:
+def test_a_forecast_of_few_batches_takes_half_the_memory_and_gives_the_same_answers(batches: int, kind: type) -> None:
     """Of one key in the last batch, one in the first, and one that comes behind both in the table."""
     last, first = sorted(lows(["one", "another"]).tolist(), reverse=True)
     forecast = Forecast.of(np.array([last, first, last], np.uint64), np.array([batches - 1, 0, 3]), batches)
@@ -40,7 +40,7 @@ def test_a_forecast_takes_half_the_memory_where_that_suffices_and_says_the_same(
         assert forecast.distances(asked, over).tolist() == [NEVER] * 3
 
 
-def test_an_empty_epoch_needs_nothing() -> None:
+def test_a_forecast_of_an_empty_epoch_needs_no_key() -> None:
     assert forecast_of([]).distances(lows([1, 2]), 0).tolist() == [NEVER, NEVER]
     assert forecast_of([[], []]).distances(lows([1]), 1).tolist() == [NEVER]
 

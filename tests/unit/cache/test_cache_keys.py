@@ -37,6 +37,6 @@ def test_digests_are_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("key", [object(), [1], {"a": 1}, {1}, lambda: 1])
-def test_what_is_not_the_same_everywhere_is_refused(key: Any) -> None:
+def test_keys_that_differ_between_processes_are_refused(key: Any) -> None:
     with pytest.raises(CacheError, match="cannot be a cache key"):
         digest(key)

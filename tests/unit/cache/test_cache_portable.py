@@ -45,11 +45,11 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     same(through(value), value)
 
 
-def test_not_a_number_comes_back_as_such() -> None:
+def test_nan_is_read_as_nan() -> None:
     assert math.isnan(through(math.nan))
 
 
-def test_what_comes_back_can_be_written_to() -> None:
+def test_values_that_were_read_can_be_changed_in_place() -> None:
     back = through({"x": torch.zeros(3), "y": np.zeros(3)})
     back["x"] += 1
     back["y"] += 1
@@ -66,7 +66,7 @@ def test_what_comes_back_can_be_written_to() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_what_has_no_form_without_code_is_refused_by_name(value: Any, named: str) -> None:
+def test_values_that_cannot_be_read_without_code_are_refused_by_name(value: Any, named: str) -> None:
     with pytest.raises(CacheError, match=named) as refused:
         Portable(value)
     assert "lists, tuples and dicts" in str(refused.value)
@@ -93,13 +93,13 @@ def as_bytes(spelt: Any, buffers: bytes = b"") -> np.ndarray:
         np.frombuffer(struct.pack("<Q", 9000) + b"9" * 9000, np.uint8),
     ],
 )  # fmt: skip
-def test_hostile_bytes_are_no_value(hostile: np.ndarray) -> None:
+def test_hostile_bytes_are_refused(hostile: np.ndarray) -> None:
     with pytest.raises(ValueError):
         read_portable(hostile)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4095, 4096, 4097, 20_000])
-def test_a_checksum_sees_every_flipped_bit_and_every_block_that_moved(size: int) -> None:
+def test_a_checksum_detects_every_flipped_bit_and_every_moved_block(size: int) -> None:
     chance = random.Random(size)
     data = np.frombuffer(chance.randbytes(size), np.uint8).copy()
     whole = checksum(data)

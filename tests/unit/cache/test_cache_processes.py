@@ -15,13 +15,14 @@ import time
 import warnings
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from penstock.cache import registry
 from penstock.cache.cache import Cache
+from penstock.cache.store.locks import TooLong
 from penstock.errors import CacheError, ConfigError
 from support.caches import MIB
 
@@ -46,7 +47,7 @@ cache.put("there", torch.full((5,), 8))
 """
 
 
-def test_an_unrelated_process_joins_by_name_and_leaves_what_it_put() -> None:
+def test_an_unrelated_process_joins_by_name_and_its_values_stay() -> None:
     with make("shared") as cache:
         cache.put("here", torch.full((5,), 7))
         done = subprocess.run(
@@ -56,7 +57,7 @@ def test_an_unrelated_process_joins_by_name_and_leaves_what_it_put() -> None:
         assert cache.get("there").tolist() == [8] * 5
 
 
-def test_a_cache_lives_as_long_as_any_process_that_has_it() -> None:
+def test_a_cache_lives_as_long_as_any_process_that_uses_it() -> None:
     cache = make("shared")
     cache.put("here", torch.full((5,), 7))
     other = subprocess.Popen(
@@ -73,7 +74,7 @@ def test_a_cache_lives_as_long_as_any_process_that_has_it() -> None:
         other.wait()
 
 
-def test_a_name_whose_processes_are_all_dead_begins_anew() -> None:
+def test_a_cache_whose_processes_have_all_crashed_starts_empty() -> None:
     code = OTHER.format(rest="").replace("print(", "cache.put('here', torch.ones(1)); print(")
     other = subprocess.run([sys.executable, "-c", code + "\nimport os; os._exit(1)"], capture_output=True, text=True)
     assert other.returncode == 1, other.stderr
@@ -81,7 +82,7 @@ def test_a_name_whose_processes_are_all_dead_begins_anew() -> None:
     assert registry.remove_stale() == ["shared"] and registry.listed() == {}
 
 
-def test_what_a_process_left_that_died_while_making_a_cache_is_removed_too() -> None:
+def test_files_of_a_process_that_crashed_while_it_created_a_cache_are_removed() -> None:
     for leftover in ("made.locks", "written.new", "written.locks"):
         (registry.folder() / leftover).touch()
     with Cache("2MiB", name="living") as living:
@@ -92,14 +93,14 @@ def test_what_a_process_left_that_died_while_making_a_cache_is_removed_too() -> 
         assert [member.pid for member in registry.listed()["shared"]] == [os.getpid()]
 
 
-def test_what_dead_processes_left_goes_when_the_next_cache_is_opened() -> None:
+def test_files_of_crashed_processes_are_removed_when_the_next_cache_is_opened() -> None:
     code = OTHER.format(rest="").replace("print(", "cache.put('here', torch.ones(1)); print(")
     subprocess.run([sys.executable, "-c", code + "\nimport os; os._exit(1)"], capture_output=True)
     with make("another"):
         assert list(registry.listed()) == ["another"]
 
 
-def test_threads_that_begin_together_have_rows_of_their_own() -> None:
+def test_threads_that_start_at_once_get_different_rows() -> None:
     with make() as cache:
         start, numbers = threading.Barrier(16), []
 
@@ -117,7 +118,7 @@ def test_threads_that_begin_together_have_rows_of_their_own() -> None:
         assert len(set(numbers)) == 16 and cache.stats().items == 16
 
 
-def test_a_cache_collected_while_another_is_opened_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_collected_while_another_is_opened_does_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped = [make()]
     opening = registry.open_region
 
@@ -131,7 +132,7 @@ def test_a_cache_collected_while_another_is_opened_does_not_hold_it_up(monkeypat
         assert list(registry.listed()) == [cache.name]
 
 
-def test_a_closed_cache_gives_its_memory_back_without_the_garbage_collector() -> None:
+def test_a_closed_cache_releases_its_memory_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         cache = make()
@@ -147,7 +148,7 @@ def test_a_closed_cache_gives_its_memory_back_without_the_garbage_collector() ->
         gc.enable()
 
 
-def test_a_value_that_cannot_be_kept_does_not_leave_the_one_before_it() -> None:
+def test_a_value_that_cannot_be_kept_still_replaces_the_one_before_it() -> None:
     with make() as cache:
         cache.put("key", 1)
         with pytest.warns(RuntimeWarning, match="cannot be cached"):
@@ -155,7 +156,7 @@ def test_a_value_that_cannot_be_kept_does_not_leave_the_one_before_it() -> None:
         assert cache.get("key") is None
 
 
-def test_a_runtime_folder_that_is_not_there_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_runtime_folder_that_does_not_exist_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/4711")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with make() as cache:
@@ -171,7 +172,7 @@ def test_a_pickled_cache_is_the_same_cache() -> None:
         assert cache.get("here") == 1
 
 
-def test_names_and_sizes_that_cannot_be_are_refused() -> None:
+def test_impossible_names_and_sizes_are_refused() -> None:
     with pytest.raises(CacheError, match="cannot be the name of a cache"):
         make("../up")
     with pytest.raises(ConfigError, match="too small"):
@@ -223,24 +224,26 @@ def test_processes_that_miss_the_same_key_load_it_once() -> None:
         assert loaded.value == 1
 
 
+def give_up(*_: object) -> NoReturn:
+    os.write(2, b"a lock was not released in time\n")
+    os._exit(4)
+
+
 def hammer(cache: Cache, seed: int, keys: int) -> None:
     torch.set_num_threads(1)
+    TooLong.__init__ = give_up
     chance = random.Random(seed)
     while True:
         number = chance.randrange(keys)
         if chance.random() < 0.02:
             cache.resize(chance.choice([4 * MIB, 8 * MIB]))
-        began_s = time.monotonic()
         found = cache.get_or_load(number, lambda number=number: value_of(number))
         if not torch.equal(found, value_of(number)):
             os.write(2, b"WRONG\n")
             os._exit(3)
-        if time.monotonic() - began_s > 1.0:
-            os.write(2, b"SLOW\n")
-            os._exit(4)
 
 
-def test_values_that_come_and_go_all_the_time_are_never_taken_for_each_other() -> None:
+def test_values_that_are_replaced_all_the_time_are_never_confused() -> None:
     """Few keys, a third of them in the cache: an entry changes while it is read, some time."""
     context = multiprocessing.get_context("fork")
     with make(limit_bytes=1_800_000) as cache:
@@ -263,7 +266,7 @@ def hammer_calmly(cache: Cache, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [40, pytest.param(1200, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-def test_processes_killed_while_they_hammer_leave_no_wrong_value_and_nobody_waiting(kills: int) -> None:
+def test_processes_killed_at_random_leave_no_wrong_value_and_block_no_other_process(kills: int) -> None:
     context, chance = multiprocessing.get_context("fork"), random.Random(7)
     with make() as cache:
         children: list[Any] = []

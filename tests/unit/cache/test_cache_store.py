@@ -64,7 +64,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_values_come_back_as_they_were_and_as_the_callers_own(region: Region, value: Any) -> None:
+def test_values_are_read_as_they_were_written_and_as_private_copies(region: Region, value: Any) -> None:
     store = open_store(region)
     assert store.put(digest("key"), PackedValue(value))
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_values_come_back_as_they_were_and_as_the_callers_own(region: Region, va
 
 
 @pytest.mark.parametrize("policy", [Static(), Lru()], ids=["static", "lru"])
-def test_the_limit_holds_whatever_the_sizes_index_included(region: Region, policy: Policy) -> None:
+def test_the_limit_holds_for_values_of_any_size_and_includes_the_index(region: Region, policy: Policy) -> None:
     store, chance = open_store(region, policy), random.Random(1)
     for number in range(400):
         put(store, number, chance.choice([10, 1000, 20_000, 200_000, 2_000_000]))
@@ -90,7 +90,7 @@ def test_the_limit_holds_whatever_the_sizes_index_included(region: Region, polic
     assert store.region.counts()["passed"] > 0
 
 
-def test_static_keeps_the_first_and_lru_the_latest(region: Region) -> None:
+def test_static_keeps_the_first_values_and_lru_the_latest(region: Region) -> None:
     store = open_store(region, Static())
     kept = [number for number in range(40) if put(store, number)]
     assert kept == list(range(len(kept))) and store.region.counts()["evictions"] == 0
@@ -101,7 +101,7 @@ def test_static_keeps_the_first_and_lru_the_latest(region: Region) -> None:
     assert here == list(range(80 - len(here), 80))
 
 
-def test_a_value_goes_into_memory_that_another_one_left_by_copying_and_into_new_memory_by_a_call(
+def test_a_value_is_copied_into_reused_memory_and_written_by_a_call_into_new_memory(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -126,7 +126,7 @@ def test_a_value_goes_into_memory_that_another_one_left_by_copying_and_into_new_
     assert len(calls) == number - 1 and resident_bytes(region) == resident
 
 
-def test_what_was_read_last_stays(region: Region) -> None:
+def test_the_value_that_was_read_last_stays(region: Region) -> None:
     store = open_store(region)
     for number in range(10):
         put(store, number)
@@ -146,13 +146,13 @@ class ByNumber:
         return bool(self._uses)
 
     def remove_crashed(self) -> None:
-        """Nobody dies here."""
+        """This oracle has no loaders that could crash."""
 
-    def next_uses(self, low: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    def next_uses(self, low: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return np.array([self._uses[key.tobytes()] for key in low], dtype=np.int64)
 
 
-def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(region: Region) -> None:
+def test_next_use_keeps_values_needed_soonest_and_refuses_values_needed_last(region: Region) -> None:
     numbers = list(range(60))
     random.Random(2).shuffle(numbers)
     store = open_store(region, NextUse(ByNumber(range(60)), forecast_position.current))
@@ -162,7 +162,7 @@ def test_next_use_keeps_what_is_needed_soonest_and_passes_what_is_needed_latest(
     assert here == list(range(len(here))) and 10 < len(here) < 60
 
 
-def test_next_use_without_anything_known_is_lru(region: Region) -> None:
+def test_next_use_without_a_forecast_behaves_like_lru(region: Region) -> None:
     store = open_store(region, NextUse(ByNumber(range(0)), forecast_position.current))
     for number in range(60):
         assert put(store, number)
@@ -170,7 +170,7 @@ def test_next_use_without_anything_known_is_lru(region: Region) -> None:
     assert here == list(range(60 - len(here), 60))
 
 
-def test_one_large_value_makes_any_number_of_small_ones_go(region: Region) -> None:
+def test_one_large_value_evicts_as_many_small_ones_as_necessary(region: Region) -> None:
     store = open_store(region)
     for number in range(900):
         assert put(store, number, 100)
@@ -179,7 +179,7 @@ def test_one_large_value_makes_any_number_of_small_ones_go(region: Region) -> No
     assert torch.equal(got(store, 1000), value_of(1000, 900_000))
 
 
-def test_a_value_put_again_replaces_the_first(region: Region) -> None:
+def test_a_value_stored_again_replaces_the_first(region: Region) -> None:
     store = open_store(region)
     for number in range(50):
         assert store.put(digest("key"), PackedValue(value_of(number)))
@@ -187,14 +187,14 @@ def test_a_value_put_again_replaces_the_first(region: Region) -> None:
     assert torch.equal(unpack(store.get(digest("key"))), value_of(49))  # type: ignore[arg-type]
 
 
-def test_a_value_larger_than_the_limit_is_passed_through_and_costs_nobody(region: Region) -> None:
+def test_a_value_larger_than_the_limit_is_refused_and_evicts_nothing(region: Region) -> None:
     store = open_store(region)
     put(store, 0)
     assert not put(store, 1, 2_000_000)
     assert got(store, 0) is not None and store.region.counts()["passed"] == 1
 
 
-def test_shrinking_gives_memory_back_at_once_and_growing_takes_more(region: Region) -> None:
+def test_shrinking_releases_memory_at_once_and_growing_takes_more(region: Region) -> None:
     store = open_store(region)
     for number in range(20):
         put(store, number)
@@ -207,7 +207,7 @@ def test_shrinking_gives_memory_back_at_once_and_growing_takes_more(region: Regi
     assert 7 * MIB < store.region.counts()["bytes"] <= 8 * MIB
 
 
-def test_clear_forgets_everything_and_gives_it_back(region: Region) -> None:
+def test_clear_removes_every_value_and_releases_the_memory(region: Region) -> None:
     store = open_store(region)
     for number in range(20):
         put(store, number)
@@ -216,7 +216,7 @@ def test_clear_forgets_everything_and_gives_it_back(region: Region) -> None:
     assert got(store, 3) is None and put(store, 3) and got(store, 3) is not None
 
 
-def test_a_machine_without_memory_stops_growth_and_nothing_else(region: Region) -> None:
+def test_a_machine_short_of_memory_only_stops_growth(region: Region) -> None:
     store = Store(region, {LRU: Lru()}, headroom_bytes=lambda: 400_000 - int(region.header[H_VALUE_BYTES]))
     for number in range(20):
         assert put(store, number) or number < 2
@@ -224,7 +224,7 @@ def test_a_machine_without_memory_stops_growth_and_nothing_else(region: Region) 
     assert 1 <= store.region.counts()["items"] <= 3
 
 
-def test_a_value_somebody_reads_is_not_given_away(region: Region) -> None:
+def test_a_value_that_is_being_read_is_not_evicted(region: Region) -> None:
     store = open_store(region)
     put(store, 0)
     found = store._table.find(digest(0))
@@ -240,7 +240,7 @@ def test_a_value_somebody_reads_is_not_given_away(region: Region) -> None:
     assert not store.has(digest(0))
 
 
-def test_what_a_dead_process_left_half_done_is_put_right(region: Region) -> None:
+def test_an_unfinished_change_of_a_crashed_process_is_repaired(region: Region) -> None:
     store = open_store(region)
     for number in range(10):
         put(store, number)
@@ -256,7 +256,7 @@ def test_what_a_dead_process_left_half_done_is_put_right(region: Region) -> None
         assert torch.equal(got(store, number), value_of(number))
 
 
-def test_a_process_that_died_while_it_lowered_the_limit_leaves_nothing_over_it(region: Region) -> None:
+def test_the_limit_holds_after_a_process_crashed_while_it_lowered_it(region: Region) -> None:
     store = open_store(region)
     for number in range(20):
         put(store, number)
@@ -266,7 +266,7 @@ def test_a_process_that_died_while_it_lowered_the_limit_leaves_nothing_over_it(r
     assert resident_bytes(region) <= 1 * MIB + (64 << 10)
 
 
-def test_a_limit_lowered_while_a_value_is_written_holds_once_it_is_there(
+def test_a_limit_lowered_while_a_value_is_written_holds_once_it_is_written(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, write = open_store(region), region.write
@@ -282,12 +282,12 @@ def test_a_limit_lowered_while_a_value_is_written_holds_once_it_is_there(
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_what_a_value_takes_at_least_is_not_more_than_it_takes(value: Any) -> None:
+def test_the_least_size_of_a_value_is_not_above_its_size(value: Any) -> None:
     assert least_bytes(value) <= PackedValue(value).total_bytes
     assert least_bytes([value, value]) <= PackedValue([value, value]).total_bytes
 
 
-def test_of_a_full_static_cache_is_said_without_the_lock_what_it_would_refuse(region: Region) -> None:
+def test_a_full_static_cache_refuses_values_without_taking_the_lock(region: Region) -> None:
     region.header[H_POLICY] = STATIC
     store = Store(region, {STATIC: Static()}, headroom_bytes=lambda: 1 << 50)
     number = 0
@@ -304,7 +304,7 @@ def test_of_a_full_static_cache_is_said_without_the_lock_what_it_would_refuse(re
     assert not store.refuses(digest(number), least_bytes(value_of(number))), "room may come free after the dead"
 
 
-def test_a_pinned_value_outlives_any_number_of_others(region: Region) -> None:
+def test_a_pinned_value_stays_however_many_others_are_stored(region: Region) -> None:
     store = open_store(region)
     assert store.put(digest("pinned"), PackedValue(value_of(-1)), pinned=True)
     for number in range(100):
@@ -349,7 +349,7 @@ def hit_rate(store: Store, epochs: list[list[list[int]]], forecasts: SharedForec
     return hits / asked
 
 
-def test_windows_under_next_use_have_the_hits_the_theory_gives_and_more_than_lru(region: Region) -> None:
+def test_windows_under_next_use_reach_the_hits_of_the_theory_and_more_than_lru(region: Region) -> None:
     """Frames of two pages each; room for half of them beside index and forecast."""
     frames, length = 400, 8
     chance = random.Random(5)
@@ -368,7 +368,7 @@ def test_windows_under_next_use_have_the_hits_the_theory_gives_and_more_than_lru
     assert by_age < by_forecast - 0.2
 
 
-def test_of_several_loaders_the_one_that_needs_a_key_soonest_counts(region: Region) -> None:
+def test_the_loader_that_needs_a_key_soonest_decides_among_several(region: Region) -> None:
     store = open_store(region)
     forecasts = SharedForecasts(region, store)
     one, other = forecasts.claim(), forecasts.claim()
@@ -403,7 +403,7 @@ def test_the_forecast_of_a_crashed_loader_is_removed(region: Region) -> None:
     assert not forecasts.is_known()
 
 
-def test_threads_that_claim_at_once_get_numbers_of_their_own(region: Region) -> None:
+def test_threads_that_claim_at_once_get_different_numbers(region: Region) -> None:
     forecasts = SharedForecasts(region, open_store(region))
     for _ in range(20):
         with ThreadPoolExecutor(8) as threads:

@@ -19,7 +19,7 @@ def add(table: Table, known: bytes, *, offset: int = 0, extent: int = 4096) -> i
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_agrees_with_a_dictionary(region: Region, seed: int) -> None:
+def test_the_table_agrees_with_a_dictionary(region: Region, seed: int) -> None:
     table, chance = Table(region), random.Random(seed)
     model: dict[bytes, int] = {}
     for step in range(6000):
@@ -40,7 +40,7 @@ def test_it_agrees_with_a_dictionary(region: Region, seed: int) -> None:
         assert (None if found is None else found[1].offset) == model.get(digest(number))
 
 
-def test_entries_that_begin_at_the_last_slot_go_on_at_the_first(region: Region) -> None:
+def test_entries_that_begin_at_the_last_slot_continue_at_the_first(region: Region) -> None:
     table = Table(region)
     slots = 1 << (int(region.header[H_TABLE]) & 63)
     crowded = [struct.pack("<QQ", number, slots - 1) for number in range(1, 20)]
@@ -66,7 +66,7 @@ def test_a_tag_changes_whenever_its_entry_does(region: Region) -> None:
     assert not table.is_still(at, tags[1]) and table.is_still(at, tags[3])
 
 
-def test_a_reader_of_the_table_that_was_left_finds_nothing_and_nothing_wrong(region: Region) -> None:
+def test_a_reader_of_a_replaced_table_finds_no_entry_and_no_wrong_one(region: Region) -> None:
     table = Table(region)
     before = int(region.header[H_TABLE])
     at = add(table, digest(0))

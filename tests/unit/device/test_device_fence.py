@@ -39,7 +39,7 @@ def device() -> PaperDevice:
     return PaperDevice()
 
 
-def test_a_thing_comes_back_when_the_device_is_past_the_mark_made_after_it(device: PaperDevice) -> None:
+def test_an_item_is_released_when_the_device_is_past_the_mark_made_after_it(device: PaperDevice) -> None:
     fence: Fence[str] = Fence(device.mark)
     fence.put("slot")
     assert fence.advance() == [] and len(device.made) == 1
@@ -49,7 +49,7 @@ def test_a_thing_comes_back_when_the_device_is_past_the_mark_made_after_it(devic
     assert len(fence) == 0
 
 
-def test_things_that_came_together_share_a_mark_and_nothing_new_means_no_mark(device: PaperDevice) -> None:
+def test_items_added_together_share_a_mark_and_no_mark_is_made_without_new_items(device: PaperDevice) -> None:
     fence: Fence[str] = Fence(device.mark)
     for name in ("a", "b"):
         fence.put(name)
@@ -64,7 +64,7 @@ def test_things_that_came_together_share_a_mark_and_nothing_new_means_no_mark(de
     assert len(fence) == 1
 
 
-def test_a_later_mark_does_not_let_an_earlier_thing_pass(device: PaperDevice) -> None:
+def test_a_later_mark_does_not_release_an_earlier_item(device: PaperDevice) -> None:
     fence: Fence[str] = Fence(device.mark)
     fence.put("first")
     fence.advance()

@@ -49,7 +49,7 @@ def test_a_container_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
     assert map_leaves(str, MappingProxyType({"a": 1})) == {"a": "1"}
 
 
-def test_what_could_hold_on_to_a_slot_is_told_from_what_cannot() -> None:
+def test_values_that_may_keep_a_slot_in_use_are_told_from_values_that_cannot() -> None:
     plain = torch.ones(3)
     assert is_plain(plain) and not is_plain(plain.to_sparse()) and not is_plain(torch.nn.Parameter(plain))
     assert not stays_on_host({"x": plain, "text": ["a"], "n": 3, "none": None})
@@ -69,7 +69,7 @@ def test_a_container_that_holds_more_than_its_items_stays_on_the_host() -> None:
     assert stays_on_host([plain.clone().requires_grad_()])
 
 
-def test_containers_that_know_how_to_move_are_not_taken_apart() -> None:
+def test_containers_with_a_method_to_move_are_not_taken_apart() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
     assert list(leaves([packed])) == [packed]
     moved = move({"p": packed, "x": torch.ones(2)}, torch.device("meta"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ class World:
             locks=self.locks,
             fence=Fence(lambda: PaperPoint(self)),
         )
+        _worlds.append(self)
 
     def _lock(self, address: int, size_bytes: int) -> str | None:
         if self.problem is None:
@@ -70,6 +72,16 @@ class World:
         """What the training thread does when it asks for a batch."""
         self.arena.collect_returned()
         self.arena.pass_fence()
+
+
+_worlds: list[World] = []
+
+
+@pytest.fixture(autouse=True)
+def arenas_are_closed() -> Iterator[None]:
+    yield
+    while _worlds:
+        _worlds.pop().arena.close()
 
 
 def test_a_dropped_slot_is_not_free_before_the_device_is_past_it() -> None:
@@ -140,7 +152,7 @@ def test_closing_waits_for_what_the_device_reads() -> None:
     assert world.waited == 1 and not world.ranges
 
 
-def test_a_refusal_is_said_once_with_the_next_move_and_not_tried_again() -> None:
+def test_a_refused_lock_gives_one_warning_with_a_remedy_and_is_not_tried_again() -> None:
     world = World(problem="out of memory")
     with pytest.warns(RuntimeWarning, match=r"out of memory.*ulimit -l") as told:
         world.lend()
@@ -180,7 +192,7 @@ def test_a_slot_the_user_holds_although_the_device_has_its_copy_is_the_users_and
     assert world.arena.in_use_bytes == 0
 
 
-def test_a_slot_nobody_holds_once_its_copy_is_done_needs_no_fence() -> None:
+def test_a_slot_that_is_dropped_before_its_copy_is_done_needs_no_fence() -> None:
     world = World()
     segment = world.arena.take(SIZE)
     assert segment is not None

@@ -71,7 +71,7 @@ def test_the_trainer_never_blocks_on_a_worker_that_does_not_read() -> None:
     worker.close()
 
 
-def test_a_large_answer_arrives_in_pieces_and_is_told_once_whole() -> None:
+def test_a_large_answer_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:
     trainer, worker = pair()
     array = np.arange(1 << 20)
     sender = threading.Thread(target=worker.send, args=(array,))
@@ -165,7 +165,7 @@ def test_closing_drops_descriptors_that_were_never_sent() -> None:
     assert descriptors() == before
 
 
-def test_what_a_dying_worker_said_is_heard_before_its_death() -> None:
+def test_messages_of_a_crashed_worker_are_read_before_its_crash_is_reported() -> None:
     trainer, worker = pair()
     worker.send("last words")
     worker.close()
@@ -175,7 +175,7 @@ def test_what_a_dying_worker_said_is_heard_before_its_death() -> None:
     trainer.close()
 
 
-def test_half_a_message_from_a_dead_worker_is_its_death() -> None:
+def test_half_a_message_from_a_crashed_worker_is_reported_as_its_crash() -> None:
     ours, theirs = channel_pair()
     theirs.sendall(struct.pack("<I?", 1000, False) + b"only this much")
     theirs.close()
@@ -185,7 +185,7 @@ def test_half_a_message_from_a_dead_worker_is_its_death() -> None:
     ours.close()
 
 
-def test_a_worker_sees_the_trainer_go() -> None:
+def test_a_worker_sees_that_the_trainer_is_gone() -> None:
     trainer, worker = pair()
     trainer.post("x")
     trainer.flush()

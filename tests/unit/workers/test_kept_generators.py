@@ -1,8 +1,10 @@
-"""Generators are left as they were, whatever was drawn before and whatever is done meanwhile."""
+"""The global generators are left as they were, whatever was drawn before and whatever happens inside the block."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +19,7 @@ from penstock.workers.rng import KeptGenerators, seed_stretch
 
 
 @pytest.fixture(autouse=True)
-def numpys_own() -> Iterator[None]:
+def numpys_generator() -> Iterator[None]:
     before = get_bit_generator()
     yield
     set_bit_generator(before)
@@ -38,7 +40,7 @@ BEFORE: dict[str, Callable[[], Any]] = {
 }
 
 
-def fall() -> None:
+def fail() -> None:
     raise KeyError
 
 
@@ -48,7 +50,7 @@ INSIDE: dict[str, Callable[[], Any]] = {
     "seeds and draws": lambda: (seed_stretch(7, 7), draws()),
     "another generator": lambda: set_bit_generator(np.random.PCG64(5)),
     "the same again": lambda: kept(lambda: (seed_stretch(3, 3), kept(draws), draws())),
-    "fails": fall,
+    "fails": fail,
 }
 
 
@@ -60,7 +62,9 @@ def kept(inside: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("in_main_thread", [True, False])
-def test_what_is_drawn_next_is_what_would_have_been(before: str, inside: str, in_main_thread: bool) -> None:
+def test_the_next_numbers_are_those_that_would_have_been_drawn_without_the_block(
+    before: str, inside: str, in_main_thread: bool
+) -> None:
     seed_stretch(1, 1)
     BEFORE[before]()
     want = [draws() for _ in range(3)]
@@ -85,7 +89,7 @@ def test_what_is_drawn_next_is_what_would_have_been(before: str, inside: str, in
     assert got == want
 
 
-def test_a_generator_nobody_drew_from_steps_aside_and_one_that_was_is_asked_for_its_state() -> None:
+def test_an_unused_generator_is_replaced_and_the_state_of_a_used_one_is_read() -> None:
     numpys = get_bit_generator()
     np.random.seed(5)
     with KeptGenerators():
@@ -96,6 +100,22 @@ def test_a_generator_nobody_drew_from_steps_aside_and_one_that_was_is_asked_for_
         assert get_bit_generator() is numpys
 
 
+def test_numpys_generator_is_replaced_in_a_process_that_never_seeded_it() -> None:
+    program = (
+        "import numpy as np\n"
+        "from numpy.random.mtrand import get_bit_generator\n"
+        "from penstock.workers.rng import KeptGenerators\n"
+        "numpys = get_bit_generator()\n"
+        "before = np.random.get_state(legacy=False)\n"
+        "with KeptGenerators():\n"
+        "    assert get_bit_generator() is not numpys\n"
+        "    np.random.rand()\n"
+        "assert get_bit_generator() is numpys\n"
+        "assert repr(np.random.get_state(legacy=False)) == repr(before)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_another_kind_of_generator_is_kept_too() -> None:
     set_bit_generator(np.random.PCG64(3))
     before = np.random.get_state(legacy=False)
@@ -103,7 +123,7 @@ def test_another_kind_of_generator_is_kept_too() -> None:
     assert np.random.get_state(legacy=False) == before
 
 
-def test_stand_ins_are_used_again() -> None:
+def test_substitutes_are_used_again() -> None:
     for number in range(10):
         np.random.seed(number)
         kept(lambda: np.random.seed(1))

@@ -80,7 +80,7 @@ def test_growth_between_exact_walks_is_seen(tmp_path: Path) -> None:
         assert memory.read_bytes() == (10 + step) * MIB
 
 
-def test_looks_in_quick_succession_cost_one(tmp_path: Path) -> None:
+def test_samples_in_quick_succession_cost_one_measurement(tmp_path: Path) -> None:
     proc, memory = measure(tmp_path)
     memory.read_bytes()
     memory.note_fullest()
@@ -100,6 +100,7 @@ def test_one_giant_sample_does_not_count_forever(tmp_path: Path) -> None:
     proc.hold(500 * MIB)
     memory.note_fullest()
     proc.hold(12 * MIB)
+    reported = 500 * MIB
     for minute in range(1, 61):
         proc.now_s = 60.0 * minute
         memory.note_fullest()
@@ -107,7 +108,7 @@ def test_one_giant_sample_does_not_count_forever(tmp_path: Path) -> None:
     assert reported < 50 * MIB
 
 
-def test_memory_that_went_away_for_good_is_noticed(tmp_path: Path) -> None:
+def test_memory_that_was_released_for_good_is_no_longer_counted(tmp_path: Path) -> None:
     proc, memory = measure(tmp_path)
     proc.hold(300 * MIB)
     proc.now_s = 20.0
@@ -117,7 +118,7 @@ def test_memory_that_went_away_for_good_is_noticed(tmp_path: Path) -> None:
     assert memory.read_bytes() == 20 * MIB
 
 
-def test_without_proc_the_answer_is_nothing(tmp_path: Path) -> None:
+def test_without_proc_the_answer_is_0(tmp_path: Path) -> None:
     memory = PrivateMemory(tmp_path / "missing")
     memory.note_fullest()
     assert memory.read_bytes() == 0

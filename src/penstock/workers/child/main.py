@@ -55,11 +55,11 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
     try:
         # Blocked since before the process began, so that Ctrl-C during its imports prints nothing.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        _settle()
+        _reduce_footprint()
         close_other_ends(sock)
         channel = Channel(sock)
         if watch:
-            _leave_with_the_trainer(sock)
+            _exit_with_the_trainer(sock)
         loop = WorkerLoop(
             channel,
             setup,
@@ -68,12 +68,12 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
             measure=PrivateMemory(),
             trace_fd=trace.prepare(),
         )
-        loop.run(lambda: _introduce(setup, start), start.resume)
+        loop.run(lambda: _set_up(setup, start), start.resume)
     except (KeyboardInterrupt, ChannelClosed, BrokenPipeError, ConnectionResetError):
         pass
 
 
-def _settle() -> None:
+def _reduce_footprint() -> None:
     """Keep this process small and single-threaded."""
     # Exclude all inherited objects from garbage collection, or its first pass copies every shared page.
     gc.freeze()
@@ -85,7 +85,7 @@ def _settle() -> None:
     torch.set_num_threads(1)
 
 
-def _introduce(setup: Setup, start: WorkerStart) -> None:
+def _set_up(setup: Setup, start: WorkerStart) -> None:
     """torch's order: seeds, worker info, then the user's init function."""
     seed = start.base_seed + start.worker_id
     random.seed(seed)
@@ -100,7 +100,7 @@ def _introduce(setup: Setup, start: WorkerStart) -> None:
         start.init_fn(start.worker_id)
 
 
-def _leave_with_the_trainer(sock: socket.socket) -> None:
+def _exit_with_the_trainer(sock: socket.socket) -> None:
     """Exit as soon as the trainer's end closes, even from inside a sample that takes an hour."""
 
     def watch() -> None:
