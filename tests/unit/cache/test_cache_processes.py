@@ -231,7 +231,7 @@ def give_up(*_: object) -> NoReturn:
 
 def hammer(cache: Cache, seed: int, keys: int) -> None:
     torch.set_num_threads(1)
-    TooLong.__init__ = give_up
+    setattr(TooLong, "__init__", give_up)  # noqa: B010
     chance = random.Random(seed)
     while True:
         number = chance.randrange(keys)
