@@ -32,7 +32,7 @@ def run(*arguments: str, status: int = 0) -> str:
     return done.stdout if status == 0 else done.stderr
 
 
-def test_a_living_cache_is_listed_counted_and_cleared_while_it_is_used(tmp_path: Path) -> None:
+def test_a_live_cache_is_listed_counted_and_cleared_while_it_is_used(tmp_path: Path) -> None:
     assert run("list").startswith("no caches on this node")
     assert json.loads(run("list", "--json")) == []
     with penstock.Cache("16MiB", name="frames") as cache:
@@ -54,7 +54,7 @@ def test_a_living_cache_is_listed_counted_and_cleared_while_it_is_used(tmp_path:
         assert cache.put("after", 1) and cache.get("after") == 1
 
 
-def test_files_of_crashed_processes_are_shown_and_removed() -> None:
+def test_stale_caches_are_shown_and_removed() -> None:
     code = "import os, penstock; cache = penstock.Cache('4MiB', name='gone'); cache.put(1, 1); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert "stale" in run("list")
@@ -63,7 +63,7 @@ def test_files_of_crashed_processes_are_shown_and_removed() -> None:
     assert run("clear", "--stale") == "removed 0 stale caches\n"
 
 
-def test_a_cache_on_disk_is_given_by_its_folder(tmp_path: Path) -> None:
+def test_a_disk_cache_is_named_by_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "latents"
     with penstock.Cache("4MiB", disk=folder) as cache:
         cache.put("here", torch.zeros(1000))
@@ -74,14 +74,14 @@ def test_a_cache_on_disk_is_given_by_its_folder(tmp_path: Path) -> None:
         assert cache.get("here") is None
 
 
-def test_an_unknown_name_gives_one_line_with_the_names_there_are() -> None:
+def test_an_unknown_cache_is_one_line_with_the_known_names() -> None:
     with penstock.Cache("4MiB", name="frames"):
         error = run("stats", "frame", status=1)
         assert error.count("\n") == 1 and "no cache called 'frame'" in error and "known: frames" in error
     assert "give the names" in run("clear", status=2)
 
 
-def test_the_command_leaves_torch_unimported() -> None:
+def test_the_command_does_not_import_torch() -> None:
     code = (
         "import sys; from penstock.cli.app import run\n"
         "assert run(['cache', 'list']) == 0 and 'torch' not in sys.modules"

@@ -42,7 +42,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([name, "--help"] for name in COMMANDS)])
-def test_help_is_everywhere_and_fits_80_columns(arguments: list[str]) -> None:
+def test_every_command_has_help_that_fits_80_columns(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -71,7 +71,7 @@ def test_python_dash_m_is_the_same_program() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense"], ["doctor", "--nonsense"], ["doctor", "x"]])
-def test_wrong_usage_is_status_2_and_says_so_on_stderr(arguments: list[str]) -> None:
+def test_wrong_usage_is_status_2_with_its_message_on_stderr(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -79,7 +79,7 @@ def test_wrong_usage_is_status_2_and_says_so_on_stderr(arguments: list[str]) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_the_doctor_and_every_help_leave_torch_unimported() -> None:
+def test_the_doctor_and_every_help_do_not_import_torch() -> None:
     for arguments in (["--help"], ["doctor"], ["doctor", "--json"], ["demo", "--help"]):
         done = run_python(
             f"import sys; from penstock.cli.app import run; run({arguments!r});"
@@ -88,7 +88,7 @@ def test_the_doctor_and_every_help_leave_torch_unimported() -> None:
         assert done.returncode == 0, (arguments, done.stderr[-500:])
 
 
-def test_help_loads_no_command_and_no_page() -> None:
+def test_help_imports_no_command_and_no_page() -> None:
     done = run_python(
         "import sys; from penstock.cli.app import run; run(['--help']);"
         "sys.exit(3 if {'penstock.cli.demo', 'penstock.cli.doctor.command', 'rich'} & set(sys.modules) else 0)"
@@ -172,7 +172,7 @@ def test_plain_locales_and_terminals_get_the_page_too(variables: dict[str, str])
 
 
 @pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"], ["--help"]])
-def test_a_reader_that_goes_away_is_no_news(arguments: list[str]) -> None:
+def test_a_closed_pipe_ends_the_command_without_a_traceback(arguments: list[str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb") as closed_pipe:
@@ -182,7 +182,7 @@ def test_a_reader_that_goes_away_is_no_news(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["doctor", "doctor --json", "--help"])
-def test_a_closed_stdout_is_no_crash(arguments: str) -> None:
+def test_a_closed_stdout_does_not_crash_the_command(arguments: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f"exec {PENSTOCK} {arguments} >&-"], stderr=subprocess.PIPE, text=True, timeout=60
     )
@@ -200,7 +200,7 @@ def test_a_full_disk_is_one_line_and_status_1(arguments: list[str]) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_core_install_is_told_which_extra_to_ask_for() -> None:
+def test_a_core_install_names_the_extra_to_install() -> None:
     hide = (
         "import sys, importlib.util as util; real = util.find_spec;"
         "util.find_spec = lambda name, *rest: None if name in {'click', 'rich'} else real(name, *rest);"
@@ -253,7 +253,7 @@ def session_pids(session: int) -> list[int]:
     return found
 
 
-def test_the_demo_measures_both_loaders_and_says_what_it_found() -> None:
+def test_the_demo_measures_both_loaders_and_prints_a_verdict() -> None:
     done = run("demo", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -333,7 +333,7 @@ def test_the_bench_runs_the_users_dataset_through_both_loaders(own_data: str, ar
     ],
     ids=["no attribute", "memory", "device", "empty", "failing", "failing here", "settings"],
 )
-def test_what_the_bench_cannot_do_it_says(own_data: str, arguments: list[str], status: int, said: str) -> None:
+def test_the_bench_reports_errors_in_one_line(own_data: str, arguments: list[str], status: int, said: str) -> None:
     target, *more = arguments
     done = run("bench", str(Path(own_data).parent / target), "--workers", "1", "--seconds", "0.2", *more)
     assert done.returncode == status
@@ -341,13 +341,13 @@ def test_what_the_bench_cannot_do_it_says(own_data: str, arguments: list[str], s
     assert status == 2 or done.stderr.count("\n") == 1
 
 
-def test_the_bench_says_how_to_name_a_collate_function(own_data: str) -> None:
+def test_the_bench_suggests_a_collate_function(own_data: str) -> None:
     done = run("bench", f"{own_data}:Ragged", "--workers", "1", "--seconds", "0.2")
     assert done.returncode == 1
     assert "equal size" in done.stderr and "--collate file.py:function" in done.stderr
 
 
-def test_the_bench_takes_what_is_not_given_from_a_settings_file(own_data: str, tmp_path: Path) -> None:
+def test_the_bench_takes_missing_options_from_a_settings_file(own_data: str, tmp_path: Path) -> None:
     (tmp_path / "team.toml").write_text(
         "[train]\nbatch_size = 6\nnum_workers = 1\nprefetch_factor = 3\nmemory = '64MB'\n[eval]\nbatch_size = 5\n"
     )

@@ -99,7 +99,7 @@ def parts_of(answer: dict[str, Any], loader: str) -> dict[str, dict[str, Any]]:
     return {part["name"]: part for part in answer["loaders"][loader]["components"]}
 
 
-def test_memory_is_taken_apart_for_both_loaders_beside_a_step_and_against_no_workers(folder: Path) -> None:
+def test_both_loaders_are_broken_down_with_a_step_and_against_no_workers(folder: Path) -> None:
     """One run of several seconds; what it prints is not in the answer."""
     usual = answer(
         folder, "mine.py:Big", "--batch-size", "16", "--workers", "2", "--depth", "2", "--train", "mine.py:step",
@@ -140,7 +140,7 @@ def test_memory_is_taken_apart_for_both_loaders_beside_a_step_and_against_no_wor
     assert found["compute_s"] / found["batches"] == pytest.approx(0.1, rel=0.2)
 
 
-def test_a_list_of_paths_and_a_step_too_short_are_found_and_named_as_the_settings_file_does(folder: Path) -> None:
+def test_findings_use_the_keys_of_the_settings_file(folder: Path) -> None:
     starved = answer(folder, "mine.py:Listed", "--settings", "s4.yaml", "--step-time", "0.002")
     # The list grows with the dataset.
     parts = parts_of(starved, "penstock")
@@ -197,7 +197,7 @@ def test_the_page_and_the_picture(folder: Path) -> None:
         (["mine.py:Big", "--memory", "lots"], 2, "lots"),
     ],
 )
-def test_what_cannot_be_explained_is_said_and_nothing_is_printed(
+def test_a_target_that_cannot_be_explained_is_an_error_without_a_page(
     folder: Path, arguments: list[str], status: int, said: str
 ) -> None:
     done = explain(folder, *arguments)

@@ -85,7 +85,7 @@ def test_the_page_has_components_totals_choices_and_the_picture(folder: Path, ru
     for words in (
         "parameters", "optimizer state", "activations", "cuda context", "allocated", "reserved", "nvidia-smi shows",
         "peak is in", "fits 1.12 GiB", "per sample", "checkpointing", "precision=bf16", "optimizer=sgd",
-        "accumulation=2 of 4096", "not measured", "Largest batch: ", "10% is to stay free", "| the 1.12 GiB there are",
+        "accumulation=2 of 4096", "not measured", "Largest batch: ", "10% is to stay free", "| the limit, 1.12 GiB",
     ):  # fmt: skip
         assert words in ended.stdout, words
     # Sizes come in order, and what the user's module prints stays out of the page.
@@ -99,7 +99,7 @@ def test_the_page_fits_80_columns(folder: Path, run_here: RunHere) -> None:
     assert max(len(line) for line in ended.stdout.splitlines()) <= 80
 
 
-def test_json_is_the_estimate_itself(folder: Path, run_here: RunHere) -> None:
+def test_the_json_equals_the_estimate(folder: Path, run_here: RunHere) -> None:
     ended = run_here(
         "gpu", "nets_here.py:Net", "--batch-size", "256,512", "--memory", "2GB", "--optimizer", "sgd", "--precision",
         "bf16", "--checkpointing", "--accumulate-to", "100000", "--json", folder=folder,
@@ -184,27 +184,25 @@ def test_every_example_can_be_traced(name: str) -> None:
         (["nets_here.py:Net", "--plot", "nowhere/a.svg"], 2, "there is no folder"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
-    arguments: list[str], status: int, said: str, folder: Path, run_here: RunHere
-) -> None:
+def test_every_error_is_one_line(arguments: list[str], status: int, said: str, folder: Path, run_here: RunHere) -> None:
     ended = run_here("gpu", *arguments, folder=folder, columns=1000)
     assert (ended.returncode, ended.stdout) == (status, ""), ended.stderr
     last = ended.stderr.strip().splitlines()[-1]
     assert said in last
 
 
-def test_nothing_that_fits_is_exit_status_1(folder: Path, run_here: RunHere) -> None:
+def test_a_model_that_does_not_fit_at_any_size_is_exit_status_1(folder: Path, run_here: RunHere) -> None:
     ended = run_here("gpu", "nets_here.py:Net", "--memory", "900MB", "--find", folder=folder)
     assert ended.returncode == 1 and "not even one sample fits" in ended.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_there_is_nothing_to_calibrate_with(folder: Path, run_here: RunHere) -> None:
+def test_calibration_needs_a_gpu(folder: Path, run_here: RunHere) -> None:
     ended = run_here("gpu", "nets_here.py:Net", "--calibrate", folder=folder)
     assert ended.returncode == 1 and "finds no GPU here" in ended.stderr
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = "import sys\nfrom penstock.cli.app import run\nrun(['gpu', '--help'])\nassert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

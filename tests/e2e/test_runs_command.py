@@ -47,7 +47,7 @@ def penstock(*arguments: str, status: int = 0, columns: int = 80) -> str:
     return done.stdout if status == 0 else done.stderr
 
 
-def test_a_running_training_is_listed_changed_from_outside_and_compared(home: Path) -> None:
+def test_a_running_training_is_listed_changed_by_set_and_compared(home: Path) -> None:
     training = subprocess.Popen([sys.executable, "-c", TRAINING], stdout=subprocess.PIPE, text=True)
     try:
         assert training.stdout is not None and training.stdout.readline() == "up\n"
@@ -71,7 +71,7 @@ def test_a_running_training_is_listed_changed_from_outside_and_compared(home: Pa
     assert "has ended (killed): nothing is left to set" in penstock("set", "frames", "workers=1", status=1)
 
 
-def test_lists_fit_80_columns_and_show_hostile_names_as_text(home: Path) -> None:
+def test_lists_fit_80_columns_and_escape_control_characters(home: Path) -> None:
     now_s = time.time()
     for number, name in enumerate(["[red]markup[/] \x1b[31mescape\x07\nline", "🎉" * 5000, "x" * 10_000]):
         record = begin_run(home, name, started_s=now_s - 4000 + number)
@@ -113,13 +113,13 @@ def test_wrong_usage_is_status_2(home: Path, arguments: list[str]) -> None:
     assert "Usage: penstock" in penstock(*arguments, status=2)
 
 
-def test_what_is_not_there_is_one_line(home: Path) -> None:
+def test_an_unknown_run_is_one_line(home: Path) -> None:
     assert penstock("set", "nobody", "workers=1", status=1).count("\n") == 1
     assert "nothing to compare" in penstock("runs", "compare", status=1)
     assert "no run in" in penstock("runs", "compare", "nobody", status=1)
 
 
-def test_the_commands_do_without_torch(home: Path) -> None:
+def test_the_commands_do_not_import_torch(home: Path) -> None:
     code = (
         "import sys; from penstock.cli.app import run; run(['runs']); run(['set', 'last', 'workers=1']);"
         "sys.exit(3 if {'torch', 'numpy'} & set(sys.modules) else 0)"

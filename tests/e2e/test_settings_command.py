@@ -32,7 +32,7 @@ def test_every_team_s_file_is_shown(settings: Callable[..., str], name: str) -> 
     assert "num_workers" in page and "will hurt" in page
 
 
-def test_the_page_names_their_keys_our_arguments_and_what_to_change(settings: Callable[..., str]) -> None:
+def test_the_page_names_the_files_keys_penstocks_arguments_and_the_changes(settings: Callable[..., str]) -> None:
     page = settings(str(FILES / "s4_usual.yaml"))
     row = next(line for line in page.splitlines() if "CACHE_SIZE_GB" in line)
     assert row.split()[:4] == ["DATA.CACHE_SIZE_GB", "cache", "50.0", "GiB"]
@@ -47,12 +47,12 @@ def test_json_has_arguments_rows_and_findings_for_evaluation_too(settings: Calla
     assert answer["file"] == str(path) and answer["section"] == "eval"
     rows = {row["key"]: row for row in answer["entries"]}
     assert rows["dataloader_prefetch_per_worker"]["argument"] == "prefetch_factor"
-    assert rows["dataloader_prefetch_per_worker"]["remark"] == "training's"
+    assert rows["dataloader_prefetch_per_worker"]["remark"] == "from training"
     worst = answer["findings"][0]
     assert (worst["id"], worst["severity"]) == ("workers-over-cpus", "hurts") and "num_workers=5000" in worst["what"]
 
 
-def test_a_file_that_cannot_be_used_is_one_line_and_status_one(settings: Callable[..., str], tmp_path: Path) -> None:
+def test_an_unusable_file_gives_one_line_and_status_1(settings: Callable[..., str], tmp_path: Path) -> None:
     error = settings(str(FILES / "s3_24gb.yaml"), status=1)
     assert error.count("\n") == 1 and "train_ds.batch_size='16-32' is a range" in error
     assert "No such file" in settings(str(tmp_path / "none.yaml"), status=1)
@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_used_is_one_line_and_status_one(settings: Callabl
     settings(status=2)
 
 
-def test_the_command_leaves_torch_unimported() -> None:
+def test_the_command_does_not_import_torch() -> None:
     code = (
         "import sys; from penstock.cli.app import run\n"
         f"assert run(['settings', {str(FILES / 's0.toml')!r}]) == 0 and 'torch' not in sys.modules"

@@ -137,7 +137,7 @@ def test_a_frame_fits_80_columns_and_without_colour_it_is_plain_text(
     assert ascii_only.isascii() and re.search(r"^memory +[#.]{20,}", ascii_only, re.MULTILINE)
 
 
-def test_keys_turn_the_valves_and_the_terminal_is_left_as_it_was(home: Path, training: subprocess.Popen[str]) -> None:
+def test_keys_change_settings_and_the_terminal_is_restored(home: Path, training: subprocess.Popen[str]) -> None:
     with Terminal([*TOP, "--every", "0.5"], environment(home)) as terminal:
         terminal.wait_for(r"train +2 workers, depth \d+")
         assert terminal.settings != terminal.before, "keys come without Enter"
@@ -209,7 +209,7 @@ def test_any_other_training_is_shown_by_pattern_with_its_children(home: Path) ->
         process.communicate()
 
 
-def test_nothing_to_show_is_said(tmp_path: Path) -> None:
+def test_without_a_training_the_page_says_how_to_show_one(tmp_path: Path) -> None:
     assert "no training with a monitor is running" in top(tmp_path, "--once")
     assert json.loads(top(tmp_path, "--json"))["trainings"] == []
     assert "no run" in top(tmp_path, "nobody", "--once", status=1)
@@ -218,7 +218,7 @@ def test_nothing_to_show_is_said(tmp_path: Path) -> None:
     assert "Usage:" in top(tmp_path, "--pid", "1", "--match", "x", status=2)
 
 
-def test_hostile_names_are_text_and_a_run_that_is_over_is_still_shown(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_harmless_and_an_ended_run_is_shown(tmp_path: Path) -> None:
     now_s = time.time()
     record = begin_run(tmp_path, "[red]x[/] \x1b[31mescape\x07\n" + "🎉" * 5000, started_s=now_s - 200)
     fill(record, 100, ended_s=now_s - 100)
@@ -248,7 +248,7 @@ def test_the_command_does_not_import_torch(tmp_path: Path) -> None:
         ("+\x1b", ["+"], "\x1b"), ("\x1b[", [], "\x1b["), ("\x1b[1;", [], "\x1b[1;"),
     ],
 )  # fmt: skip
-def test_a_bracket_is_a_key_and_an_arrow_is_one_key(sent: str, keys: list[str], rest: str) -> None:
+def test_brackets_and_arrows_are_one_key_each(sent: str, keys: list[str], rest: str) -> None:
     assert parsed(sent) == (keys, rest)
 
 
@@ -267,7 +267,7 @@ def many_workers(number: int) -> TrainingSnapshot:
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (20, 5), (40, 10), (300, 200), (80, 50)])
-def test_a_screen_of_any_size_holds_the_page(columns: int, rows: int) -> None:
+def test_the_page_fits_a_screen_of_any_size(columns: int, rows: int) -> None:
     trainings = [many_workers(number) for number in range(9)]
     trainings.append(replace(trainings[0], id="process 7", is_recorded=False, loaders=[], figures={}))
     for chosen in (trainings[0], trainings[5], trainings[9]):
@@ -283,7 +283,7 @@ def test_a_screen_of_any_size_holds_the_page(columns: int, rows: int) -> None:
             assert "busy 90%" in out.getvalue() and "ALERT y" in out.getvalue()
 
 
-def test_alerts_that_stand_are_shown_until_they_are_over(tmp_path: Path) -> None:
+def test_raised_alerts_are_shown_until_they_clear(tmp_path: Path) -> None:
     record = begin_run(tmp_path)
     details = {"threshold": 9.0}
     record.write([point_at(time.time(), 1)], alerts=[

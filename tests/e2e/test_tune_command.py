@@ -92,9 +92,7 @@ def answer(folder: Path) -> Callable[..., dict[str, Any]]:
     return found
 
 
-def test_samples_that_wait_are_loaded_faster_by_more_workers_and_a_record_is_kept(
-    folder: Path, run_here: RunHere
-) -> None:
+def test_waiting_samples_get_more_workers_and_a_record_is_kept(folder: Path, run_here: RunHere) -> None:
     done = tune(folder, "mine.py:Slow", "--batch-size", "4", "--seconds", "15", "--most-workers", "4")
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines() if "The record is" not in line) <= 80
@@ -116,7 +114,7 @@ def test_samples_that_wait_are_loaded_faster_by_more_workers_and_a_record_is_kep
     assert max(len(line) for line in page.stdout.splitlines()) <= 80
 
 
-def test_a_training_step_that_is_fed_ends_the_climb(answer: Callable[..., dict[str, Any]], folder: Path) -> None:
+def test_the_search_ends_when_the_step_no_longer_waits(answer: Callable[..., dict[str, Any]], folder: Path) -> None:
     found = answer("mine.py:Slow", "--batch-size", "2", "--seconds", "20", "--step-time", "0.06")
     assert found["winner"]["workers"] == 1
     assert "faster loading gains nothing" in found["why"]
@@ -124,14 +122,14 @@ def test_a_training_step_that_is_fed_ends_the_climb(answer: Callable[..., dict[s
     assert json.loads(Path(found["record"]).read_text())["winner"] == found["winner"]
 
 
-def test_a_small_budget_bounds_what_is_tried(answer: Callable[..., dict[str, Any]]) -> None:
+def test_a_small_budget_limits_the_settings_that_are_tried(answer: Callable[..., dict[str, Any]]) -> None:
     found = answer("mine.py:Large", "--batch-size", "2", "--seconds", "5", "--memory", "250MB")
     assert found["winner"] is not None, found
     assert all(each["expected"]["memory_bytes"] <= found["budget_bytes"] for each in found["trials"])
     assert all(each["is_over"] or each["memory_bytes"] <= 1.01 * found["budget_bytes"] for each in found["trials"])
 
 
-def test_a_budget_that_nothing_fits_is_said_with_status_1(folder: Path, run_here: RunHere) -> None:
+def test_a_budget_too_small_for_any_setting_is_status_1(folder: Path, run_here: RunHere) -> None:
     given = ("mine.py:Large", "--batch-size", "16", "--seconds", "3", "--memory", "20MB")
     done = run_here("tune", *given, folder=folder, PENSTOCK_HOME=str(folder / "home"))
     assert done.returncode == 1
@@ -162,7 +160,7 @@ def test_a_stream_can_be_tuned(answer: Callable[..., dict[str, Any]]) -> None:
         (["mine.py:Slow", "--compare"], 1, "there are no records"),
     ],
 )
-def test_what_cannot_be_tuned_is_said_and_nothing_is_printed(
+def test_a_target_that_cannot_be_tuned_is_an_error_without_a_page(
     folder: Path, run_here: RunHere, arguments: list[str], status: int, said: str
 ) -> None:
     done = run_here("tune", *arguments, folder=folder, PENSTOCK_HOME=str(folder / "home"))

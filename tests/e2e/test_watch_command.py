@@ -123,7 +123,7 @@ def wait_until(condition: Callable[[], Any], within_s: float = 120.0) -> Any:
     return found
 
 
-def test_a_process_that_grows_alerts_once_calms_down_and_ends_the_watch(
+def test_a_growing_process_raises_one_alert_clears_it_and_its_end_ends_the_watch(
     growing: Growing, tmp_path: Path, received: tuple[str, list[dict[str, Any]]]
 ) -> None:
     url, bodies = received
@@ -152,7 +152,7 @@ def test_a_process_that_grows_alerts_once_calms_down_and_ends_the_watch(
     following.process.communicate()
 
 
-def test_with_for_a_short_peak_raises_no_alert(growing: Growing) -> None:
+def test_a_peak_shorter_than_the_for_option_raises_no_alert(growing: Growing) -> None:
     following = Following("--pid", str(growing.process.pid), "--above", "100MiB", "--for", "60")
     assert following.process.stderr is not None
     assert "watching, process" in following.process.stderr.readline()
@@ -184,7 +184,7 @@ def test_without_a_process_or_run_the_machine_is_watched() -> None:
     assert 0 < seen["figures"]["used_bytes"] < seen["figures"]["limit_bytes"] <= total and seen["alerts"] == []
 
 
-def test_a_run_is_watched_by_its_record_until_it_is_over(home: Path) -> None:
+def test_a_run_is_watched_by_its_record_until_it_ends(home: Path) -> None:
     record = begin_run(home, "train [red]")
     record.write([point_at(time.time(), 1)])
     assert "has 6.02 GiB of 16.0 GiB" in watch("train [red]", "--above", "6GiB", "--once", status=1)
@@ -199,7 +199,7 @@ def test_a_run_is_watched_by_its_record_until_it_is_over(home: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_on_a_terminal_there_is_a_status_line_and_leaving_ends_what_was_begun(number: int, tmp_path: Path) -> None:
+def test_a_terminal_has_a_status_line_and_the_end_of_the_watch_ends_its_commands(number: int, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     hangs = f"echo $$ > {file}; exec sleep 60"
     env = {**os.environ, "TERM": "dumb"}
@@ -235,7 +235,7 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert done.exit_code == 2, done.output
 
 
-def test_what_is_not_there_is_one_line() -> None:
+def test_a_missing_run_or_process_is_one_line() -> None:
     assert watch("--pid", "4194304", "--above", "1GB", status=1).count("\n") == 1
     assert "no run" in watch("nobody", "--above", "1GB", status=1)
 

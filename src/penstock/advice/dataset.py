@@ -1,4 +1,4 @@
-"""Rules about a dataset: the large Python containers in it, which every worker comes to copy.
+"""Rules about a dataset: the large Python containers in it, which every worker eventually copies.
 
 In:  a dataset, the ``MachineFacts``.
 Out: ``DatasetFacts``, and a ``Finding`` where the copies are large.
@@ -71,7 +71,7 @@ def find_in_dataset(dataset: DatasetFacts, facts: MachineFacts, workers: int | N
     more = f"; and {len(costly) - _SHOWN_CONTAINERS} more" if len(costly) > _SHOWN_CONTAINERS else ""
     afresh = sum(container.bytes for container in costly)
     what = (
-        f"workers copy the parts they read of {named}{more}: {format_bytes(per_worker)} in each worker, "
+        f"workers copy the parts that they read of {named}{more}: {format_bytes(per_worker)} in each worker, "
         f"{format_bytes(workers * per_worker)} in {workers} "
         f"(started by spawn, each copies {format_bytes(afresh)} at once)"
     )

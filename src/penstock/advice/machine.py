@@ -24,7 +24,7 @@ SHM_WARNING_BYTES = GIB
 FULL_FRACTION = 0.9
 """Share of memory or of /dev/shm in use from which it counts as nearly full; earlyoom and systemd-oomd act there."""
 SWAP_WARNING_BYTES = 256 * MIB
-"""Any long-running host has swapped out less than this and never reads it back."""
+"""A host that has run for long usually has less than this in swap, in pages that nothing reads back."""
 OPEN_FILES_WARNING = 4096
 """torch's workers pass every tensor as an open file; the usual limit of 1024 is too low for large samples."""
 OPEN_FILES_HURTS = 512

@@ -70,7 +70,7 @@ class Evidence:
     kills: int | None = None
     """Processes that the kernel killed during the run because memory ran out."""
     containers_bytes: int = 0
-    """Python objects in the dataset that each worker comes to copy."""
+    """Python objects in the dataset that each worker eventually copies."""
     containers: str = ""
     """The largest of them, by name."""
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def _containers(seen: Evidence) -> Diagnosis:
         return None
     return (
         "hurts" if all_bytes > 0.25 * (seen.limit_bytes - seen.used_bytes) else "warning",
-        f"workers copy the parts they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each, "
+        f"workers copy the parts that they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each, "
         f"{format_bytes(all_bytes)} in {seen.workers}, over an epoch",
         "keep one copy for all workers: penstock.data.SharedList(...), an array, or Parquet",
     )

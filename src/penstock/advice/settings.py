@@ -233,7 +233,7 @@ def _pin_without_gpu(case: SettingsHere) -> Diagnosis:
 def _keep_in_memory(case: SettingsHere) -> Diagnosis:
     if not case.settings.facts.get("keep_in_memory"):
         return None
-    copies = f" and {case.workers * case.ranks} workers copy the parts they read" if case.workers else ""
+    copies = f" and {case.workers * case.ranks} workers copy the parts that they read" if case.workers else ""
     return (
         "warning",
         f"{case.key('keep_in_memory')} is on: every rank holds the whole dataset{copies}",

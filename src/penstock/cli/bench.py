@@ -55,13 +55,13 @@ def command(
     TARGET is module:attribute or file.py:attribute: a dataset, or a function that returns one.
     """
     from penstock.cli.console import make_console
-    from penstock.cli.target import load_function, load_target, prints_aside, unreadable
+    from penstock.cli.target import load_function, load_target, prints_to_stderr, unreadable
 
     facts = gather_facts(roots)
     own, _ = read_own_settings(settings_file, section)
     given |= filled(given, own, max(1, int(facts.limits.cpu_usable)))
     given["shuffle"] = given["shuffle"] or bool(own.get("shuffle"))
-    with prints_aside(), measuring() as on_progress:
+    with prints_to_stderr(), measuring() as on_progress:
         from penstock.lab.bench import BenchSettings, bench, check_device
 
         settings = BenchSettings(target=target, **given)

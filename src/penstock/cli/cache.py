@@ -151,7 +151,7 @@ def _show(listed: list[ListedCache], json_wanted: bool) -> None:
     if not listed:
         from penstock.cache import registry
 
-        click.echo(f"no caches on this node that are listed in {registry.folder()}")
+        click.echo(f"no caches on this node are listed in {registry.folder()}")
         return
     grid = make_grid("bold", "", "", "", "", "")
     grid.add_row("cache", "state", "items", "memory", "hit rate", "processes")

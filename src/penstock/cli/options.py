@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,14 +98,11 @@ section_option = click.option(
 
 def read_own_settings(file: str | None, section: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Argument -> value, and argument -> its key in the file. Both are empty without a file."""
-    from penstock.settings import load
+    from penstock.settings.reader import read
 
     if file is None:
         return {}, {}
-    with warnings.catch_warnings():
-        # penstock settings shows them as findings.
-        warnings.simplefilter("ignore")
-        settings = load(file, section)
+    settings = read(file, section)
     keys = {entry.argument: entry.key for entry in settings.entries if entry.key != "(call)"}
     return dict(settings.arguments), keys
 

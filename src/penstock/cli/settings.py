@@ -8,7 +8,6 @@ Runs in: command line. Does not import torch.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -20,7 +19,8 @@ from penstock.advice.settings import find_in_settings
 from penstock.cli.options import check_section, json_option
 from penstock.findings import Finding
 from penstock.meter import Roots
-from penstock.settings import Settings, load
+from penstock.settings import Settings
+from penstock.settings.reader import read
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,11 +36,8 @@ _REMARK_COLUMNS = 14
 @click.pass_obj
 def command(roots: Roots, file: str, section: str, json_wanted: bool) -> None:
     """Show what a settings file (YAML, TOML or JSON) sets about loading: its key, the argument of penstock.DataLoader,
-    the value and the reason; then what of it will hurt on this machine, with the change to make."""
-    with warnings.catch_warnings():
-        # They are among the remarks and findings.
-        warnings.simplefilter("ignore")
-        settings = load(file, section)
+    the value and the reason; then the settings that will hurt on this machine, each with its fix."""
+    settings = read(file, section)
     found = find_in_settings(settings, gather_facts(roots))
     if json_wanted:
         answer = {**asdict(settings), "file": file, "findings": [finding.as_json() for finding in found]}

@@ -86,7 +86,7 @@ def _own_names(value: Any) -> list[str]:
 
 
 @contextmanager
-def prints_aside() -> Iterator[None]:
+def prints_to_stderr() -> Iterator[None]:
     """Text that the user's code prints, in workers too, goes to stderr: programs read the answer from stdout."""
     if sys.stdout is None or sys.stderr is None:  # closed before the start
         yield

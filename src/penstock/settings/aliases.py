@@ -54,7 +54,7 @@ FACTS = {
 """Settings that are not arguments of a loader, but decide one or are needed for planning."""
 
 MISSPELT_FACTS = ("images_per_gpu", "use_cache")
-"""Facts that decide an argument: a misspelt key of theirs is refused as an argument's is."""
+"""Facts that decide an argument: their misspelt keys are refused, as those of arguments are."""
 
 _TABLE: tuple[tuple[str, Reads, Where, str], ...] = (
     ("batch_size", "count", "anywhere",

@@ -103,7 +103,7 @@ def _refuse_list_of_sections(document: Document, leaf: Leaf, sections: tuple[str
     known = sorted(key for key in leaf.value.keys if (alias := _look_up(parts((key,))[-1])[0]) and _is_clear(alias))
     if known:
         raise ConfigError(
-            f"{document.at(leaf)}: {leaf.key} is a list of sections, and {known[0]} could be that of any of them; pass "
+            f"{document.at(leaf)}: {leaf.key} is a list of sections, and {known[0]} could belong to any of them; pass "
             "one item's mapping to penstock"
         )
 

@@ -45,9 +45,7 @@ class Leaf:
     line: int | None = None
     """From 1; None if unknown."""
     span: TextSpan | None = None
-    """None if there is no text, or if the text belongs to another section."""
-    is_borrowed: bool = False
-    """The value is written in another section and used here through a YAML anchor."""
+    """None if there is no text, or if the value is written in another section and used here through a YAML anchor."""
     template_depth: int | None = None
     """The depth of the section around this value that others use through YAML anchors; None if there is none."""
 
@@ -77,9 +75,7 @@ class Document:
     text: str = ""
     """The file's text, without a byte order mark."""
     homes: dict[tuple[str, ...], TextSpan] = field(default_factory=dict)
-    """Section -> its last key after which another key can be written."""
-    has_mark: bool = False
-    """Whether the file begins with a byte order mark."""
+    """Section -> the last of its keys after which a new key can be written."""
 
     def at(self, leaf: Leaf) -> str:
         """File and line of a leaf, for the beginning of a message."""

@@ -44,22 +44,21 @@ def read_file(path: Path) -> Document:
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(f"{path}: the name of a settings file must end in {', '.join(FORMATS)}")
-    text, has_mark = _decoded(path)
-    return read_text(text, name=str(path), kind=kind, has_mark=has_mark)
+    return read_text(_decoded(path), name=str(path), kind=kind)
 
 
-def read_text(text: str, *, name: str, kind: Format, has_mark: bool = False) -> Document:
+def read_text(text: str, *, name: str, kind: Format) -> Document:
     if not text.strip():
         raise ConfigError(f"{name} is empty; there are no settings in it")
     if kind == "json":
         nested = parse_json(text, name)
-        return Document(name=name, format=kind, text=text, leaves=flatten(nested, name), has_mark=has_mark)
+        return Document(name=name, format=kind, text=text, leaves=flatten(nested, name))
     leaves, homes = read_yaml(text, name) if kind == "yaml" else read_toml(text, name)
-    return Document(name=name, format=kind, text=text, leaves=leaves, homes=homes, has_mark=has_mark)
+    return Document(name=name, format=kind, text=text, leaves=leaves, homes=homes)
 
 
-def _decoded(path: Path) -> tuple[str, bool]:
-    """The text without a byte order mark, and whether there was one. Line ends stay unchanged."""
+def _decoded(path: Path) -> str:
+    """The text without a byte order mark. Line ends stay unchanged."""
     try:
         size_bytes = path.stat().st_size
         raw = path.read_bytes() if size_bytes <= LARGEST_FILE_BYTES else b""
@@ -70,9 +69,8 @@ def _decoded(path: Path) -> tuple[str, bool]:
         raise ConfigError(f"{path} has {format_bytes(size_bytes)}; this is not a settings file")
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError(f"{path} is UTF-16; save it as UTF-8")
-    has_mark = raw.startswith(codecs.BOM_UTF8)
     try:
-        return raw[len(codecs.BOM_UTF8) * has_mark :].decode("utf-8"), has_mark
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise ConfigError(f"{path} is not UTF-8 text (byte {problem.start:,}); save it as UTF-8") from None
 
@@ -82,7 +80,7 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise ConfigError(f"{name}: the key {key!r} is there twice in one section; keep one")
+                raise ConfigError(f"{name}: the key {key!r} appears twice in one section; keep one")
             found[key] = value
         return found
 

@@ -28,14 +28,14 @@ from penstock.units import parse_size
 IN_THE_CALL = "(call)"
 
 TRAINING_ONLY = ("shuffle", "drop_last", "name")
-"""Evaluation does not take these over from training: it must count every sample once, and have a name of its own."""
+"""Evaluation does not inherit these from training: it must read every sample once, and needs a name of its own."""
 
 _TRAINING: tuple[Phase | None, ...] = ("train", None)
-_WHOSE: dict[tuple[Phase, tuple[Phase | None, ...]], str] = {
-    ("eval", _TRAINING): "training's", ("val", _TRAINING): "training's", ("test", _TRAINING): "training's",
-    ("test", ("val",)): "validation's",
+_ORIGINS: dict[tuple[Phase, tuple[Phase | None, ...]], str] = {
+    ("eval", _TRAINING): "from training", ("val", _TRAINING): "from training", ("test", _TRAINING): "from training",
+    ("test", ("val",)): "from validation",
 }  # fmt: skip
-"""Requested phase, phases that set a value -> the phase it is taken over from."""
+"""Requested phase, phases that set a value -> where the value comes from, as a remark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +48,25 @@ class Chosen:
     unused: tuple[tuple[Claim, str], ...]
     """Keys that set another value, and why they do not count."""
     remark: str
-    whose: str
-    """The phase it is taken over from, as "training's"; empty if the value is the phase's own."""
+    origin: str
+    """The phase that set the value, such as "from training"; empty if it is the requested phase."""
 
 
 def load(source: Source, section: str = "train", *, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The loading settings of a file or mapping.
 
-    ``section``: "train", or "eval", "val", "validation" or "test", which take over from training what they do not set.
+    ``section``: "train", or "eval", "val", "validation" or "test", which inherit from training what they do not set.
     ``overrides``: arguments of the loader that replace those of the file.
     """
-    settings = settings_of(Reader(read_source(source), phase_asked_for(section), overrides or {}))
+    settings = read(source, section, overrides=overrides)
     for warning in settings.warnings:
         warnings.warn(warning, stacklevel=2)
     return settings
+
+
+def read(source: Source, section: str = "train", *, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """As ``load``, without Python's warnings: for commands, which show ``Settings.warnings`` as findings."""
+    return settings_of(Reader(read_source(source), phase_asked_for(section), overrides or {}))
 
 
 class Reader:
@@ -86,16 +91,16 @@ class Reader:
         return self._claims.get(target, [])
 
     def choose(self, target: str) -> Chosen | None:
-        """The value for this phase; None if the document sets none. Raises ConfigError if two keys disagree."""
+        """The value for this phase; None if the document sets no value. Raises ConfigError if two keys disagree."""
         for phases in self._levels:
             claims = [claim for claim in self.claims(target) if claim.phase in phases]
-            whose = _WHOSE.get((self.phase, phases), "")
-            if claims and not (whose and target in TRAINING_ONLY):
-                return replace(self._settle(target, claims), whose=whose)
+            origin = _ORIGINS.get((self.phase, phases), "")
+            if claims and not (origin and target in TRAINING_ONLY):
+                return replace(self._settle(target, claims), origin=origin)
         return None
 
     def choose_batch(self) -> tuple[str, Chosen] | None:
-        """Which of batch_size and images_per_gpu counts, and the batch it gives; of two, the nearer phase's."""
+        """Which of batch_size and images_per_gpu counts, and the batch; of two, the more specific phase decides."""
         nearest = None
         for phases in self._levels:
             here = [
@@ -145,7 +150,7 @@ class Reader:
             if nearer is None:
                 near.append(claim)
             else:
-                unused.append((claim, f"{nearer.leaf.key} is nearer"))
+                unused.append((claim, f"{nearer.leaf.key} is more specific"))
         if target == "batch_size" and any("micro" in claim.alias.key for claim in near):
             # DeepSpeed's train_batch_size is the total over GPUs and accumulation steps.
             unused += [(claim, "total of all GPUs") for claim in near if "micro" not in claim.alias.key]
@@ -163,7 +168,7 @@ class Reader:
                     f"give {target} in the call"
                 )
         used = tuple(claim for claim, _, _ in said)
-        return Chosen(value=value, used=used, unused=tuple(unused), remark=remark, whose="")
+        return Chosen(value=value, used=used, unused=tuple(unused), remark=remark, origin="")
 
     def _read(self, claim: Claim) -> tuple[Any, str]:
         if claim.alias.target in self._rewritten:
@@ -222,7 +227,7 @@ def settings_of(reader: Reader) -> Settings:
 
 
 def _decides(reader: Reader, fact: str) -> bool:
-    """Whether an argument follows from a fact. Mistakes in other facts must not stop a loader."""
+    """Whether an argument depends on this fact. Mistakes in other facts must not stop a loader."""
     match fact:
         case "images_per_gpu":
             return "batch_size" not in reader.overrides
@@ -251,7 +256,8 @@ def _switch_cache(
 
 
 def _with_overrides(reader: Reader, arguments: dict[str, Any], entries: list[SettingsEntry]) -> dict[str, Any]:
-    """The arguments with those of the call, without those that torch does not accept beside a sampler of the call."""
+    """The arguments together with those of the call. If the call gives a sampler, those that torch refuses with one are
+    dropped."""
     overrides = reader.overrides
     clashing: tuple[str, ...] = ()
     if overrides.get("batch_sampler") is not None:
@@ -266,7 +272,7 @@ def _with_overrides(reader: Reader, arguments: dict[str, Any], entries: list[Set
 
 
 def _mark(entries: list[SettingsEntry], kept: dict[str, Any], why: str, *, targets: tuple[str, ...]) -> None:
-    """Give the entries of arguments that were not kept the reason as their remark."""
+    """Write the reason into the remarks of the arguments that were dropped."""
     for number, entry in enumerate(entries):
         if entry.argument in targets and entry.argument not in kept and entry.value:
             entries[number] = replace(entry, value=None, remark=why)
@@ -274,8 +280,8 @@ def _mark(entries: list[SettingsEntry], kept: dict[str, Any], why: str, *, targe
 
 def _entries(target: str, chosen: Chosen) -> list[SettingsEntry]:
     remark = chosen.remark
-    if chosen.whose:
-        remark = f"{remark}; {chosen.whose}" if remark else chosen.whose
+    if chosen.origin:
+        remark = f"{remark}; {chosen.origin}" if remark else chosen.origin
     found = []
     for claim in chosen.used:
         # sequence_length, from which batch_size is computed, is a fact of its own.

@@ -92,12 +92,9 @@ def _number(given: Any) -> float:
         if span := _RANGE.fullmatch(given):
             raise Wrong(f"is a range; write one number, such as {span.group(1)}")
         try:
-            given = int(given) if len(given) < 20 else float(given)
+            given = float(given)
         except ValueError:
-            try:
-                given = float(given)
-            except ValueError:
-                raise Wrong("is text; a number is needed") from None
+            raise Wrong("is text; a number is needed") from None
     if isinstance(given, bool) or not isinstance(given, Real):
         what = "true or false" if isinstance(given, bool) else f"a {type(given).__name__}"
         raise Wrong(f"is {what.replace('a ListValue', 'a list')}; a number is needed")

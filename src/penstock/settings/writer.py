@@ -81,7 +81,8 @@ def write_like(
     changes = [change for target, value in wanted.items() for change in _changes(reader, target, value)]
     text = _printed_json(document, changes) if document.format == "json" else _edited_text(document, changes)
     settings = _read_back(document, text, changes, reader, wanted)
-    _write(Path(source_path), Path(out_path), (codecs.BOM_UTF8 if document.has_mark else b"") + text.encode())
+    mark = codecs.BOM_UTF8 if Path(source_path).read_bytes().startswith(codecs.BOM_UTF8) else b""
+    _write(Path(source_path), Path(out_path), mark + text.encode())
     return settings
 
 
@@ -130,15 +131,15 @@ def _carriers(reader: Reader, target: str) -> tuple[Claim, ...]:
 
 
 def _own(reader: Reader, target: str) -> Chosen | None:
-    """The choice for an argument, unless it is taken over from another phase."""
+    """The choice for an argument, unless another phase set it."""
     chosen = reader.choose(target)
-    return None if chosen is None or chosen.whose else chosen
+    return None if chosen is None or chosen.origin else chosen
 
 
 def _replacement(reader: Reader, claim: Claim, value: Any) -> SettingChange:
     leaf, document = claim.leaf, reader.document
     written = _in_unit_of_key(reader, claim, value)
-    if document.format == "json" or (leaf.span is not None and not leaf.is_borrowed):
+    if document.format == "json" or leaf.span is not None:
         return SettingChange(path=leaf.path, value=written, span=leaf.span, is_new=False)
     # The value is in an anchor that other sections use too: this section gets its own key, which wins.
     home = document.homes.get(leaf.path[:-1])
@@ -193,7 +194,7 @@ def _place_for(reader: Reader, alias: Alias) -> tuple[tuple[str, ...], str, Text
         leaf = own.used[0].leaf
         if not counts(alias, kind_of(parts(leaf.path)[:-1])):
             continue
-        span = document.homes.get(leaf.path[:-1]) if leaf.is_borrowed else leaf.span
+        span = leaf.span or document.homes.get(leaf.path[:-1])
         if span is not None or document.format == "json":
             prefix, dot, _ = leaf.path[-1].rpartition(".") if document.format != "toml" else ("", "", "")
             return leaf.path[:-1], prefix + dot, span, leaf.path[-1]
@@ -345,7 +346,7 @@ def _read_back(
     settings = settings_of(Reader(new, reader.phase, {}))
     found = {**settings.facts, **settings.arguments}
     for target, value in wanted.items():
-        # A flag that is absent is as good as one that is false.
+        # An absent flag means the same as a false one.
         if not same(target, found.get(target), value) and (found.get(target) or value):
             if target in NEED_WORKERS and settings.arguments.get("num_workers") == 0:
                 raise ConfigError(

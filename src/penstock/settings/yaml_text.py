@@ -128,7 +128,6 @@ class _YamlReader:
                         value=ListValue(_keys_in(value)) if value.id == "sequence" else self._scalar(value),
                         line=key.start_mark.line + 1,
                         span=None if elsewhere else self._span(section, key, value),
-                        is_borrowed=elsewhere,
                         template_depth=template_depth,
                     )
                 )
@@ -144,7 +143,7 @@ class _YamlReader:
             if key.id == "scalar":
                 known = (key.tag, key.value)
                 if known in seen:
-                    raise _error(self._name, key, f"the key {key.value!r} is there twice in one section; keep one")
+                    raise _error(self._name, key, f"the key {key.value!r} appears twice in one section; keep one")
                 seen.add(known)
             is_merge_list = key.tag == _MERGE and value.id == "sequence"
             for holder, used in [(value, each) for each in value.value] if is_merge_list else [(key, value)]:
@@ -180,7 +179,7 @@ class _YamlReader:
             return f"{node.tag} {node.value}"
         try:
             return self._constructor.construct_object(node)
-        except Exception:  # looks like a number or a date and is none, such as the 31st of June
+        except Exception:  # looks like a number or a date but is not one, such as the 31st of June
             return node.value
 
     def _last_short_pair(self, section: Any) -> tuple[Any, Any] | None:

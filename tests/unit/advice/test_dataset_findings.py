@@ -37,7 +37,7 @@ def facts_of(per_worker_bytes: int, kind: str = "list", holds: str = "str") -> D
         (1024 * MIB, 48 << 30, "hurts"),
     ],
 )
-def test_how_bad_it_is_follows_from_bytes_workers_and_memory(
+def test_the_severity_follows_from_bytes_workers_and_memory(
     per_worker_bytes: int, available_bytes: int, severity: str | None, healthy: MachineFacts
 ) -> None:
     facts = replace(healthy, limits=replace(healthy.limits, memory_available_bytes=available_bytes))
@@ -45,7 +45,7 @@ def test_how_bad_it_is_follows_from_bytes_workers_and_memory(
     assert [finding.severity for finding in said] == ([] if severity is None else [severity])
 
 
-def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: MachineFacts) -> None:
+def test_the_finding_names_the_container_its_cost_and_the_fix(healthy: MachineFacts) -> None:
     (finding,) = find_in_dataset(facts_of(100 * MIB), healthy)
     assert finding.id == "python-containers"
     assert "dataset.samples (list, 1,000,000 × str)" in finding.what
@@ -57,7 +57,7 @@ def test_the_finding_says_what_where_how_much_and_what_to_do(healthy: MachineFac
     assert "Parquet" in finding.fix
 
 
-def test_the_cost_is_told_for_the_workers_there_will_be(healthy: MachineFacts) -> None:
+def test_the_cost_is_calculated_for_the_given_workers(healthy: MachineFacts) -> None:
     (finding,) = find_in_dataset(facts_of(100 * MIB), healthy, 32)
     assert "100 MiB in each worker, 3.12 GiB in 32" in finding.what
     few = replace(healthy, limits=replace(healthy.limits, cpu_usable=2.5, memory_available_bytes=4 << 30))
@@ -67,7 +67,7 @@ def test_the_cost_is_told_for_the_workers_there_will_be(healthy: MachineFacts) -
     assert finding.severity == "hurts"
 
 
-def test_a_dataset_that_does_not_know_its_length_has_none() -> None:
+def test_a_dataset_whose_length_fails_has_no_length() -> None:
     class Broken(list[int]):
         def __len__(self) -> int:
             raise RuntimeError("not yet")

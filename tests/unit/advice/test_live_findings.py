@@ -18,7 +18,7 @@ def subject(keys: dict[str, str] | None = None, **configuration: Any) -> Advised
     return AdvisedLoader(name="train", is_only=True, configuration=configuration, keys=keys or {})
 
 
-def test_each_setting_is_named_as_in_the_users_settings_with_what_it_frees() -> None:
+def test_each_setting_has_the_name_in_the_users_file_and_the_bytes_it_frees() -> None:
     keys = {
         "num_workers": "TRAIN.NUM_WORKERS",
         "prefetch_factor": "TRAIN.PREFETCH_FACTOR",
@@ -36,7 +36,7 @@ def test_each_setting_is_named_as_in_the_users_settings_with_what_it_frees() -> 
     assert lines[-1].startswith("   now, while it runs: penstock set 261116-0554-abcd ")
 
 
-def test_prefetch_is_named_where_it_is_what_the_user_set_and_depth_where_that_is() -> None:
+def test_the_advice_names_prefetch_or_depth_whichever_the_user_set() -> None:
     figures = {"depth": 24.0, "workers": 6.0, "in_flight_bytes": 25.0 * GIB}
     (by_prefetch,) = moves(subject(prefetch_factor=4, depth=None), figures, 10 * GIB)
     assert by_prefetch.what == "prefetch_factor from 4 to 3" and by_prefetch.valve == "depth=18"
@@ -45,7 +45,7 @@ def test_prefetch_is_named_where_it_is_what_the_user_set_and_depth_where_that_is
     assert by_depth.what.startswith("depth (batches ahead) from 24 to 14") and by_depth.frees_bytes == 10 * GIB
 
 
-def test_of_several_loaders_each_is_named() -> None:
+def test_with_several_loaders_each_is_named() -> None:
     two = [
         AdvisedLoader(name="train", is_only=False, configuration={}, keys={}),
         AdvisedLoader(name="eval", is_only=False, configuration={}, keys={}),
@@ -56,7 +56,7 @@ def test_of_several_loaders_each_is_named() -> None:
     assert "loader='train'" in text
 
 
-def test_where_the_loader_holds_little_the_training_itself_is_named() -> None:
+def test_if_the_loaders_hold_little_the_training_itself_is_named() -> None:
     small = {name: value for name, value in FIGURES.items() if not name.startswith("loader")}
     text = warning_text(memory_full(small, [subject()], warn_at=0.9, run_id="x"))
     assert "the training process itself takes 2.00 GiB" in text and "batch_size" in text and "\n" not in text

@@ -81,7 +81,7 @@ def test_one_changed_fact_makes_one_finding(
 
 
 @pytest.mark.parametrize("changes", WELL, ids=str)
-def test_facts_on_the_good_side_of_the_line_are_no_finding(healthy: MachineFacts, changes: dict[str, Any]) -> None:
+def test_facts_just_within_the_limits_give_no_finding(healthy: MachineFacts, changes: dict[str, Any]) -> None:
     assert find_in_machine(change(healthy, changes)) == ()
 
 
@@ -89,7 +89,7 @@ def test_a_healthy_machine_has_no_findings(healthy: MachineFacts) -> None:
     assert find_in_machine(healthy) == ()
 
 
-def test_every_check_is_in_the_table_above() -> None:
+def test_every_check_has_a_case_in_the_table() -> None:
     assert {finding_id for finding_id, _, _ in PROVOKED} == set(CHECKS)
 
 
@@ -112,7 +112,7 @@ def test_kills_inside_a_limited_container_are_a_warning(healthy: MachineFacts) -
     assert "killed 3 processes" in kills.what
 
 
-def test_the_limit_names_who_set_it_and_both_sizes(healthy: MachineFacts) -> None:
+def test_the_memory_limit_is_shown_with_its_source_and_both_sizes(healthy: MachineFacts) -> None:
     (found,) = find_in_machine(
         change(healthy, {"memory_limit_bytes": 60 * GIB, "memory_limit_source": "/box/memory.max"})
     )
@@ -120,7 +120,7 @@ def test_the_limit_names_who_set_it_and_both_sizes(healthy: MachineFacts) -> Non
         assert part in found.what
 
 
-def test_the_fix_for_open_files_depends_on_what_the_user_may_raise(healthy: MachineFacts) -> None:
+def test_the_fix_for_open_files_depends_on_the_hard_limit(healthy: MachineFacts) -> None:
     (reachable,) = find_in_machine(change(healthy, {"open_files_soft": 1024, "open_files_hard": 8192}))
     assert reachable.fix.startswith("run ulimit -n 8192")
     (unlimited,) = find_in_machine(change(healthy, {"open_files_soft": 1024, "open_files_hard": None}))

@@ -36,14 +36,14 @@ def ids(account: Any) -> list[str]:
         (None, None, "unknown", "The bottleneck is unknown"),
     ],
 )
-def test_waiting_and_gpus_tell_the_bottleneck(
+def test_the_bottleneck_follows_from_waiting_and_gpu_use(
     wait: float | None, busy: float | None, bottleneck: str, words: str
 ) -> None:
     found = verdict(account_of(wait=wait, busy=busy))
     assert found.bottleneck == bottleneck and found.headline.startswith(words)
 
 
-def test_a_loop_that_waits_is_told_what_it_loses_and_what_to_raise() -> None:
+def test_a_loop_that_waits_gets_its_loss_and_the_setting_to_raise() -> None:
     found = finding(account_of(wait=0.36), "bottleneck")
     assert "waited for data 36% of 1:40, at 640 samples/s; without waiting it would reach about 1,000" in found.what
     assert found.severity == "warning" and found.fix == "raise num_workers from 4 to 8"
@@ -54,12 +54,12 @@ def test_advice_uses_the_names_of_the_users_own_settings() -> None:
     assert finding(account, "bottleneck").fix == "raise TRAIN.NUM_WORKERS from 4 to 8"
 
 
-def test_a_budget_that_is_used_up_is_raised_first() -> None:
+def test_a_used_up_budget_is_to_be_raised_first() -> None:
     account = account_of(wait=0.36, figures=lambda second: {"loader.0.budget_bytes": 700.0 * (1 << 20)})
     assert finding(account, "bottleneck").fix.startswith("raise memory: the loader has used 100% of it; then raise")
 
 
-def test_waiting_that_a_change_has_cured_is_not_held_against_the_run() -> None:
+def test_waiting_under_earlier_settings_does_not_count() -> None:
     cured = [
         tried(0.75, speed=120.0, active_s=40.0, ended_s=40.0, workers=1),
         tried(0.01, speed=640.0, active_s=60.0, ended_s=100.0),
@@ -71,7 +71,7 @@ def test_waiting_that_a_change_has_cured_is_not_held_against_the_run() -> None:
     assert finding(account_of(wait=0.31, all_tried=cured), "best-tried").severity == "good"
 
 
-def test_faster_settings_that_were_left_again_are_named() -> None:
+def test_earlier_settings_that_were_faster_are_named() -> None:
     left = [
         tried(0.0, speed=900.0, active_s=40.0, ended_s=40.0, workers=8),
         tried(0.0, speed=640.0, active_s=60.0, ended_s=100.0),
@@ -90,7 +90,7 @@ def test_a_run_of_seconds_is_not_judged() -> None:
     ("loader", "words"),
     [({"kind": "torch"}, "torch's own DataLoader does not measure"), ({"kind": "penstock"}, "no data was read")],
 )
-def test_why_waiting_is_not_known_is_said(loader: dict[str, Any], words: str) -> None:
+def test_the_reason_for_unknown_waiting_is_given(loader: dict[str, Any], words: str) -> None:
     assert words in verdict(account_of(wait=None, loader=loader)).headline
 
 
@@ -102,19 +102,19 @@ def test_why_waiting_is_not_known_is_said(loader: dict[str, Any], words: str) ->
         (13.0, "hurts", "Memory is nearly full"),
     ],
 )
-def test_memory_at_the_fullest_is_held_against_the_limit(used: float, severity: str, title: str) -> None:
+def test_peak_memory_is_compared_with_the_limit(used: float, severity: str, title: str) -> None:
     found = finding(account_of(used=used), "headroom")
     assert (found.severity, found.title) == (severity, title)
     assert f"{used:.{2 if used < 10 else 1}f} GiB of 16.0 GiB in use at the peak" in found.what
     assert bool(found.fix) == (severity != "good")
 
 
-def test_what_to_lower_says_what_it_would_free() -> None:
+def test_each_setting_to_lower_has_the_bytes_it_would_free() -> None:
     fix = finding(account_of(used=13.0), "headroom").fix
     assert fix.startswith("lower num_workers from 4 to 2 (frees about 200 MiB); or ")
 
 
-def test_a_budget_is_kept_wide_or_broken() -> None:
+def test_a_budget_was_met_too_large_or_exceeded() -> None:
     kept = finding(account_of(), "budget")
     assert kept.severity == "good" and kept.what == "train took at most 700 MiB of its 1.00 GiB (68%)."
     wide = finding(account_of(figures=lambda second: {"loader.0.budget_bytes": 4.0 * GIB}), "budget")
@@ -128,14 +128,14 @@ def test_a_failure_comes_first_with_its_exception() -> None:
     assert found.id == "failed" and "CUDA out of memory" in found.what and "penstock gpu" in found.fix
 
 
-def test_a_killed_run_is_told_with_the_memory_it_was_last_seen_with() -> None:
+def test_a_killed_run_is_shown_with_its_last_known_memory() -> None:
     full, calm = account_of(state="killed", used=15.5), account_of(state="killed", used=2.0)
     assert "15.5 GiB of 16.0 GiB were in use (97%)" in finding(full, "killed").what
     assert finding(full, "killed").fix.startswith("memory was full")
     assert "find the cause" in finding(calm, "killed").fix
 
 
-def test_crashed_workers_are_listed_with_their_endings() -> None:
+def test_crashed_workers_are_listed_with_the_causes() -> None:
     note = Note(
         t_s=BEGAN_S + 9, who="loader", kind="restart", what="train: worker 2 (pid 7) was killed by signal SIGKILL"
     )
@@ -144,7 +144,7 @@ def test_crashed_workers_are_listed_with_their_endings() -> None:
     assert "worker-restarts" not in ids(account_of())
 
 
-def test_alerts_are_summed_up_by_rule() -> None:
+def test_alerts_are_summarised_by_rule() -> None:
     times = [(10, "raised"), (20, "cleared"), (30, "raised")]
     alerts = [Alert(t_s=BEGAN_S + at, rule="memory", state=state, what="full") for at, state in times]  # type: ignore[arg-type]
     account = account_of(alerts=alerts)
@@ -164,7 +164,7 @@ def test_swap_and_a_useless_cache_are_found() -> None:
     assert found[0] == "swap-growth" and "cache-hit-rate" in found
 
 
-def test_stalls_are_found_with_what_came_just_before() -> None:
+def test_stalls_are_found_with_the_events_before_them() -> None:
     note = Note(t_s=BEGAN_S + 49, who="terminal", kind="resize", what="train: workers 4 -> 1")
     account = account_of(
         figures=lambda second: {"wait_fraction": 0.9 if 50 <= second < 60 or second < 3 else 0.0}, journal=[note]
@@ -176,7 +176,7 @@ def test_stalls_are_found_with_what_came_just_before() -> None:
     assert stalls(account_of(wait=0.1)) == ()
 
 
-def test_passes_over_the_dataset_are_told_by_the_samples_counted() -> None:
+def test_passes_over_the_dataset_follow_from_the_sample_count() -> None:
     account = account_of(
         loader={"dataset_length": 640 * 40}, figures=lambda second: {"loader.0.wait_s": 0.5 * max(0, second - 40)}
     )

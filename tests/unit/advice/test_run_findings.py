@@ -77,7 +77,7 @@ def test_each_finding_comes_with_its_numbers_and_its_change(
         {"swap_growth_bytes": None, "kills": None, "cache_hit_rate": None, "wait_fraction": None, "gpu_busy": None},
     ],
 )
-def test_what_is_within_reason_is_not_mentioned(changed: dict[str, Any]) -> None:
+def test_usual_values_give_no_finding(changed: dict[str, Any]) -> None:
     assert find_in_run(replace(CALM, **changed)) == ()
 
 
@@ -89,12 +89,12 @@ def test_the_change_names_the_users_own_keys() -> None:
     assert "DATA.CACHE_SIZE_GB" in found.fix
 
 
-def test_the_worst_comes_first() -> None:
+def test_the_worst_finding_comes_first() -> None:
     found = find_in_run(replace(CALM, fetch_s=0.0002, wait_fraction=0.4, swap_growth_bytes=GIB))
     assert [each.severity for each in found] == ["hurts", "warning", "info"]
 
 
-def test_every_check_has_a_case_above() -> None:
+def test_every_check_has_a_case() -> None:
     assert {case[1] for case in CASES} == set(CHECKS)
 
 
@@ -113,7 +113,7 @@ def test_the_verdict_follows_from_the_times(wait_s: float, compute_s: float, sai
     assert f"({feeding.wait_fraction:.0%})" in feeding.verdict()
 
 
-def test_without_a_step_the_verdict_says_which_step_is_fed() -> None:
+def test_without_a_step_the_verdict_names_the_shortest_step_without_waiting() -> None:
     feeding = Feeding(batch_size=8, batches=100, wait_s=4.0, compute_s=0.0, most_samples_per_s=200.0)
     assert feeding.wait_fraction is None
     assert feeding.fed_step_s == pytest.approx(0.04)

@@ -62,7 +62,7 @@ def test_a_good_file_has_no_findings(healthy: MachineFacts) -> None:
     assert found_in(GOOD, healthy) == found_in(cached, healthy) == {}
 
 
-def test_what_this_machine_lacks_is_found(healthy: MachineFacts) -> None:
+def test_settings_that_need_missing_hardware_are_found(healthy: MachineFacts) -> None:
     bare = replace(healthy, gpu=NO_GPU)
     assert found_in({**GOOD, "pin_memory": True}, bare)["pin-without-gpu"].severity == "info"
     assert found_in({**GOOD, "device": "cuda:1"}, bare)["device-missing"].severity == "hurts"
@@ -72,7 +72,7 @@ def test_what_this_machine_lacks_is_found(healthy: MachineFacts) -> None:
     assert "for 0.5 usable CPUs" in found_in(GOOD, half)["workers-over-cpus"].what
 
 
-def test_what_needs_workers_is_found_where_there_are_none(healthy: MachineFacts) -> None:
+def test_arguments_that_need_workers_are_found_without_workers(healthy: MachineFacts) -> None:
     source = {"train_ds": {"num_workers": 0, "prefetch_factor": 4}}
     finding = found_in(source, healthy)["workers-needed"]
     assert "train_ds.num_workers=0, so nothing uses train_ds.prefetch_factor=4" in finding.what
@@ -80,6 +80,6 @@ def test_what_needs_workers_is_found_where_there_are_none(healthy: MachineFacts)
     assert 'with backend="thread"' in found_in({"num_workers": 0}, windows)["no-workers"].fix
 
 
-def test_every_check_is_provoked_here() -> None:
+def test_every_check_of_settings_has_a_case() -> None:
     elsewhere = {"pin-without-gpu", "device-missing", "cache-over-available", "workers-needed"}
     assert {row[0] for row in PROVOKED} | elsewhere == set(CHECKS)

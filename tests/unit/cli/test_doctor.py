@@ -187,7 +187,7 @@ def test_no_gpu_is_information_not_a_failure(
     assert reason in found["what"]
 
 
-def test_a_driver_whose_library_does_not_answer_is_told_apart(
+def test_a_gpu_library_that_cannot_reach_its_driver_is_a_finding_of_its_own(
     machine: FakeMachine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.write(machine.proc / "driver" / "nvidia" / "version", "NVRM version: 580.1\n")
@@ -196,7 +196,7 @@ def test_a_driver_whose_library_does_not_answer_is_told_apart(
     assert [finding["id"] for finding in answer["findings"]] == ["gpu-library"]
 
 
-def test_every_finding_there_is_has_been_provoked_above() -> None:
+def test_every_finding_of_the_machine_is_covered_above() -> None:
     assert {finding_id for finding_id, _, _ in [*PROVOKED, *NO_GPU]} == set(CHECKS)
 
 
@@ -237,7 +237,7 @@ def test_the_page_has_the_same_status_as_the_json(machine: FakeMachine, capsys: 
     assert "1 thing here will hurt" in capsys.readouterr().out
 
 
-def test_an_unreadable_machine_still_gets_an_answer(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_with_unreadable_files_gets_a_page(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     roots = machine.roots
     nowhere = machine.proc / "nowhere"
     blind = Roots(proc=nowhere, cgroup=nowhere, cpu=nowhere, dev_shm=nowhere, platform="linux", statvfs=roots.statvfs)
@@ -249,14 +249,14 @@ def test_an_unreadable_machine_still_gets_an_answer(machine: FakeMachine, capsys
     assert "unknown" in capsys.readouterr().out
 
 
-def test_a_platform_without_proc_gets_an_answer(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_platform_without_proc_gets_a_page(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     _, answer = ask(Roots(platform="darwin", proc=machine.proc / "nowhere"), capsys)
     assert answer["memory"]["limit_bytes"] > 0
     assert "shm-missing" not in {finding["id"] for finding in answer["findings"]}
     assert any(line.startswith("shm_size_bytes:") for line in answer["unknown"])
 
 
-def test_an_error_of_ours_is_one_line_and_status_1(
+def test_a_penstock_error_is_one_line_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*, roots: Roots) -> NoReturn:
@@ -282,7 +282,7 @@ def test_ctrl_c_is_status_130_without_a_traceback(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_fault_of_the_machine_is_not_passed_off_as_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operating_system_error_is_not_reported_as_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*, roots: Roots) -> NoReturn:
         raise PermissionError(13, "Permission denied", "/somewhere")
 

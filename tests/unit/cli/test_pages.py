@@ -97,7 +97,7 @@ def test_paths_with_brackets_are_printed_as_they_are(healthy: MachineFacts) -> N
     assert source in shown(replace(healthy, limits=limits))
 
 
-def test_what_is_not_known_is_said(healthy: MachineFacts) -> None:
+def test_unknown_facts_are_listed_as_unknown(healthy: MachineFacts) -> None:
     limits = replace(
         healthy.limits,
         unknown=("cpu_quota: no cgroups on this platform",),
@@ -178,7 +178,7 @@ def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(lin
 
 
 @pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (1, "1 GPU"), (2, "2 GPUs")])
-def test_the_demo_sums_the_machine_up(healthy: MachineFacts, gpus: int, words: str) -> None:
+def test_the_demo_describes_the_machine_in_one_line(healthy: MachineFacts, gpus: int, words: str) -> None:
     console, written = page_console(200)
     facts = replace(healthy, gpu=replace(healthy.gpu, gpus=healthy.gpu.gpus * gpus))
     show_machine(console, facts, find_in_machine(facts))
@@ -193,7 +193,7 @@ def test_the_demo_names_what_needs_action(healthy: MachineFacts) -> None:
     assert "Will hurt: shm-small. For fixes run: penstock doctor" in written.getvalue()
 
 
-def test_progress_is_silent_where_nobody_watches() -> None:
+def test_progress_is_not_drawn_without_a_terminal() -> None:
     console, written = page_console()
     with make_progress(console) as progress:
         task = progress.add_task("torch", total=1.0)
@@ -203,7 +203,7 @@ def test_progress_is_silent_where_nobody_watches() -> None:
 
 
 @pytest.mark.parametrize(("budget_bytes", "batch_size"), [(100 * MIB, 16), (16 * GIB, 16), (100 * MIB, 12_000)])
-def test_a_row_of_plans_fits_80_columns_with_its_figures_whole(budget_bytes: int, batch_size: int) -> None:
+def test_a_row_of_plans_fits_80_columns_without_folded_figures(budget_bytes: int, batch_size: int) -> None:
     profile = Profile(name="images", length=None, samples=(SeenSample(size_bytes=5 * MIB, wait_s=0.02, cpu_s=0.01),))
     facts = PlannerFacts(cores=4, available_bytes=500 * GIB)
     table = make_plans(profile, facts, batch_size, rules=LoaderRules(), budget_bytes=budget_bytes, step_s=0.02)

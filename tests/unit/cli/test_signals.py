@@ -14,7 +14,7 @@ def press() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_nothing_happens_until_the_command_asks() -> None:
+def test_ctrl_c_does_nothing_until_the_command_checks_for_it() -> None:
     after = ""
     with pytest.raises(KeyboardInterrupt), ctrl_c_on_request() as raise_if_pressed:
         raise_if_pressed()
@@ -24,19 +24,19 @@ def test_nothing_happens_until_the_command_asks() -> None:
     assert after == "still running"
 
 
-def test_a_press_that_the_command_did_not_ask_about_is_not_lost() -> None:
+def test_ctrl_c_that_the_command_did_not_check_for_is_raised_at_the_end() -> None:
     with pytest.raises(KeyboardInterrupt), ctrl_c_on_request():
         press()
 
 
-def test_pressed_twice_it_does_not_wait() -> None:
+def test_the_second_ctrl_c_is_raised_at_once() -> None:
     with pytest.raises(KeyboardInterrupt), ctrl_c_on_request():
         press()
         press()
         pytest.fail("the second press was ignored")
 
 
-def test_the_former_handler_comes_back() -> None:
+def test_the_former_signal_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with ctrl_c_on_request():
         assert signal.getsignal(signal.SIGINT) is not before
@@ -44,7 +44,7 @@ def test_the_former_handler_comes_back() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
-def test_a_forked_worker_is_left_to_its_parent() -> None:
+def test_a_forked_worker_ignores_ctrl_c() -> None:
     with ctrl_c_on_request():
         child = os.fork()
         if child == 0:

@@ -71,11 +71,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("attribute", "length"), [("made", 3), ("Squares", 10), ("make", 6), ("called", 4), ("plain", 3), ("Shelf.made", 5)]
 )
-def test_a_dataset_is_found_or_made(where: str, attribute: str, length: int) -> None:
+def test_a_target_is_a_dataset_or_a_function_that_returns_one(where: str, attribute: str, length: int) -> None:
     assert len(load_target(f"{where}:{attribute}")) == length
 
 
-def test_a_file_elsewhere_can_import_what_lies_beside_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_another_folder_can_import_its_neighbours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "own_second.py").write_text("from own_data import made\n")
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
@@ -83,12 +83,12 @@ def test_a_file_elsewhere_can_import_what_lies_beside_it(here: Path, monkeypatch
     assert list(load_target(f"{here}/own_data.py:Stream")) == [0, 1, 2]
 
 
-def test_workers_that_start_afresh_find_the_module_by_name() -> None:
+def test_spawned_workers_find_the_module_by_name() -> None:
     dataset = load_target("own_data.py:made")
     assert sys.modules[type(dataset).__module__].__file__ == str(Path.cwd() / "own_data.py")
 
 
-def test_a_function_is_left_as_it_is() -> None:
+def test_load_function_does_not_call_the_function() -> None:
     assert load_function("own_data:collate")([1]) == [1]
 
 
@@ -113,13 +113,13 @@ def test_a_wrong_name_is_wrong_usage(target: str, said: str) -> None:
         load_target(target)
 
 
-def test_names_of_its_own_are_offered_before_what_a_file_imports(here: Path) -> None:
+def test_a_files_own_names_are_suggested_before_imported_ones(here: Path) -> None:
     (here / "own_names.py").write_text("import os\nfrom pathlib import Path\nhome = Path()\ndef make(): pass\n")
     with pytest.raises(click.BadParameter, match=r"has no 'maid'; it has home, make, Path$"):
         load_target("own_names.py:maid")
 
 
-def test_a_number_is_no_function() -> None:
+def test_a_number_is_not_a_function() -> None:
     with pytest.raises(click.BadParameter, match="cannot be called"):
         load_function("own_data:number")
 
@@ -140,7 +140,7 @@ def test_a_failure_in_the_users_code_is_shown_where_it_happened(target: str, sai
     assert "importlib" not in text and "target.py" not in text
 
 
-def test_a_file_is_run_once_and_again_only_if_it_is_another(here: Path) -> None:
+def test_each_file_runs_once(here: Path) -> None:
     counting = "from pathlib import Path\nwith Path('runs').open('a') as file:\n    file.write('x')\n"
     (here / "own_counting.py").write_text(counting + "class Made(list):\n    pass\ndef make():\n    return Made([1])\n")
     first = load_target("own_counting.py:make")
@@ -155,7 +155,7 @@ def test_a_file_is_run_once_and_again_only_if_it_is_another(here: Path) -> None:
     assert (here / "runs").read_text() == "xx"
 
 
-def test_a_file_that_failed_is_run_anew(here: Path) -> None:
+def test_a_file_that_failed_runs_again(here: Path) -> None:
     with pytest.raises(TargetError):
         load_target("own_raising.py:made")
     (here / "own_raising.py").write_text("made = [1]\n")
@@ -163,11 +163,11 @@ def test_a_file_that_failed_is_run_anew(here: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["", ">&-", "2>&-"])
-def test_prints_go_to_stderr_for_as_long_as_there_is_one(closed: str) -> None:
+def test_prints_go_to_stderr_unless_it_is_closed(closed: str) -> None:
     code = """
 import os
-from penstock.cli.target import prints_aside
-with prints_aside():
+from penstock.cli.target import prints_to_stderr
+with prints_to_stderr():
     os.system("echo aside")
 print("answer")
 """

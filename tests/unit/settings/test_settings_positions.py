@@ -87,7 +87,7 @@ def test_the_toml_scanner_finds_every_value_at_its_position(nested: Any) -> None
 
 
 @given(text=st.text(max_size=60) | st.text("{}[]:,-&*!?|>'\"#%@` \n\tab1<", max_size=60))
-def test_any_text_gives_settings_or_an_error_of_one_line(text: str) -> None:
+def test_any_text_gives_settings_or_a_one_line_error(text: str) -> None:
     from penstock.errors import ConfigError
     from penstock.settings.files import read_text
 

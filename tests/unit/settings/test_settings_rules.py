@@ -90,7 +90,7 @@ def test_an_inner_section_s_key_takes_precedence_over_the_same_key_outside() -> 
     found = settings.load({"num_workers": 2, "data": {"num_workers": 4, "train": {"num_workers": 8}}})
     assert found.arguments == {"num_workers": 8}
     assert [row.remark for row in found.explain() if row.value is None] == [
-        "not used: data.num_workers is nearer", "not used: data.train.num_workers is nearer",
+        "not used: data.num_workers is more specific", "not used: data.train.num_workers is more specific",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="disagree"):
         settings.load({"num_workers": 2, "search_space": {"num_workers": 8}})
@@ -106,7 +106,7 @@ def test_evaluation_uses_its_own_keys_first_and_training_s_for_the_rest() -> Non
     assert arguments(source, "val") == arguments(source, "validation") == arguments(source, "eval") == expected
     assert arguments(source, "test") == {**expected, "batch_size": 1}
     remarks = {row.argument: row.remark for row in settings.load(source, "val").explain()}
-    assert remarks["prefetch_factor"] == "training's" and remarks["batch_size"] == ""
+    assert remarks["prefetch_factor"] == "from training" and remarks["batch_size"] == ""
 
 
 def test_evaluation_can_unset_what_training_sets_and_has_a_batch_of_its_own() -> None:

@@ -7,8 +7,6 @@ Runs in: command line. Imports torch only with a TARGET.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from penstock.advice.machine import find_in_machine, gather_facts
@@ -17,9 +15,6 @@ from penstock.cli.doctor.view import show_doctor
 from penstock.cli.options import json_option, print_json
 from penstock.findings import needs_action, worst_first
 from penstock.meter import Roots
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(

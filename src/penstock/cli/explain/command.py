@@ -8,13 +8,15 @@ Runs in: command line; the measurements run in a process of their own.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.advice.machine import gather_facts
-from penstock.cli.gpu.model import training_options
+from penstock.cli.gpu.model import load_model, memory_here, training_options
 from penstock.cli.options import (
     FiniteRange,
     check_bytes,
@@ -28,13 +30,12 @@ from penstock.cli.options import (
 )
 from penstock.cli.progress import measuring
 from penstock.errors import ConfigError
-from penstock.lab.explain.gpu import estimate_beside
 from penstock.meter import Roots
 from penstock.units import parse_size
 
 if TYPE_CHECKING:
+    from penstock.cli.gpu.view import GpuMemory
     from penstock.lab.explain.explanation import Explanation
-    from penstock.lab.explain.gpu import GpuSide
 
 _TRUE, _FALSE = {"true", "on", "yes", "1"}, {"false", "off", "no", "0"}
 _LEAST = {"batch_size": 1, "workers": 0, "depth": 1, "prefetch_factor": 1}
@@ -101,10 +102,10 @@ def command(
         target=target, settings=settings, collate=given["collate"], step_s=given["step_time"], train=given["train"],
         seconds=given["seconds"],
     )  # fmt: skip
-    gpu_side = None
+    gpu_memory = None
     if model is not None:
-        # A mistake in the model must be reported before half a minute of measuring.
-        gpu_side = estimate_beside(
+        # Before the measurements, so that a mistake in the model is reported at once and not after half a minute.
+        gpu_memory = _estimate(
             model, settings["batch_size"], gpu_bytes, batch=batch, optimizer=optimizer, precision=precision,
             checkpointing=checkpointing,
         )  # fmt: skip
@@ -134,23 +135,38 @@ def command(
         against=None if against is None else (jobs[1], found[1]),
     )  # fmt: skip
     if plot is not None:
-        _draw(plot, explanation, gpu_side)
+        _draw(plot, explanation, gpu_memory)
     if json_wanted:
-        of_gpu = {} if gpu_side is None else {"gpu": gpu_side.as_json()}
+        of_gpu = {} if gpu_memory is None else {"gpu": gpu_memory.as_json()}
         print_json({"machine": facts.as_json(), **explanation.as_json(), **of_gpu})
         return
     from penstock.cli.explain.view import show_explanation
 
-    show_explanation(make_console(), explanation, gpu_side)
+    show_explanation(make_console(), explanation, gpu_memory)
     if plot is not None:
         click.echo(f"Drawn: {plot}")
 
 
-def _draw(file: Path, explanation: Explanation, gpu_side: GpuSide | None) -> None:
+def _estimate(name: str, batch_size: int, memory_bytes: int | None, **training: Any) -> GpuMemory:
+    """GPU memory at half the loader's batch size, at that size and at twice that size."""
+    from penstock.cli.gpu.view import GpuMemory
+
+    # Text that the user's code prints must not be part of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        model = load_model(name, **training)
+        from penstock import gpu
+
+        memory_bytes = memory_bytes or memory_here()
+        sizes = sorted({max(1, batch_size // 2), batch_size, 2 * batch_size})
+        estimates = gpu.estimate(**model.training, batch_sizes=sizes, device_memory=memory_bytes)
+    return GpuMemory(model=model, estimates=estimates, memory_bytes=memory_bytes)
+
+
+def _draw(file: Path, explanation: Explanation, gpu_memory: GpuMemory | None) -> None:
     from penstock.charts.plane import stacked
 
     host = explanation.chart().svg()
-    write_text(file, host if gpu_side is None else stacked([host, gpu_side.svg()]))
+    write_text(file, host if gpu_memory is None else stacked([host, gpu_memory.chart().svg()]))
 
 
 def _read_changes(text: str) -> dict[str, Any]:

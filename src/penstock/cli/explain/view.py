@@ -19,12 +19,12 @@ from penstock.planner.components import Change, Component
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
+    from penstock.cli.gpu.view import GpuMemory
     from penstock.lab.explain.explanation import Explanation
-    from penstock.lab.explain.gpu import GpuSide
     from penstock.lab.explain.job import Job
 
 
-def show_explanation(console: Console, explanation: Explanation, gpu_side: GpuSide | None = None) -> None:
+def show_explanation(console: Console, explanation: Explanation, gpu: GpuMemory | None = None) -> None:
     """Print the whole page."""
     console.print(Text(f"{_words(explanation.job)}: host memory of the process and its workers, all batches ahead"))
     _show_components(console, explanation)
@@ -38,8 +38,11 @@ def show_explanation(console: Console, explanation: Explanation, gpu_side: GpuSi
     for row in explanation.chart().bars(console.width):
         console.print(Text(row), no_wrap=True, crop=True)
     console.print()
-    if gpu_side is not None:
-        gpu_side.show(console)
+    if gpu is not None:
+        from penstock.cli.gpu.view import show_bars, show_estimates
+
+        show_estimates(console, gpu)
+        show_bars(console, gpu)
         console.print()
     console.print(Text("Is loading the bottleneck?", style="bold"))
     console.print(Text(explanation.feeding.verdict()))

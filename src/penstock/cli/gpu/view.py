@@ -7,7 +7,6 @@ Runs in: command line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,27 +21,42 @@ from penstock.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """All results for one model."""
+class GpuMemory:
+    """The memory that training one model needs, by batch size."""
 
     model: Model
     estimates: list[Estimate]
-    what_ifs: list[WhatIf]
-    """For the largest of the batch sizes."""
-    found: BatchSize | None
-    """None: not requested."""
     memory_bytes: int | None
     """Memory of the GPU; None: unknown."""
 
     def chart(self) -> GpuMemoryChart:
-        return chart_of(self.model.name, self.estimates, self.memory_bytes)
+        columns = [(each.batch_size, each.components) for each in self.estimates]
+        return GpuMemoryChart(title=self.model.name, columns=columns, limit_bytes=self.memory_bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        model = self.model
+        return {
+            "model": model.name,
+            "training": {
+                "optimizer": model.optimizer, "precision": model.precision, "checkpointing": model.checkpointing,
+            },
+            "memory_bytes": self.memory_bytes,
+            "estimates": [asdict(each) for each in self.estimates],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(GpuMemory):
+    """All results of the command for one model."""
+
+    what_ifs: list[WhatIf]
+    """For the largest of the batch sizes."""
+    found: BatchSize | None
+    """None: not requested."""
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "model": self.model.name,
-            "training": how_trained(self.model),
-            "memory_bytes": self.memory_bytes,
-            "estimates": [asdict(each) for each in self.estimates],
+            **super().as_json(),
             "what_ifs": [
                 {**asdict(each), "saved_allocated_bytes": self._saved_allocated(each)} for each in self.what_ifs
             ],
@@ -61,20 +75,9 @@ class Answer:
         ]
 
 
-def how_trained(model: Model) -> dict[str, Any]:
-    """The choices of the training, for pages and JSON."""
-    return {"optimizer": model.optimizer, "precision": model.precision, "checkpointing": model.checkpointing}
-
-
-def chart_of(title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> GpuMemoryChart:
-    """Components over batch sizes."""
-    columns = [(each.batch_size, each.components) for each in estimates]
-    return GpuMemoryChart(title=title, columns=columns, limit_bytes=memory_bytes)
-
-
 def show_answer(console: Console, answer: Answer) -> None:
     """Print the whole page."""
-    show_estimates(console, answer.model, answer.estimates, answer.memory_bytes)
+    show_estimates(console, answer)
     console.print(Text(f"Other choices, at batch size {answer.estimates[-1].batch_size}", style="bold"))
     table = make_table("change", "reserved", "allocated", last="time (typical, not measured)")
     for row in answer.choices():
@@ -82,11 +85,12 @@ def show_answer(console: Console, answer: Answer) -> None:
     console.print(table)
     if answer.found is not None:
         _show_found(console, answer.found)
-    _show_bars(console, answer.chart())
+    show_bars(console, answer)
 
 
-def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
+def show_estimates(console: Console, memory: GpuMemory) -> None:
     """Print the table by component."""
+    model, estimates, memory_bytes = memory.model, memory.estimates, memory.memory_bytes
     more = ", checkpointing" if model.checkpointing else ""
     state = "estimated, corrected by real steps" if estimates[0].correction is not None else "estimated"
     console.print(Text(f"{model.name}, {model.optimizer}, {model.precision}{more}: GPU memory by batch size, {state}"))
@@ -122,14 +126,10 @@ def show_estimates(console: Console, model: Model, estimates: Sequence[Estimate]
         console.print(Text(f"Assumed: {words}"))
 
 
-def show_picture(console: Console, title: str, estimates: Sequence[Estimate], memory_bytes: int | None) -> None:
+def show_bars(console: Console, memory: GpuMemory) -> None:
     """Print the picture alone."""
-    _show_bars(console, chart_of(title, estimates, memory_bytes))
-
-
-def _show_bars(console: Console, chart: GpuMemoryChart) -> None:
     console.print(Text("GPU memory by batch size", style="bold"))
-    for row in chart.bars(console.width):
+    for row in memory.chart().bars(console.width):
         console.print(Text(row), no_wrap=True, crop=True)
 
 

@@ -151,9 +151,9 @@ def _check_usage(target: str | None, profile_file: Path | None, given: dict[str,
 def _measure(
     target: str, batch_size: int, *, collate: str | None, train: str | None, seconds: float, step_s: float | None
 ) -> GivenProfile:
-    from penstock.cli.target import load_function, load_target, prints_aside
+    from penstock.cli.target import load_function, load_target, prints_to_stderr
 
-    with prints_aside(), measuring() as on_progress:
+    with prints_to_stderr(), measuring() as on_progress:
         from penstock.lab.dataset.containers import find_containers
         from penstock.lab.planning import time_step
         from penstock.lab.profile import profile

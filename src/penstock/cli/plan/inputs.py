@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from penstock.planner.plans import Facts
 from penstock.planner.profile import Profile, is_amount, read_profile
 from penstock.planner.starting_points import StartingMachine
 from penstock.planner.stated_settings import Stated, read_stated
-from penstock.settings import load
+from penstock.settings.reader import read
 
 _YOURS = "your settings"
 
@@ -108,10 +107,7 @@ def save_profile(path: Path, profile: Profile, step_s: float | None) -> None:
 
 def read_settings(path: str, section: str) -> GivenSettings:
     """A team's own file: its batch size, memory limit and ranks, and its workers for the comparison."""
-    with warnings.catch_warnings():
-        # `penstock settings` shows them.
-        warnings.simplefilter("ignore")
-        settings = load(path, section)
+    settings = read(path, section)
     given = settings.arguments
     workers, batch_size = given.get("num_workers"), given.get("batch_size")
     stated = ()

@@ -85,9 +85,9 @@ def command(
 def _tune(
     target: str, collate: str | None, own: dict[str, Any], given: dict[str, Any]
 ) -> tuple[Tuned, TuneSettings]:  # fmt: skip
-    from penstock.cli.target import load_function, load_target, prints_aside, unreadable
+    from penstock.cli.target import load_function, load_target, prints_to_stderr, unreadable
 
-    with prints_aside(), measuring() as on_progress:
+    with prints_to_stderr(), measuring() as on_progress:
         from penstock.lab.tune import TuneSettings, tune
 
         workers, chosen = own.get("num_workers"), filled(given, own, 0)

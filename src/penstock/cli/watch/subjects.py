@@ -65,7 +65,9 @@ class WatchedProcesses:
     is_tree = True
 
     def __init__(self, pid: int | None, pattern: re.Pattern[str] | None, roots: Roots) -> None:
-        self.whose = f"process {pid}" if pattern is None else f"what matches {one_line(pattern.pattern, 40)!r}"
+        self.whose = (
+            f"process {pid}" if pattern is None else f"everything that matches {one_line(pattern.pattern, 40)!r}"
+        )
         self.facts: dict[str, Any] = {} if pid is None else {"pid": pid}
         self._pattern = pattern
         self._roots = roots
