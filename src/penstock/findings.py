@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
 Severity = Literal["hurts", "warning", "info", "good"]
-"""hurts: expect a crash, a kill or a crawl; warning: costs speed or memory, or misleads programs; info: good to know;
-good: nothing to do."""
+"""hurts: expect a crash, a kill or a very slow run; warning: costs speed or memory, or misleads programs; info: good to
+know; good: nothing to do."""
 
 SEVERITIES: tuple[Severity, ...] = ("hurts", "warning", "info", "good")
 

@@ -1,4 +1,4 @@
-"""`penstock cache` against caches that live, that died, and that lie on disk."""
+"""`penstock cache` on live, stale and disk caches."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_an_answer_takes_less_than_half_the_time_of_importing_torch(arguments: l
     for _ in range(3):
         ours_s.append(time_s([PENSTOCK, *arguments]))
         torch_s.append(time_s([sys.executable, "-c", "import torch"]))
-    # The least of each: others use this machine too.
+    # The minimum of each, because other programs use this machine too.
     assert min(ours_s) < min(torch_s) / 2, (ours_s, torch_s)
 
 
@@ -239,7 +239,7 @@ def test_ctrl_c_ends_the_demo_with_status_130_and_leaves_no_process() -> None:
 
 
 def session_pids(session: int) -> list[int]:
-    """Living processes of a session, zombies left out."""
+    """Running processes of a session, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""Examples run, and show what they say."""
+"""The examples run and print the results that they describe."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_latents_pipeline_shows_what_a_batch_ahead_costs() -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     two, one = (result["growth_bytes"] / answer["batch_bytes"] for result in answer["results"])
-    # Two workers: two batches more or less.
+    # With two workers the count varies by two batches.
     assert 1 <= two - one <= 3, (two, one)

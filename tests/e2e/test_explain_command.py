@@ -1,4 +1,4 @@
-"""`penstock explain` as people run it, on datasets in files of their own."""
+"""`penstock explain` on datasets in files of their own."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def parts_of(answer: dict[str, Any], loader: str) -> dict[str, dict[str, Any]]:
 
 
 def test_both_loaders_are_broken_down_with_a_step_and_against_no_workers(folder: Path) -> None:
-    """One run of several seconds; what it prints is not in the answer."""
+    """The answer of one run of several seconds, without the text that the dataset prints."""
     usual = answer(
         folder, "mine.py:Big", "--batch-size", "16", "--workers", "2", "--depth", "2", "--train", "mine.py:step",
         "--against", "workers=0,target=mine.py:made",
@@ -108,7 +108,7 @@ def test_both_loaders_are_broken_down_with_a_step_and_against_no_workers(folder:
     ours, theirs = parts_of(usual, "penstock"), parts_of(usual, "torch")
     batch_bytes = 16 * MIB // 2
     assert ours["batch"]["bytes"] == theirs["batch"]["bytes"] == batch_bytes
-    # Two ahead; and 2 workers × 2.
+    # Penstock has two batches ahead, torch 2 workers × 2.
     assert ours["buffers"]["bytes"] == pytest.approx(2 * batch_bytes, rel=0.1)
     assert theirs["buffers"]["bytes"] == pytest.approx(4 * batch_bytes, rel=0.1)
     assert ours["torch"]["bytes"] > 50 * MIB
@@ -122,19 +122,19 @@ def test_both_loaders_are_broken_down_with_a_step_and_against_no_workers(folder:
         whole = usual["loaders"][loader]
         assert whole["total_bytes"] == sum(part["bytes"] for part in whole["components"]) <= whole["most_bytes"]
 
-    # By batch size: what batches take, whatever heaps keep.
+    # Batches grow with the batch size; the memory that heaps keep does not matter here.
     ours, theirs = (usual["loaders"][name]["by_batch_size"]["per_sample_bytes"] for name in ("penstock", "torch"))
-    # The batch, those ahead, and with torch one more in the hands of each worker.
+    # The current batch and those ahead; with torch also one in each worker.
     assert ours == pytest.approx((1 + 2) * MIB / 2, rel=0.1)
     assert theirs == pytest.approx((1 + 4 + 2) * MIB / 2, rel=0.1)
 
-    # Against no workers: none, and nothing ahead.
+    # The other configuration has no workers and no batches ahead.
     changes = {each["name"]: each for each in usual["against"]["changes"]["torch"]}
     assert changes["workers"]["after_bytes"] == 0
     assert changes["buffers"]["change_bytes"] == pytest.approx(-4 * 8 * MIB, rel=0.1)
     assert usual["against"]["settings"]["workers"] == 0
 
-    # A step longer than loading.
+    # The step takes longer than loading.
     found = usual["loading"]
     assert found["verdict"].startswith("Loading is not the bottleneck")
     assert found["compute_s"] / found["batches"] == pytest.approx(0.1, rel=0.2)
@@ -150,11 +150,11 @@ def test_findings_use_the_keys_of_the_settings_file(folder: Path) -> None:
     assert set(finding) == {"id", "severity", "what", "fix"}
     assert "dataset.paths" in finding["what"]
 
-    # A step shorter than loading.
+    # The step is shorter than loading.
     assert starved["loading"]["verdict"].startswith("Loading is the bottleneck")
     assert starved["loading"]["wait_fraction"] > 0.5
 
-    # What is not on the command line is the file's, and so are the names.
+    # Options that are not given, and the names in the findings, come from the file.
     assert (starved["settings"]["batch_size"], starved["settings"]["workers"]) == (16, 3)
     assert starved["settings"]["prefetch_factor"] == 3
     (finding,) = [each for each in starved["findings"] if each["id"] == "data-starved"]

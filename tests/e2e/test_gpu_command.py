@@ -1,4 +1,4 @@
-"""`penstock gpu` as people run it, on models in files of their own, and `penstock explain --model`."""
+"""`penstock gpu` on models in files of their own, and `penstock explain --model`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Rows(torch.utils.data.Dataset):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    # A name of its own: modules stay imported from test to test.
+    # A unique name, because modules stay imported from test to test.
     (tmp_path / "nets_here.py").write_text(MODELS)
     (tmp_path / "bare_nets.py").write_text(MODELS.replace("def make_batch(n)", "def batches(n)"))
     (tmp_path / "rows_here.py").write_text(DATA)
@@ -88,7 +88,7 @@ def test_the_page_has_components_totals_choices_and_the_picture(folder: Path, ru
         "accumulation=2 of 4096", "not measured", "Largest batch: ", "10% is to stay free", "| the limit, 1.12 GiB",
     ):  # fmt: skip
         assert words in ended.stdout, words
-    # Sizes come in order, and what the user's module prints stays out of the page.
+    # Sizes are in ascending order, and text that the user's module prints is not in the page.
     assert ended.stdout.index("1024") < ended.stdout.index("8192")
     assert "imported" not in ended.stdout and "imported" in ended.stderr
 
@@ -136,7 +136,7 @@ def test_the_picture_is_stacked_and_has_the_limit(folder: Path, run_here: RunHer
     heights = [float(each.get("height", "0")) for each in drawn]
     assert len(heights) == 3 and heights == sorted(heights) and heights[0] < heights[-1]
     assert any(each.get("class") == "limit" for each in root.iter())
-    # Parts of a column stand on each other without a gap.
+    # The parts of a column are stacked without gaps.
     column = [each for each in root.iter() if each.get("class") and each.get("x") == drawn[-1].get("x")]
     for lower, upper in itertools.pairwise(column):
         assert float(upper.get("y", 0)) + float(upper.get("height", 0)) == pytest.approx(

@@ -1,4 +1,4 @@
-"""`penstock runs` and `penstock set` against runs that go on and runs that are over."""
+"""`penstock runs` and `penstock set` on running and ended runs."""
 
 from __future__ import annotations
 

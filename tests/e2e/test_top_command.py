@@ -1,4 +1,4 @@
-"""`penstock top` beside a real training, on a real terminal."""
+"""`penstock top` on a real terminal, with a real training."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def wait_until(condition: Callable[[], Any], within_s: float = 120.0) -> Any:
 
 
 def tree_pss(pid: int) -> int:
-    """What /proc says of a process and its descendants."""
+    """The memory of a process and its descendants, from /proc."""
     root = psutil.Process(pid)
     return sum(each.memory_full_info().pss for each in (root, *root.children(recursive=True)))
 
@@ -147,7 +147,7 @@ def test_keys_change_settings_and_the_terminal_is_restored(home: Path, training:
         terminal.press("-]")
         terminal.wait_for(r"train: depth \d+ -> \d+")
         terminal.wait_for(r"train +3 workers")
-        terminal.press("\x1b[A\x1bOB\x1b[C\x1b[15~x")  # arrows and others: nothing to choose between
+        terminal.press("\x1b[A\x1bOB\x1b[C\x1b[15~x")  # arrows and other keys: there is only one run to choose
         terminal.resize(60, 12)
         frame = terminal.wait_for(r"  and \d+ more")
         assert "frames" in frame

@@ -1,4 +1,4 @@
-"""`penstock tune` as people run it: real searches, short ones."""
+"""`penstock tune` with short real searches."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def answer(folder: Path) -> Callable[..., dict[str, Any]]:
-    """In a process of its own: what is measured must not depend on all that other tests have left in this one."""
+    """The answer of a separate process: memory left by other tests must not change the measurements."""
 
     def found(*arguments: str) -> dict[str, Any]:
         done = tune(folder, *arguments, "--json")
@@ -140,7 +140,7 @@ def test_a_budget_too_small_for_any_setting_is_status_1(folder: Path, run_here: 
 def test_a_stream_can_be_tuned(answer: Callable[..., dict[str, Any]]) -> None:
     found = answer("mine.py:Stream", "--batch-size", "4", "--seconds", "6", "--most-workers", "2")
     assert found["winner"]["workers"] in (1, 2)
-    # Every worker gives all of it, 200 samples a second at the most.
+    # Every worker yields the whole stream: more workers add nothing to the 200 samples a second of one.
     assert "get_worker_info" in found["verdict"]
     assert all(each["samples_per_s"] < 260 for each in found["trials"])
     assert all(each["expected"]["samples_per_s"] < 260 for each in found["trials"])

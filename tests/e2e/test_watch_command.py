@@ -1,4 +1,4 @@
-"""`penstock watch` beside real processes that grow, shrink and end."""
+"""`penstock watch` on real processes that grow, shrink and end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Growing:
     """A process that holds a given number of megabytes."""
 
     def __init__(self) -> None:
-        self.marker = f"growing-{uuid.uuid4().hex}"  # these tests run side by side
+        self.marker = f"growing-{uuid.uuid4().hex}"  # these tests may run in parallel
         command = [sys.executable, "-S", "-c", GROWS, self.marker]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -82,7 +82,7 @@ def watch(*arguments: str, status: int = 0) -> str:
 
 
 class Following:
-    """A watch that goes on; its lines, as they come."""
+    """A running watch and the lines it has printed."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -142,7 +142,7 @@ def test_a_growing_process_raises_one_alert_clears_it_and_its_end_ends_the_watch
     assert following.next()["state"] == "raised"
     growing.end()
     ended = following.next()
-    if ended["state"] == "cleared":  # seen while the kernel took its memory away
+    if ended["state"] == "cleared":  # sampled while the kernel freed its memory
         ended = following.next()
     assert (ended["state"], ended["text"]) == ("ended", f"process {pid} has ended")
     assert following.process.wait(30) == 0

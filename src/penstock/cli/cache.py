@@ -138,8 +138,8 @@ def _clear(found: ListedCache) -> None:
 
 def _figures(region: Any) -> dict[str, int | float]:
     figures = region.counts()
-    asked = figures["hits"] + figures["misses"]
-    return {**figures, "hit_rate": figures["hits"] / asked if asked else 0.0}
+    lookups = figures["hits"] + figures["misses"]
+    return {**figures, "hit_rate": figures["hits"] / lookups if lookups else 0.0}
 
 
 def _show(listed: list[ListedCache], json_wanted: bool) -> None:

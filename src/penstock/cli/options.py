@@ -80,7 +80,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_section(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    """A click callback: an unknown section is wrong usage, whatever is in the file."""
+    """A click callback: an unknown section is wrong usage."""
     from penstock.settings.sections import phase_asked_for
 
     try:

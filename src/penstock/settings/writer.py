@@ -1,7 +1,7 @@
 """Arguments written into a copy of a team's own settings file, under the team's own keys.
 
 In:  a settings file, arguments of the loader.
-Out: a file of the same layout; only the values asked for change. JSON is printed again with its own indentation.
+Out: a file of the same layout; only the requested values change. JSON is printed again with its own indentation.
 Runs in: trainer, command line.
 
 Values are replaced in the text itself: a YAML library that loads and dumps the file would reflow braces, indentation
@@ -328,17 +328,17 @@ def _line_end(text: str, at: int) -> int:
 def _read_back(
     document: Document, text: str, changes: list[SettingChange], reader: Reader, wanted: dict[str, Any]
 ) -> Settings:
-    """The settings of the new text. Raises ConfigError unless they are exactly what was asked for."""
+    """The settings of the new text. Raises ConfigError unless they are exactly the requested ones."""
     try:
         new = read_text(text, name=document.name, kind=document.format)
     except ConfigError as problem:
         raise ConfigError(
             f"{document.name} has a layout to which no key can be added ({problem}); add the keys by hand"
         ) from None
-    asked = {change.path for change in changes}
+    requested = {change.path for change in changes}
     before, after = _values(document.leaves), _values(new.leaves)
     for path in before.keys() | after.keys():
-        if path not in asked and before.get(path) != after.get(path):
+        if path not in requested and before.get(path) != after.get(path):
             raise ConfigError(
                 f"{document.name}: {'.'.join(path)} shares its value, through an anchor, with a key that changes; give "
                 "it a value of its own first"

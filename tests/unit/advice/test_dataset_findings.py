@@ -1,4 +1,4 @@
-"""What the doctor says of a dataset's containers: how bad it is, and what to do."""
+"""The doctor's finding about a dataset's containers: severity, cost and fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice names the user's own settings and says what each would free."""
+"""Advice about full memory names the user's own settings and the bytes that each would free."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_setting_has_the_name_in_the_users_file_and_the_bytes_it_frees() ->
     )
     first, *lines = text.splitlines()
     assert first.startswith("WARNING: memory is 93.8% full (15.0 GiB of 16.0 GiB, warning at 90%)")
-    # 15 - 0.85 x 16 = 1.4 GiB too much.
+    # 15 - 0.85 x 16 = 1.4 GiB must be freed.
     assert "   lower TRAIN.NUM_WORKERS from 12 to 6: frees about 1.50 GiB" in lines
     assert "   lower TRAIN.PREFETCH_FACTOR from 2 to 1: frees about 2.40 GiB" not in lines
     assert any(line.startswith("   lower DATA.CACHE_SIZE_GB from 4.00 GiB to 2.60 GiB") for line in lines)

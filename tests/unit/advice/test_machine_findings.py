@@ -1,4 +1,4 @@
-"""Findings as a table: one fact changed, one finding more, of the right severity and with a way out."""
+"""Findings as a table: one changed fact gives one finding, of the right severity and with a fix."""
 
 from __future__ import annotations
 

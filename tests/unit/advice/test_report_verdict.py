@@ -1,4 +1,4 @@
-"""The verdict of a report: the same figures always say the same, with their numbers and the change to make."""
+"""The verdict of a report follows from the figures, and gives their numbers and the change to make."""
 
 from __future__ import annotations
 

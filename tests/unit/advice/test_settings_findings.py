@@ -1,4 +1,4 @@
-"""Findings about a settings file as a table: one file, one machine, one thing to say."""
+"""Findings about a settings file as a table: one file on one machine gives one finding."""
 
 from __future__ import annotations
 

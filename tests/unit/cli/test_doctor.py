@@ -1,4 +1,4 @@
-"""The doctor command on machines made of files: every finding provoked, every answer with its exit status."""
+"""The doctor command on fake machines made of files: every finding, and the exit status of every answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class FakeNvml(ModuleType):
-    """pynvml on a machine with this many GPUs; with fewer than none, on a machine without a driver."""
+    """pynvml on a machine with this many GPUs; a negative number is a machine without a driver."""
 
     class NVMLError(Exception):
         pass

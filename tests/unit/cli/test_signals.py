@@ -1,4 +1,4 @@
-"""Ctrl-C waits for the command to ask, but not for ever."""
+"""Ctrl-C is raised when the command checks for it; a second press is raised at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TARGET finds the user's dataset, or says what is wrong with the name or with the user's code."""
+"""TARGET gives the user's dataset, or an error about the name or the user's code."""
 
 from __future__ import annotations
 
@@ -191,6 +191,6 @@ def test_samples_that_torch_cannot_collate_ask_for_a_collate_function(make: Any,
     assert line.startswith("mine.py:Ragged failed while it was read: RuntimeError: ") and "\n" not in line
     assert line.endswith("give a function that makes a batch of such samples: --collate file.py:function "
                          "(a program: collate_fn=)")  # fmt: skip
-    # Somebody who named one knows how.
+    # With a collate function there is nothing to suggest.
     assert "--collate" not in str(unreadable("mine.py:Ragged", raised.value, has_collate=True))
     assert "--collate" not in str(unreadable("mine.py:Ragged", ValueError("broken"), has_collate=False))

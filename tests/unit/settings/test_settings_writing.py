@@ -1,4 +1,4 @@
-"""``write_like``: the team's layout, penstock's figures, no other change."""
+"""``write_like`` keeps the team's layout and changes only the requested values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """`penstock explain`: host memory by component, what it grows with, whether loading is the bottleneck; with a MODEL,
-GPU memory beside it.
+GPU memory too.
 
 In:  a TARGET and a configuration, perhaps a MODEL.
 Out: a page or JSON; a picture.
@@ -50,7 +50,7 @@ def _changes(ctx: click.Context, parameter: click.Parameter, value: str | None) 
 
 
 @click.command(
-    epilog="Exit status: 1 if TARGET or a file cannot be read, 2 for wrong usage, 0 otherwise, whatever is found."
+    epilog="Exit status: 1 if TARGET or a file cannot be read, 2 for wrong usage, 0 otherwise, also with findings."
 )
 @dataset_options
 @click.option("--workers", type=click.IntRange(min=0), help="Workers of each loader.  [default: usable CPUs]")

@@ -93,7 +93,7 @@ def _answer(
     from penstock.cli.console import make_console, make_progress
     from penstock.cli.gpu.view import Answer
 
-    asked, memory_bytes = memory_bytes, memory_bytes or memory_here()
+    wanted, memory_bytes = memory_bytes, memory_bytes or memory_here()
     with make_progress(make_console(stderr=True)) as progress:
         task = progress.add_task("tracing", total=2 + finds)
 
@@ -108,7 +108,7 @@ def _answer(
         found = None
         if finds:
             next_is("the largest batch")
-            found = gpu.find_batch_size(**model.training, memory=asked, margin=margin, effective_batch=accumulate_to)
+            found = gpu.find_batch_size(**model.training, memory=wanted, margin=margin, effective_batch=accumulate_to)
     return Answer(model=model, estimates=estimates, what_ifs=what_ifs, found=found, memory_bytes=memory_bytes)
 
 

@@ -28,7 +28,7 @@ from penstock.monitor.system_levels import gpu_levels, system_levels
 _EVENTS_KEPT = 50
 _ANSWERS_WITHIN_S = 0.5
 _ASKED_AGAIN_S = 5.0
-"""Time before a training that did not answer is asked again: it must not delay every frame."""
+"""Time before the next request to a training that did not answer: it must not delay every frame."""
 _CPU_OVER_S = 0.3
 
 

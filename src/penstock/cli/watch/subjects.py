@@ -23,7 +23,7 @@ from penstock.monitor.runs.reader import Run, ask, open_run
 from penstock.monitor.system_levels import system_levels
 
 _STALE_S = 15.0
-"""The recorder of an older record has stopped, or its process is stuck; the process itself is asked then."""
+"""If the latest record is older, its recorder has stopped or hangs: figures then come from the process itself."""
 
 
 class Subject(Protocol):
