@@ -255,7 +255,7 @@ class Monitor:
         about = {"id": run_id, "name": self._name, "pid": self._pid, "started_s": self._began_s}
         try:
             path = socket_path(home, run_id)
-            self._ticker.listen(path, answerer(self._recorder, lambda: about))
+            self._ticker.listen(path, answerer(self._recorder, about))
         except (OSError, AttributeError, PenstockError) as problem:
             # This platform or file system has no such sockets; everything else works.
             self._recorder.note("monitor", "start", f"no control socket: {problem}")

@@ -162,15 +162,11 @@ def from_bytes(data: bytes, *, version: str, size_bytes: int) -> ShardIndex | No
         at += length
         samples, members, key_bytes = head["samples"], head["members"], head["key_bytes"]
         arrays: list[np.ndarray] = []
-        for dtype, count in (
-            ("<i8", samples + 1),
-            ("<i8", samples + 1),
-            ("<i8", members),
-            ("<i8", members),
-            ("<u4", members),
-        ):
-            arrays.append(np.frombuffer(data, dtype, count, at))
+        for count in (samples + 1, samples + 1, members, members):
+            arrays.append(np.frombuffer(data, "<i8", count, at))
             at += arrays[-1].nbytes
+        arrays.append(np.frombuffer(data, "<u4", members, at))
+        at += arrays[-1].nbytes
         index = ShardIndex(
             version=head["version"],
             size_bytes=head["size_bytes"],

@@ -75,7 +75,9 @@ class TraceRecorder(TorchDispatchMode):
         """The answers assumed where the model asked for values, in order."""
         self._live: dict[int, _LiveStorage] = {}
         self._answers: dict[int, bool] = {}
-        self._is_optimizing = self._is_paused = False
+        self.is_paused = False
+        """Whether the operations that run now are not part of the training."""
+        self._is_optimizing = False
         self._kept: set[str] = set()
         self._sole_owner_counts = _sole_owner_counts()
         self._kind: str | None = None
@@ -83,7 +85,7 @@ class TraceRecorder(TorchDispatchMode):
     # -- operations ------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._is_paused:
+        if self.is_paused:
             return func(*args, **kwargs) if kwargs else func(*args)
         if func is _ADD and self._adds_in_place(args, kwargs):
             return _ADD_IN_PLACE(*args)
@@ -212,19 +214,14 @@ class TraceRecorder(TorchDispatchMode):
             return OPTIMIZER
         return BACKWARD if torch._C._current_graph_task_id() != -1 else FORWARD
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the operations that run now are not part of the training."""
-        return self._is_paused
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Operations inside this context are not part of the training."""
-        self._is_paused = True
+        self.is_paused = True
         try:
             yield
         finally:
-            self._is_paused = False
+            self.is_paused = False
 
     @contextmanager
     def _as(self, kind: str) -> Iterator[None]:
@@ -263,14 +260,6 @@ class TraceRecorder(TorchDispatchMode):
         with self._as(INPUTS):
             for tensor in tensors:
                 self._record(tensor, "to")
-
-    @contextmanager
-    def optimizing(self) -> Iterator[None]:
-        self._is_optimizing = True
-        try:
-            yield
-        finally:
-            self._is_optimizing = False
 
     def optimizer_begins(self, *_: Any) -> None:
         self._is_optimizing = True

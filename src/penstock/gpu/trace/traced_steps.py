@@ -85,12 +85,14 @@ class _MetaScaler:
         return loss * self._scale
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        with self._recorder.optimizing(), torch.no_grad():
+        self._recorder.optimizer_begins()
+        with torch.no_grad():
             found = torch.zeros((1,), device="meta")
             inverse = self._scale.double().reciprocal().float()
             grads = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
             torch.ops.aten._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
             del found, inverse, grads
+        self._recorder.optimizer_ends()
         optimizer.step()
 
     def update(self) -> None:

@@ -162,13 +162,13 @@ class Control:
             client.line.close()
 
 
-def answerer(recorder: Recorder, describe: Callable[[], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """The function that answers messages; ``describe`` gives the run's facts for a state."""
+def answerer(recorder: Recorder, about: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    """The function that answers messages; ``about``: facts of the run, for its state."""
 
     def answer(message: Any) -> dict[str, Any]:
         what = message.get("do") if isinstance(message, dict) else None
         if what == "state":
-            return {"ok": True, "state": _state(recorder, describe())}
+            return {"ok": True, "state": _state(recorder, about)}
         if what == "set":
             loader = _chosen(recorder.loaders, message.get("loader"))
             who = next((known for known in _SOURCES if known == message.get("who")), "terminal")
