@@ -1,12 +1,12 @@
-"""How many workers a loader begins with where ``num_workers="auto"`` leaves that to it.
+"""The number of workers that a loader starts with if ``num_workers="auto"``.
 
 In:  a dataset, what its loader was given.
 Out: a ``Beginning``: a number of workers, and the plan it is from.
 Runs in: trainer, and a child it starts and ends.
 
-A plan is made of a short look at some samples. Reading them is nobody's business but the plan's: it happens in a
-process of its own, so that random numbers, open files and whatever the dataset counts are as before. What goes wrong
-there is no reason not to make a loader: it gets a worker for each core, and says what is wrong when it is iterated.
+The number comes from a plan, for which some samples are read. A separate process reads them, so that random numbers,
+open files and counters of the dataset stay unchanged. If reading fails, the loader gets one worker per core, and raises
+the error when it is iterated.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from penstock.planner.profile import OURS_USUAL, Profile
 from penstock.workers.setup import can_split
 
 _LOOK_S, _WITHIN_S = 1.0, 4.0
-"""How long samples are read for, and when that is given up."""
+"""How long samples are read, and the time limit after which reading is given up."""
 _MOST_WORKERS = 32
-"""More are never begun with, however many cores there are: each takes memory before it is known to be of use."""
+"""The most workers to start with, on any number of cores: each takes memory before it has shown its use."""
 _USUAL_ROWS = 32
 _COPIED_BYTES_PER_S = 4e9
-"""What a worker writes into a batch."""
+"""The bytes that a worker writes into a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the loader was given, as far as it matters here."""
+    """The arguments of the loader that matter here."""
 
     dataset: Any
     batch_size: int | None
-    """Samples in a batch; None: the sampler of batches says, or they are not batched."""
+    """Samples in a batch; None: the batch sampler decides, or samples are not batched."""
     batch_sampler: Any
     """None: samples are not batched."""
     collate_fn: Callable[[Any], Any] | None
@@ -63,7 +63,7 @@ class Wanted:
 
     def collate(self, samples: list[Any]) -> Any:
         if self.collate_fn is None:
-            # Rows are written where they belong as they come.
+            # Each row is written to its place as soon as it is fetched.
             return None
         return self.collate_fn(samples[0] if self.batch_sampler is None else samples)
 
@@ -82,15 +82,15 @@ def first_workers(wanted: Wanted) -> Beginning:
     """For this machine."""
     process = multiprocessing.current_process()
     if process.daemon and not wanted.has_threads:
-        # Somebody's worker: it may not have workers of its own.
+        # This process is a worker itself, and workers may not start workers.
         return Beginning(workers=0)
     if isinstance(wanted.dataset, IterableDataset) or getattr(process, "_inheriting", False):
-        # Workers of a stream that does not tell them apart would each give all of it. And a process that is just being
-        # started runs the user's program once more up to its main part: the loader it makes on the way is not used.
+        # If a stream does not ask which worker reads it, every worker would deliver all of it. Also, a spawned process
+        # runs the user's program again up to its main part, and does not use the loader that it creates there.
         return Beginning(workers=1)
     facts = find_facts()
     if wanted.binds_workers:
-        # The same in every run, or no run could be repeated.
+        # The same number in every run, or no run could be repeated.
         return _one_a_core(facts)
     try:
         with warnings.catch_warnings():

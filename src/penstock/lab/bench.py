@@ -84,7 +84,7 @@ def _problem_with(name: str) -> str | None:
             return None
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         return str(problem).splitlines()[0]
-    # Not by trying: workers forked afterwards would inherit a CUDA context.
+    # Not by using the device: workers forked afterwards would inherit a CUDA context.
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return "torch finds no CUDA device"
@@ -93,7 +93,7 @@ def _problem_with(name: str) -> str | None:
 
 @dataclass
 class Tally:
-    """What the training loop has got in one round."""
+    """The samples that the training loop got in one round."""
 
     samples: int = 0
     delivered_bytes: int = 0
@@ -102,7 +102,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """What is done with each loader."""
+    """What to do with each loader."""
 
     make: Mapping[str, Callable[[], Iterable[Any]]]
     """Name -> a new loader."""
@@ -113,7 +113,7 @@ class Rounds:
     round_s: float
     """How long the clock runs."""
     warm_up_s: float = 0.0
-    """How long a loader runs before the clock does."""
+    """How long a loader runs before the clock starts."""
     settle: Callable[[], None] = field(default=lambda: None)
     """Waits for work that the training loop has only queued."""
 

@@ -1,4 +1,4 @@
-"""What two loaders did with the same dataset, and the sentence that says what it means.
+"""The results of two loaders over the same dataset, and a sentence that compares them.
 
 In:  the rounds of each loader.
 Out: ``LoaderComparison``, its verdict in words. Pure: the words follow from the numbers alone.
@@ -14,7 +14,8 @@ from typing import Any
 from penstock.units import format_bytes
 
 ALIKE_FRACTION = 0.05
-"""Two loaders closer than this are called alike even where every round agreed: machines vary by as much."""
+"""Two loaders that differ by less than this count as equal even if every round agrees, because machines vary by as
+much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,11 @@ class Round:
     """One loader's run over the dataset."""
 
     samples: int
-    """Samples delivered while the clock ran."""
+    """Samples delivered in the measured time."""
     delivered_bytes: int
     """Bytes of tensors, arrays and texts in them."""
     elapsed_s: float
-    """How long the clock ran, the pretended training steps included."""
+    """The measured time, including simulated training steps."""
     first_batch_s: float
     """From iter() to the first batch."""
     peak_growth_bytes: int | None
@@ -94,7 +95,7 @@ class LoaderComparison:
 
     @property
     def same_samples(self) -> bool | None:
-        """Whether both delivered the same samples in the same order, as far as both went; None: cannot be told."""
+        """Whether both delivered the same samples in the same order, as far as both got; None: unknown."""
         orders = [
             each.order for result in (self.torch, self.penstock) for each in result.rounds if each.order is not None
         ]
@@ -111,7 +112,7 @@ class LoaderComparison:
         }
 
     def verdict(self) -> str:
-        """One sentence on what the numbers say."""
+        """The numbers in one sentence."""
         speed = _compare(
             [each.samples_per_s for each in self.penstock.rounds],
             [each.samples_per_s for each in self.torch.rounds],

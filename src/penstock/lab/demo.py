@@ -1,4 +1,4 @@
-"""The demo: a built-in dataset through torch's DataLoader and penstock's, compared as the bench does it.
+"""The demo: torch's DataLoader and penstock's over a built-in dataset, compared as in ``bench``.
 
 In:  ``DemoSettings``.
 Out: a ``LoaderComparison``.

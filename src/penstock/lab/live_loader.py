@@ -26,7 +26,8 @@ _BLOCKS, _FEWEST_BLOCKS = 6, 3
 _LEAST_BATCHES, _FEWEST_BATCHES = 2 * _BLOCKS, 2 * _FEWEST_BLOCKS
 """Batches of a measurement, and the fewest where they take long: the noise of fewer cannot be estimated."""
 _SETTLE_SHARE = 0.25
-"""Of a measurement's length: new workers start, and batches that are ahead from the old setting are used up."""
+"""Share of a measurement that does not count: new workers start, and batches prepared with the old setting are used
+up."""
 _MOST_TIMES = 3
 _SLOWER = 1.5
 """A batch may take this many times as long as the simulation predicts."""
@@ -35,7 +36,7 @@ _MISSED = 0.01
 
 
 class LiveLoader:
-    """Measures settings one after the other, on workers that stay."""
+    """Measures settings one after the other, with the same workers."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class LiveLoader:
         is_repeated: bool = False,
     ) -> None:
         """``step_s``: how long the training loop is busy with a batch. ``trial_s``: about how long one measurement
-        lasts. ``on_batch`` may raise to end everything. ``is_repeated``: every worker delivers every sample, and each
-        counts once only."""
+        lasts. ``on_batch`` may raise to end the measurement. ``is_repeated``: every worker delivers every sample, and
+        each counts once only."""
         self._batch_size, self._step_s, self._trial_s = batch_size, step_s, trial_s
         self._memory_bytes = memory_bytes
         self._restarts, self._is_repeated = isinstance(dataset, IterableDataset), is_repeated
@@ -91,13 +92,13 @@ class LiveLoader:
         ``batch_s``: about how long a batch will take, so that slow ones are waited for.
         """
         if setting.workers < self._most.workers or setting.depth < self._most.depth:
-            # The arena keeps what was once in use, and heaps keep what they grew to: both belong to the larger setting.
+            # The arena keeps free segments and heaps stay large, so memory would still be that of the larger setting.
             self._start_anew()
         self._most = Setting(max(self._most.workers, setting.workers), max(self._most.depth, setting.depth))
         with without_warnings():
             self._loader.resize(workers=setting.workers, depth=setting.depth)
             if self._restarts:
-                # Each worker of a stream has its share of it, so that another number of them means another epoch.
+                # Each worker of a stream reads its share, so another number of workers needs a new epoch.
                 self._run.end_epoch()
             try:
                 trial = self._measure(setting, batch_s)
@@ -135,7 +136,8 @@ class LiveLoader:
         )
 
     def _take(self, seconds: float, most_s: float, is_enough: Callable[[Timing], bool]) -> Timing:
-        """Take batches for so long; longer until they are enough, up to ``most_s``, as long as they fit the budget."""
+        """Take batches for that time, or until there are enough of them, up to ``most_s``, as long as the budget
+        holds."""
 
         def goes_on(timing: Timing) -> bool:
             if self._is_over or timing.elapsed_s >= most_s:

@@ -1,4 +1,4 @@
-"""``penstock.plan``: a dataset is looked at for a few seconds, and plans are made of what was seen.
+"""``penstock.plan``: reads a dataset for a few seconds and computes plans from the measurements.
 
 In:  a dataset, a batch size, a budget, how long a step takes.
 Out: ``PlanTable``.
@@ -57,7 +57,7 @@ def plan(
                 f"a {type(dataset).__name__} is no dataset: it has no {' and no '.join(lacks)}; give one that has, "
                 "or an IterableDataset"
             )
-    # Before anything runs: what is left afterwards is less what has just been read.
+    # Before anything runs, because reading samples takes memory.
     facts, rules = find_facts(), LoaderRules()
     budget_bytes = allowed_bytes(memory, facts.available_bytes, facts.ranks, rules)
     named = name or type(dataset).__name__
@@ -84,7 +84,7 @@ def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, na
 
 
 def find_facts() -> Facts:
-    """What one rank has on this machine."""
+    """The share of this machine that one rank has."""
     here, ranks = limits(), local_ranks()
     sizes = [gpu.memory_total_bytes for gpu in gpus() if gpu.memory_total_bytes]
     return Facts(
@@ -117,7 +117,7 @@ def time_step(
     for number in range(_WARM_UP + _MOST_STEPS):
         then_s = time.perf_counter()
         step(batches[number % len(batches)])
-        # What a step queued on the GPU is part of it. Without one that was used, there is nothing to wait for.
+        # Work that a step queued on the GPU belongs to the step. If no GPU was used, there is nothing to wait for.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now_s = time.perf_counter()
@@ -130,8 +130,8 @@ def time_step(
 
 
 def _some_batches(dataset: Any, batch_size: int, collate: Callable[[Any], Any], seconds: float) -> list[Any]:
-    """Two of them. Where samples take long, they are made up of the few that were read in time: to a step, one batch is
-    as another of its shape."""
+    """Two of them. If samples take long, batches are composed of the few that were read: a step takes as long for any
+    batch of the same shape."""
     stream = iter(dataset) if isinstance(dataset, IterableDataset) else (dataset[at] for at in range(len(dataset)))
     samples: list[Any] = []
     began_s, is_late = time.perf_counter(), False

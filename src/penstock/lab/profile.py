@@ -37,11 +37,11 @@ _FEW, _MANY = 2, 6
 """Workers of the runs. penstock's loader changes from one number to the other while it runs."""
 _PREFETCH = 2
 _LOOK_SHARE, _TORCHS_SHARE, _FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE = 0.22, 0.29, 0.08, 0.16, 0.10
-"""Of the time there is: samples, torch's loader, penstock's with few workers, and with many, which at first make pages
-that they reuse later. The rest is not used."""
+"""Shares of the time: samples, torch's loader, penstock's with few workers, and penstock's with many workers, which
+first create pages and reuse them later. The rest is not used."""
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
 _LEAST_BATCHES, _LATE = 12, 1.5
-"""Batches that runs wait for at the least, and how many times what is left of the time that may take."""
+"""The fewest batches of a run, and how many times the remaining time they may take."""
 _SLOW_BYTES_PER_S = 1e9
 _WARM_SHARE, _MOST_WARM_SHARE = 0.2, 0.6
 """Share of a run that passes before the clock starts; the second while workers are still starting."""
@@ -56,10 +56,10 @@ def profile(
     seconds: float = 9.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> Profile:
-    """Measure a dataset for at most about so many seconds; ``on_progress`` gets what is done and the share of it.
+    """Measure a dataset for at most about that many seconds; ``on_progress`` gets the current step and the share done.
     Raises DataError.
 
-    Where samples take so long that no loader can be run in that time, none is: usual costs stand for them then.
+    If samples take so long that no loader can run in that time, typical costs are used instead.
     """
     began_s, is_iterable = time.monotonic(), isinstance(dataset, IterableDataset)
     seen = look(
@@ -86,7 +86,7 @@ def profile(
     our_rows = _rows_for(known, batch_size, run_s, _SOME_BATCHES)
     least_s = _LEAST_BATCHES * max(torchs_rows, our_rows) * (known.wait_s + known.cpu_s)
     if least_s > _LATE * max(run_s, seconds - (time.monotonic() - began_s)):
-        # Compared with such samples, the loader's own work hardly counts.
+        # For such samples, the loader's own work is negligible.
         on_progress("done", 1.0)
         return replace(known, has_runs=False)
     given: dict[str, Any] = {"num_workers": _FEW, "collate_fn": collate_fn, "persistent_workers": True}
@@ -111,14 +111,14 @@ def profile(
 
 
 def _rows_for(known: Profile, batch_size: int, run_s: float, batches: int) -> int:
-    """The number of samples in a batch with which about so many batches fit in the time there is."""
+    """The batch size with which about that many batches fit into the time."""
     sample_s = known.wait_s + known.cpu_s + known.sample_bytes / _SLOW_BYTES_PER_S
     rows = max(2, min(batch_size, int(_FEW * run_s / sample_s / batches)))
     return min(rows, batch_size) if known.length is None else max(1, min(rows, batch_size, known.length // (2 * _FEW)))
 
 
 class _LoaderRuns(TimedRun[TreeParts | None]):
-    """Runs of one loader that say what it took: processor time, memory, the first batch."""
+    """Runs of one loader that measure its processor time, its memory and the time of its first batch."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader, tree_parts, measures=["shared_bytes", "heap_bytes"], every_s=0.03)
@@ -126,8 +126,8 @@ class _LoaderRuns(TimedRun[TreeParts | None]):
         self._rows = loader.batch_size or 1
 
     def run(self, seconds: float) -> LoaderRun:
-        """Take batches for about so long. The clock starts when the workers are up: starting them takes as much of the
-        processor as many samples do."""
+        """Take batches for about that time. The clock starts when all workers have started, because starting them takes
+        as much processor time as many samples."""
         self.watch.forget_peaks()
         warm = self.measure(
             lambda timing: (

@@ -1,4 +1,4 @@
-"""A timed run: a loader, a training loop that takes its batches, memory watched meanwhile.
+"""A timed run: a training loop takes batches of a loader while memory is watched.
 
 In:  a loader, a gauge of memory, a training step.
 Out: ``Timing``, one for each measurement of the run.
@@ -25,16 +25,16 @@ _WITHOUT_END = 1 << 40
 
 
 class Timing:
-    """The batches of one measurement as they came."""
+    """The times of the batches of one measurement."""
 
     def __init__(self) -> None:
         self.began_s = time.perf_counter()
         self.ends_s: list[float] = []
-        """When the training loop was done with each batch."""
+        """The times at which the training loop finished each batch."""
         self.wait_s = self.step_s = 0.0
-        """In the loader and in the training step, all batches together."""
+        """Time in the loader and in the training step, over all batches."""
         self.first_batch_s = 0.0
-        """How long the first batch was waited for."""
+        """Time until the first batch arrived."""
 
     @property
     def batches(self) -> int:
@@ -53,7 +53,7 @@ class Timing:
 
 
 class TimedRun(Generic[_Gauge]):
-    """Takes batches of one loader, epoch after epoch, and times them. Its end ends the workers, outside of all
+    """Takes batches of one loader, epoch after epoch, and times them. The workers end with it, outside all
     measurements."""
 
     def __init__(
@@ -100,7 +100,7 @@ class TimedRun(Generic[_Gauge]):
             if self._batches is None:
                 assert self._loader is not None
                 self._batches = _endless(self._loader)
-            # The loop holds a batch while the next one is built, as training loops do: the generator has it.
+            # The generator holds a batch while the next one is built, as training loops do.
             batch = next(self._batches)
             came_s = time.perf_counter()
             if self._step is not None:

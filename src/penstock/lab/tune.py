@@ -1,4 +1,4 @@
-"""The tuning itself: a profile for the model, then the search on a live loader.
+"""Tuning: a profile for the model, then a search on a live loader.
 
 In:  a dataset, ``TuneSettings``.
 Out: ``Tuned``.
@@ -39,13 +39,13 @@ from penstock.units import format_bytes, parse_size
 
 _PROFILE_SHARE, _MOST_PROFILE_S = 0.15, 9.0
 _TRIALS = 16
-"""Measurements a search may come to; the time is divided among them."""
+"""The number of measurements that the time is divided into."""
 _LONGEST_TRIAL_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings:
-    """What the search is given."""
+    """The settings of a search."""
 
     target: str
     """The dataset's name."""
@@ -57,7 +57,7 @@ class TuneSettings:
     seconds: float
     """How long all of it may take."""
     most_workers: int | None = None
-    """None: as many as make sense for the cores and the samples."""
+    """None: as many as suit the cores and the samples."""
     now: tuple[int, int | None] | None = None
     """Workers and prefetch factor the user has at present; measured as well."""
 
@@ -70,7 +70,7 @@ class Tuned:
     reasons: tuple[str, ...]
     """Why each was tried."""
     expected: dict[Setting, Expected]
-    """What the model says of each setting that was tried."""
+    """The model's prediction for each setting that was tried."""
     done: SearchEnd
     budget_bytes: int
     elapsed_s: float
@@ -103,7 +103,7 @@ class Tuned:
         )
 
     def model_words(self) -> str:
-        """How near the model came, over what was measured."""
+        """The errors of the model over all measurements."""
         rates = self.rates
         if not rates:
             return ""
@@ -140,7 +140,8 @@ def tune(
     dataset: Any, collate_fn: Callable[[Any], Any] | None, settings: TuneSettings,
     *, on_progress: Callable[[str, float], None],
 ) -> Tuned:  # fmt: skip
-    """Search for about ``settings.seconds``; ``on_progress`` hears what is done and how much. Raises DataError."""
+    """Search for about ``settings.seconds``; ``on_progress`` gets the current step and the share that is done. Raises
+    DataError."""
     began_s = time.monotonic()
     profile_s = min(_MOST_PROFILE_S, _PROFILE_SHARE * settings.seconds)
     known = profile(
@@ -194,13 +195,14 @@ def tune(
 
 
 def _times(known: Profile, setting: Setting) -> int:
-    """How often a sample comes, while it counts once: where every worker reads all of a stream, from each of them."""
+    """How many times each sample arrives while it counts once: if every worker reads the whole stream, once per
+    worker."""
     return setting.workers if known.is_repeated else 1
 
 
 def _too_short(settings: TuneSettings, setting: Setting, batch_s: float, trial_s: float) -> str:
     needs_s = LiveLoader.needs_s(setting, batch_s)
-    # As many measurements as a search comes to; only the first few are with as few workers as this.
+    # The usual number of measurements of a search; only the first few have so few workers.
     whole_s = math.ceil((4 * needs_s + _TRIALS * trial_s) / (1 - _PROFILE_SHARE) / 10) * 10
     return (
         f"a batch of {settings.batch_size} takes about {rate(batch_s)} s with {setting}, so that one measurement "
@@ -219,7 +221,7 @@ def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: i
     @cache
     def expected(setting: Setting) -> Expected:
         outcome = simulate_held(load(setting.workers), setting.depth)
-        # Without what the training process takes for itself, which is not part of the budget.
+        # Without the training process's own memory, which is not part of the budget.
         memory_bytes = outcome.batches_bytes + outcome.workers_bytes
         return Expected(samples_per_s=outcome.samples_per_s / _times(known, setting), memory_bytes=memory_bytes)
 

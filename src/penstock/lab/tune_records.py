@@ -1,4 +1,4 @@
-"""What earlier tunings found, kept in the user's state folder.
+"""Results of earlier tunings, stored in the user's state folder.
 
 In:  the environment; an answer to keep.
 Out: ``tune/NAME-TIME.json``, and the earlier ones of the same dataset.
@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 
 
 def identity(target: str) -> str:
-    """The same for the same dataset from wherever the command is run."""
+    """A name that is the same for a dataset from whichever folder the command runs."""
     where, _, attribute = target.rpartition(":")
     return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else target
 
@@ -34,7 +34,7 @@ def keep(target: str, answer: Mapping[str, Any]) -> Path:
     file = folder / f"{name}-{now:%Y%m%dT%H%M%S}-{os.getpid()}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a reader must not find half of one.
+        # Written under another name first: a reader must not find half a record.
         draft = file.with_suffix(".part")
         draft.write_text(json.dumps(record, indent=2), encoding="utf-8")
         draft.replace(file)
@@ -46,7 +46,7 @@ def keep(target: str, answer: Mapping[str, Any]) -> Path:
 
 
 def earlier(target: str) -> list[dict[str, Any]]:
-    """The records of this dataset, oldest first; what is no record is passed over."""
+    """The records of this dataset, oldest first; other files are skipped."""
     wanted, found = identity(target), []
     for file in (state_folder() / "tune").glob("*.json"):
         try:

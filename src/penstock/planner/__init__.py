@@ -1,1 +1,1 @@
-"""Arithmetic about loaders: what they will take and how fast they will be, before anything runs."""
+"""Arithmetic about loaders: the memory they will take and how fast they will be, before anything runs."""

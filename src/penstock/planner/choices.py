@@ -1,4 +1,4 @@
-"""Which settings to simulate, and which of those a plan stands for.
+"""The settings to simulate, and the ones that become plans.
 
 In:  a ``Load``: what is loaded, on how many cores.
 Out: ``Tried``: simulated settings; one of them for each name.
@@ -30,25 +30,26 @@ _LARGER_BATCH = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """Settings, and the simulation of them."""
+    """Settings with the result of their simulation."""
 
     load: Load
     depth: int
     """Batches ahead."""
     is_own: bool
-    """Whether the loader would take that depth by itself; if not, ``memory=`` holds it to less."""
+    """Whether it is the loader's own depth; if not, ``memory=`` limits the loader to it."""
     outcome: Simulation
 
     @property
     def in_flight(self) -> int:
-        """Samples that are loaded or being loaded at the fullest."""
+        """The most samples that are loaded or being loaded at one time."""
         return (self.depth + 1) * self.load.batch_size
 
 
 def try_all(load: Load, *, room_bytes: int, most_workers: int | None = None) -> list[Tried]:
     """Every number of workers worth simulating, each with the loader's own depth and with less ahead.
 
-    Not with more ahead: the loader takes as much as keeps its workers busy, and ``memory=`` only holds it to less.
+    Larger depths are left out: the loader chooses the depth that keeps its workers busy, and ``memory=`` can only lower
+    it.
     """
     found: list[Tried] = []
     best, since = 0.0, 0
@@ -83,7 +84,7 @@ def worker_counts(profile: Profile, cores: float, most: int | None = None) -> li
     if most is None:
         busy_s = profile.cpu_s + profile.ours.sample_s + profile.ours.batch_s / 8
         waits = profile.wait_s / max(busy_s, 1e-6) if profile.is_measured else 0.0
-        # Of just as many as would keep the cores busy, several wait at the same time now and then.
+        # With just enough workers to keep the cores busy, several sometimes wait at the same time and leave cores idle.
         most = whole if waits < _HARDLY else min(_MOST_WORKERS_A_CORE * whole, int(whole * (2 + waits)))
         most = min(most, max(whole, _MOST_WORKERS))
     return sorted({*(step for step in _STEPS if step <= most), max(1, most)})
@@ -94,8 +95,8 @@ def choose(tried: list[Tried], within: list[Tried], *, alike: float) -> dict[str
     own = [each for each in tried if each.is_own]
     best = _fastest(own)
     allowed = within or tried
-    # Less ahead than the loader's own depth leaves workers idle, so such settings count only where memory allows no
-    # others. Where a simulation shows them to be the faster ones, "fast" would otherwise take less than "safe".
+    # A depth below the loader's own leaves workers idle, so such settings count only if memory allows no others.
+    # Otherwise, where a simulation shows them as faster, "fast" could take less memory than "safe".
     enough = alike * min(_fastest(allowed), best)
     calm = [each for each in allowed if each.is_own and each.outcome.samples_per_s >= enough]
     return {
@@ -117,7 +118,7 @@ def _least(tried: Iterable[Tried], samples_per_s: float) -> Tried:
 
 
 def larger_batch(load: Load) -> Load:
-    """Half as many samples again in a batch; a step takes longer in proportion, at most."""
+    """A batch half as large again; its step takes longer by half at most."""
     larger = max(load.batch_size + 1, round(load.batch_size * _LARGER_BATCH))
     return replace(load, batch_size=larger, step_s=load.step_s * larger / load.batch_size)
 

@@ -1,6 +1,6 @@
 """Host memory by component: how large each part is, what it grows with, how two configurations differ.
 
-In:  ``Reading``s of one loader: as asked for, with another batch size, with another number of workers.
+In:  ``Reading``s of one loader: as configured, with another batch size, with another number of workers.
 Out: ``Component``s with what they grow with; ``Change``s between two readings.
 Runs in: anywhere; pure.
 
@@ -30,10 +30,10 @@ PARTS: dict[str, str] = {
 BATCH, WORKERS, DATASET = "batch size", "workers", "dataset size"
 
 _MEASURED_ONCE = ("python", "torch", "imports", "dataset")
-"""They exist before a loader is made: neither the batch size nor the number of workers changes them."""
+"""Parts that exist before a loader is created: neither batch size nor number of workers changes them."""
 _COUNTED = ("batch", "buffers")
-"""Parts that are counted and follow from the batch size. What a heap keeps of freed memory does not: the larger of two
-sizes may show less of it, and a line through both would mean nothing."""
+"""Parts that are counted and follow from the batch size. The freed memory that a heap keeps does not follow from it:
+the larger of two sizes may show less of it, and a line through both would be meaningless."""
 _NOISE_BYTES = {"batch": 0, "buffers": 64 << 10, "workers": 2 * MIB, "other": 4 * MIB}
 """By how much repeated readings differ. Batches are counted, heaps are not."""
 _TELLING = 0.25
@@ -49,8 +49,8 @@ class Reading:
     parts: Mapping[str, int]
     """Part -> bytes, for every one of ``PARTS``, with all batches ahead ready and all workers idle."""
     building_bytes: int = 0
-    """The most there was above that at any moment: samples in workers that build batches. It comes and goes, and
-    repeated runs differ in it."""
+    """The most memory beyond that at any moment: samples in workers that build batches. It varies within a run and
+    between runs."""
     page_cache_bytes: int | None = None
     """Pages of files that the kernel cached meanwhile. It releases them when memory is short, so they are not a part.
     None: not known."""
@@ -66,7 +66,7 @@ class Reading:
 
     @property
     def loader_bytes(self) -> int:
-        """Everything but what was there before the loader."""
+        """All memory except that from before the loader."""
         return sum(count for name, count in self.parts.items() if name not in _MEASURED_ONCE)
 
 
@@ -101,12 +101,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """Memory by batch size: a straight line through the reading at the size asked for."""
+    """Memory by batch size: a straight line through the reading at the requested size."""
 
     fixed_bytes: float
     per_sample_bytes: float
     ceiling_bytes: float | None = None
-    """The most that is ever taken: what was there before, and the budget. None: no ceiling."""
+    """The upper limit: the memory before the loader, and the budget. None: no ceiling."""
     measured: tuple[tuple[int, int], ...] = field(default=())
     """Batch sizes and bytes of the readings."""
 
@@ -124,7 +124,7 @@ class MemoryLine:
 def components(
     reading: Reading, other_batch: Reading, other_workers: Reading, *, dataset_scales: bool, workers_copy_dataset: bool
 ) -> tuple[Component, ...]:
-    """``dataset_scales``: the dataset holds an item for every sample. ``workers_copy_dataset``: and each worker makes a
+    """``dataset_scales``: the dataset holds an item for every sample. ``workers_copy_dataset``: each worker makes a
     copy of them as it reads."""
     found = []
     for name, what in PARTS.items():

@@ -1,4 +1,4 @@
-"""What a loader costs, from short runs of it.
+"""The costs of a loader, computed from short runs of it.
 
 In:  runs, and simulations of the same runs.
 Out: ``LoaderCost`` of torch's loader and of penstock's.
@@ -20,9 +20,9 @@ from penstock.planner.simulate.torch_pipeline import simulate_torch
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
 TORCHS_EXTRA_BYTES = 4_000_000
-"""What a worker of torch's takes beyond one of penstock's over the same dataset: numpy.random, which it loads
-by itself, and torch's queues. Short runs over 5 datasets gave 3.9 to 8 MB,
-and 33 MB for samples of 8 MiB, where heaps grew besides."""
+"""The memory that a worker of torch's takes beyond that of a penstock worker for the same dataset: numpy.random, which
+it imports by itself, and torch's queues. Short runs over 5 datasets gave 3.9 to 8 MB, and 33 MB for samples of 8 MiB,
+where heaps grew as well."""
 _REMEMBERED = 128
 """Tensors of which torch's workers keep small records: as long as one lies between them, holes in the heap are not
 joined."""
@@ -30,7 +30,7 @@ joined."""
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderRun:
-    """What a loader took for a moment, with a training loop that does nothing."""
+    """The costs of a short run of a loader, with a training loop that does nothing."""
 
     rows: int
     """Samples in a batch of this run."""
@@ -43,7 +43,7 @@ class LoaderRun:
     collate_s: float
     """The part of the workers' time that batches took beyond their samples, if the loader reports it."""
     shared_bytes: int
-    """The most memory of batches on their way."""
+    """The most memory of batches in flight."""
     own_bytes: int
     """The most growth of the heaps of the trainer and its workers together."""
 
@@ -55,8 +55,8 @@ class LoaderRun:
 def torchs_cost(run: LoaderRun, load: Load, prefetch_factor: int, *, tensors: int) -> LoaderCost:
     """torch's loader, from a run with as many workers as ``load`` has, for batches of that size.
 
-    ``tensors``: how many there are in a batch. Memory outside batches follows from that of penstock's loader: one short
-    run does not tell a worker's own memory from a heap that grows.
+    ``tensors``: how many there are in a batch. Memory outside batches is derived from that of penstock's loader,
+    because one short run cannot separate a worker's own memory from a growing heap.
     """
     ours, scale = load.profile.ours, load.batch_size / run.rows
     cost = LoaderCost(
@@ -83,7 +83,8 @@ def penstocks_cost(few: LoaderRun, many: LoaderRun, load: Load, many_workers: in
     """penstock's loader, from a run with as many workers as ``load`` has and one with ``many_workers``. Streams keep
     the workers they began with."""
     scale, is_whole = load.batch_size / few.rows, not load.profile.is_splittable
-    # The first batches of a loader make pages that later ones reuse: the cheaper run shows what a batch will cost.
+    # The first batches of a loader create pages that later ones reuse, so the cheaper run shows the lasting cost of a
+    # batch.
     cheap = min((few, many), key=lambda run: run.workers_cpu_s / run.samples)
     extra_s = _extra_s(cheap, load)
     collate_s = 0.0 if is_whole else min(cheap.collate_s / cheap.samples, extra_s)
@@ -118,7 +119,7 @@ def penstocks_cost(few: LoaderRun, many: LoaderRun, load: Load, many_workers: in
 
 
 def _slope_and_start(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
-    """Of a line through two points that begins at 0 or above; the nearest such line if theirs begins below."""
+    """Start and slope of a line through two points. If it would start below 0, the nearest line that does not."""
     slope = (many[1] - few[1]) / (many[0] - few[0]) if many[0] > few[0] else few[1] / few[0]
     start = few[1] - few[0] * slope
     if start >= 0:

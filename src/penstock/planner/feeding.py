@@ -22,11 +22,11 @@ class Feeding:
     batch_size: int
     batches: int
     wait_s: float
-    """In next(), all batches together."""
+    """Time in next(), over all batches."""
     compute_s: float
-    """In the training step, all batches together; 0 without one."""
+    """Time in the training step, over all batches; 0 without a step."""
     most_samples_per_s: float
-    """What the loader delivers to a loop without a training step."""
+    """Samples per second that the loader delivers to a loop without a training step."""
     gpu_use: float | None = None
     """Share of the time in which the GPU computed; None: not known."""
 
@@ -72,7 +72,7 @@ class Feeding:
         return (
             f"Loading is the bottleneck: {numbers}. The step alone could take "
             f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, the loader delivers "
-            f"{rate(self.most_samples_per_s)} at the most."
+            f"at most {rate(self.most_samples_per_s)}."
         )
 
 

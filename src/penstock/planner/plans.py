@@ -25,20 +25,20 @@ NAMES = ("safe", "balanced", "fast", "extreme", "bigger batch")
 CALM, TIGHT = 0.65, 0.76
 """Shares of the free memory: below the first the risk of a plan is low, above the second it is high."""
 _MEASURED, _STATED = 0.1, 0.35
-"""How far off a prediction may be: from what was measured here, or from what was stated."""
+"""How far off a prediction may be if it is based on measurements here, or on stated figures."""
 _TORCHS = 0.2
-"""How far off a prediction about torch's loader may be at the least: that loader has no bound of its own."""
+"""The least error to expect of a prediction about torch's loader, because that loader has no memory limit."""
 _ALIKE = 0.985
 """Speeds closer than this count as the same: of two such plans the one that takes less memory is better."""
 _SLACK = 1.5
-"""A bound that is met now and then makes workers wait: it is this many times what they will take."""
+"""A limit that is sometimes reached makes workers wait, so it is set to this many times the predicted memory."""
 _USUAL_PREFETCH = 2
 """torch's own; with less, its workers wait for their next batch to be requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A figure, and the range it will lie in."""
+    """A figure and its expected range."""
 
     low: float
     expected: float
@@ -51,7 +51,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the machine has for this training."""
+    """The resources of the machine for this training."""
 
     cores: float
     """Cores one rank may use, quotas counted."""
@@ -65,7 +65,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Settings, and what they will lead to."""
+    """Settings and their predicted memory and speed."""
 
     name: str
     workers: int
@@ -75,12 +75,12 @@ class Plan:
     depth: int
     """Batches ahead in penstock's loader."""
     prefetch_factor: int
-    """For torch's own loader, and a ceiling for ours."""
+    """torch's prefetch factor, which limits penstock's loader too."""
     batch_size: int
     memory: Range
     """Host memory the loader takes, in bytes."""
     torch_memory: Range
-    """What torch's DataLoader would take with the same workers and prefetch factor."""
+    """Host memory that torch's DataLoader takes with the same workers and prefetch factor."""
     samples_per_s: Range
     speed: float
     """Share of the fastest plan's samples per second."""
@@ -92,7 +92,7 @@ class Plan:
     pin_memory: bool
     persistent_workers: bool
     budget_bytes: int
-    """The value for ``memory=``: some more than the upper estimate, or the budget if that is less."""
+    """The value for ``memory=``: a little more than the upper estimate, or the budget if that is less."""
     fits: bool
     """Whether the upper estimate is within the budget."""
     risk: str
@@ -116,14 +116,14 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Least:
-    """The least that would work."""
+    """The smallest settings that work."""
 
     memory_bytes: int
     """The smallest budget that some settings fit, at this batch size."""
     workers: int
     depth: int
     speed: float
-    """Of those settings, as a share of the fastest plan's samples per second."""
+    """Speed of those settings, as a share of the fastest plan's samples per second."""
     batch_size: int | None = None
     """The largest batch that the given budget has room for; None: there is none, or the batch fits as it is."""
 
@@ -135,7 +135,7 @@ class PlanTable:
     profile: Profile
     facts: Facts
     budget_bytes: int
-    """What one rank's loader may take."""
+    """Memory that one rank's loader may take."""
     step_s: float | None
     plans: tuple[Plan, ...]
     recommended: Plan
@@ -157,7 +157,8 @@ class PlanTable:
         return "\n".join((f"Recommended: {self.recommended.name}.", *wording.describe(self.recommended), *self.notes))
 
     def to_yaml(self, plan: Plan | None = None) -> str:
-        """Settings of ``plan``, or of the recommended one: torch's own keys, usable without penstock, and ours."""
+        """Settings of ``plan``, or of the recommended one: under torch's own keys, usable without penstock, and
+        penstock's."""
         plan = self.recommended if plan is None else plan
         memory, theirs = plan.memory, plan.torch_memory
         lines = [
@@ -194,7 +195,7 @@ def make_plans(
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} has no sample in it; give at least 1")
     if profile.is_repeated:
-        # Another worker would give the same samples again.
+        # A second worker would deliver the same samples again.
         most_workers = 1
     given = _Given(profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s)
     room_bytes = facts.available_bytes // facts.ranks
@@ -215,7 +216,7 @@ def make_plans(
 
 
 def allowed_bytes(memory: str | int | float, available_bytes: int, ranks: int, rules: Rules) -> int:
-    """What one rank's loader takes for ``memory=``: a size is each rank's own, a share is divided among them."""
+    """The budget of one rank's loader: a size in bytes applies to each rank, a share is divided among the ranks."""
     size = parse_size(memory)
     if size.fixed_bytes is not None:
         return size.fixed_bytes
@@ -242,7 +243,8 @@ class _Given:
     step_s: float | None
 
     def doubt(self, each: Tried) -> float:
-        """How far off a prediction may be; of uneven samples, a few in flight differ in size from the next few."""
+        """How far off a prediction may be; it is less certain if samples differ in size, because only a few are in
+        flight."""
         known = _MEASURED if self.profile.is_measured and self.profile.has_runs else _STATED
         return known + self.profile.spread / each.in_flight**0.5
 

@@ -1,7 +1,7 @@
-"""What is measured of a dataset before it is loaded in earnest.
+"""The profile of a dataset, measured before the training.
 
 In:  measurements, or a file that states them.
-Out: ``Profile``: samples as they were read, and what each loader costs around them.
+Out: ``Profile``: the samples that were read, and the costs of each loader.
 Runs in: anywhere; nothing here reads the machine.
 """
 
@@ -27,14 +27,14 @@ class SeenSample:
     size_bytes: int
     """Bytes of its tensors, arrays and texts."""
     wait_s: float
-    """Time without any computing: disks, networks."""
+    """Time spent waiting for disks or networks, without computing."""
     cpu_s: float
     """Processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderCost:
-    """What one loader takes around the dataset's own work."""
+    """The costs of one loader, without the dataset's own work."""
 
     worker_bytes: int
     """Private memory of a worker, besides the samples it holds."""
@@ -43,17 +43,17 @@ class LoaderCost:
     batch_s: float
     """Processor time of a worker for a batch, beyond its samples': collating, sending."""
     trainer_s: float
-    """Processor time of the training loop for a batch, when it takes it."""
+    """Processor time that the training loop takes to receive a batch."""
     start_s: float
     """Time to start one worker."""
     beside_s: float = 0.0
-    """Processor time of the training process for a batch, beside the training loop."""
+    """Processor time that other threads of the training process take for a batch."""
     creep_batches: int = 128
     """For how many batches of its own the heap of one of torch's workers grows."""
     copies: float = 1.0
     """Bytes of a batch in flight, as a multiple of its samples'."""
     trainer_bytes: int = 0
-    """What the loader takes in the training process, besides batches."""
+    """Memory of the loader in the training process, besides batches."""
 
 
 TORCHS_USUAL = LoaderCost(worker_bytes=35 << 20, sample_s=2e-5, batch_s=1e-3, trainer_s=1e-3, start_s=0.02)
@@ -64,18 +64,18 @@ OURS_USUAL = LoaderCost(worker_bytes=11 << 20, sample_s=1e-5, batch_s=2e-4, trai
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A dataset's samples, and what loading them costs here."""
+    """Samples of a dataset, and the cost of loading them here."""
 
     name: str
     """The dataset's name."""
     length: int | None
     """Samples in it; None if it has no length."""
     samples: tuple[SeenSample, ...]
-    """Those that were read, spread over the dataset."""
+    """The samples that were read, spread over the dataset."""
     is_splittable: bool = True
     """Whether rows of one batch may come from several workers."""
     has_collate: bool = False
-    """Whether a function of the user's makes batches of samples: samples then lie beside the batch for a moment."""
+    """Whether the user's own function collates: samples and batch then exist at the same time for a moment."""
     is_collated: bool = True
     """Whether samples become one new batch; False: they stay apart and are sent one by one."""
     torchs: LoaderCost = TORCHS_USUAL
@@ -83,15 +83,15 @@ class Profile:
     ours: LoaderCost = OURS_USUAL
     """penstock's."""
     is_picklable: bool | None = None
-    """Whether it can be sent to a worker that is not forked; None: not tried."""
+    """Whether the dataset can be sent to a spawned worker; None: not tried."""
     holds_gil: bool | None = None
     """Whether threads would wait for each other; None: not tried."""
     containers_bytes: int = 0
     """Large Python containers in it, of which every worker makes a copy as it reads them."""
     is_repeated: bool = False
-    """Whether every worker reads all of it: a stream that gives each worker the same samples."""
+    """Whether every worker of this stream reads all samples."""
     has_runs: bool = True
-    """Whether loaders were run to measure what they cost; False: their costs are the usual ones."""
+    """Whether loaders were run to measure their costs; False: typical costs are used."""
     is_measured: bool = True
     """False: stated by the user, or taken from a table."""
 

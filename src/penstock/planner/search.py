@@ -1,4 +1,4 @@
-"""The search for the best setting: from what was measured so far, what to try next, or why to stop.
+"""The search for the best setting: from the trials so far, what to try next, or why to stop.
 
 In:  ``Trial``s in the order they were made, the ``SearchSpace``.
 Out: ``Try`` or ``SearchEnd``.
@@ -52,9 +52,9 @@ class Trial:
     setting: Setting
     samples_per_s: float
     noise: float
-    """Standard error of the rate, as a share of it."""
+    """Standard error of the rate, as a share of the rate."""
     memory_bytes: int
-    """The most that batches and workers took."""
+    """The most memory that batches and workers took."""
     is_over: bool = False
     """It exceeded the budget and was ended at once."""
     wait_fraction: float | None = None
@@ -78,7 +78,7 @@ class SearchSpace:
         return self.expected(setting).memory_bytes <= self.budget_bytes
 
     def usual(self, workers: int) -> Setting:
-        """With the fewest batches ahead that keep so many workers busy."""
+        """A setting with the fewest batches ahead that keep that many workers busy."""
         return Setting(workers, min(self.most_depth, self.usual_depth(workers)))
 
     def rungs(self) -> list[Setting]:
@@ -128,7 +128,7 @@ def next_move(trials: Sequence[Trial], space: SearchSpace) -> Try | SearchEnd:
 
 
 def stop(trials: Sequence[Trial], why: str) -> SearchEnd:
-    """The best so far, where something else ends the search."""
+    """The best setting so far, if the search is ended from outside."""
     return SearchEnd(winner=_Trials(trials).winner, why=why)
 
 
@@ -152,8 +152,8 @@ class _Trials:
         return max(trial.memory_bytes for trial in self.trials[setting])
 
     def noise(self, one: Setting, other: Setting) -> float:
-        """Of the difference between two settings, with all trials counted: two trials that disagree say more about
-        noise than each does alone."""
+        """The standard error of the difference between two settings, over all trials: trials that disagree show the
+        noise better than one alone."""
         return max(LEAST_NOISE, math.hypot(*(self._noise_of(at) for at in (one, other))))
 
     def _noise_of(self, setting: Setting) -> float:
@@ -239,7 +239,7 @@ def _deeper(measured: _Trials, space: SearchSpace) -> Try | None:
 
 
 def _revisit(measured: _Trials, best: Setting) -> Try | None:
-    """Of settings that were measured once and came close to the best, the closest."""
+    """The setting closest to the best, among those that were measured once and came close."""
     if sum(len(found) - 1 for found in measured.trials.values()) >= _MOST_REVISITS or len(measured.rates) == 1:
         return None
     near = [

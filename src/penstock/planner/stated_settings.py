@@ -1,4 +1,4 @@
-"""A user's own settings beside a table of plans: the figures stated with them, and those that are predicted.
+"""A user's own settings for comparison with a table of plans: their stated figures, and the predicted ones.
 
 In:  settings with the figures stated for them, a ``PlanTable``.
 Out: for each, the memory and the speed of torch's DataLoader with them.

@@ -36,7 +36,7 @@ def trial(setting: Setting, samples_per_s: float, **given: float | bool | int | 
 
 
 def search(room: SearchSpace, rate: Rate, *, step_limit: float | None = None) -> tuple[list[Setting], SearchEnd]:
-    """Search to the end; ``step_limit``: samples per second that the training step takes at the most."""
+    """Search to the end; ``step_limit``: samples per second that the training step takes at most."""
     trials: list[Trial] = []
     for _ in range(60):
         move = next_move(trials, room)

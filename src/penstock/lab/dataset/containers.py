@@ -1,12 +1,10 @@
-"""Large Python containers inside a dataset, and what each will cost a worker.
+"""Large Python containers inside a dataset, and the memory that each costs a worker.
 
 In:  any object.
-Out: ``Container``s, the most costly first, with the way to each.
-Runs in: trainer, command line. Only looks: no property, method or iterator of the object's classes runs.
-
-A forked worker shares the trainer's pages until somebody writes to them. Reading an object writes its count of
-references, so that a worker that has read all items of a list has copied the pages of all of them. Large containers are
-measured on a sample.
+Out: ``Container``s, the most costly first, each with its path from the dataset.
+Runs in: trainer, command line. It runs no property, method or iterator of the objects' classes. A forked worker shares
+the trainer's pages until a process writes to them. Reading an object writes its reference count, so a worker that has
+read all items of a list has copied the pages of all of them. Large containers are measured on a sample.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ from penstock.lab.dataset.object_parts import (
 from penstock.units import MIB
 
 _NAMED_ITEMS = 32
-"""Containers up to this long are walked item by item, so that each large thing in them has a name of its own."""
+"""Containers up to this length are walked item by item, so that each large object in them is named."""
 _NAMED_MOST, _NAMED_DEPTH = 20_000, 50
 """Objects that are walked by name, and containers within containers."""
 _SAMPLE, _INNER_SAMPLE = 10_000, 64
 _DEEPEST = 30
 _TELLING_PAIRS = 3.0
-"""Expected meetings below which their absence says nothing."""
+"""If an object is expected to be met less often than this, not meeting it again proves nothing."""
 _SECONDS = 2.0
 
 
@@ -52,13 +50,13 @@ class Container:
     kind: str
     """Its type."""
     holds: str
-    """The type of most items; nothing where workers copy none."""
+    """The type of most items; empty if workers copy none."""
     items: int
     """How many there are."""
     bytes: int
-    """The container and all objects in it: what a worker that is started afresh gets a copy of."""
+    """The container and all objects in it, which a spawned worker gets a copy of."""
     per_worker_bytes: int
-    """What a forked worker has copied once it has read all items; 0 where that copies nothing."""
+    """The bytes that a forked worker has copied once it has read all items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +66,11 @@ class Containers:
     found: tuple[Container, ...]
     """The most costly first."""
     complete: bool
-    """Whether everything was looked at in the time there was."""
+    """Whether the whole dataset was walked within the time limit."""
 
     @property
     def per_worker_bytes(self) -> int:
-        """What a worker comes to copy of them."""
+        """The bytes that a worker copies of all of them."""
         return sum(container.per_worker_bytes for container in self.found)
 
 
@@ -97,13 +95,13 @@ class _Walk:
         self.complete = True
         self._least_bytes, self._end_s, self._clock = least_bytes, end_s, clock
         self._seen: dict[int, object] = {}
-        """By id, kept alive: another object could get the id of one that is gone."""
+        """By id. The objects are kept alive, because a new object could get the id of a deleted one."""
         self._measured: list[object] = []
-        """Containers that were noted."""
+        """The containers found."""
         self._chance = random.Random(0)
 
     def walk(self, root: object, name: str, opaque: bool = False, depth: int = 0) -> None:
-        """Note what is in an object; ``opaque`` where the way further in tells the user nothing."""
+        """Note the containers in an object; ``opaque`` if the path further inside means nothing to users."""
         waiting = [(name, root, opaque)]
         while waiting and not self._late():
             path, value, opaque = waiting.pop()
@@ -129,7 +127,7 @@ class _Walk:
         if items <= _NAMED_ITEMS and depth < _NAMED_DEPTH:
             for inner_path, inner, _ in self._inner(value, path, opaque):
                 self.walk(inner, inner_path, opaque, depth + 1)
-        # What has no large parts is large as a whole.
+        # A container without large parts is large as a whole.
         if sum(container.bytes for container in self.found[before:]) < size_bytes / 2:
             del self.found[before:]
             self._note(path, kind, holds, items, size_bytes, round(copied))
@@ -182,8 +180,8 @@ class _Walk:
         return total, copied, max(types, key=lambda name: types[name], default="nothing")
 
     def _not_measured(self, level: dict[int, list[Any]]) -> dict[int, list[Any]]:
-        """Without what is in another container too, and was counted with that one."""
-        # Items without a reference from elsewhere are in no other container.
+        """The objects of a level without those that another container also holds and that were counted there."""
+        # Items without other references are in no other container.
         shared = (
             {number for number, entry in level.items() if _references(entry) > entry[2]} if self._measured else set()
         )
@@ -195,7 +193,7 @@ class _Walk:
         return {number: entry for number, entry in level.items() if number not in counted} if counted else level
 
     def _inside(self, value: object, most: int, weight: float) -> dict[int, list[Any]]:
-        """What an object holds, by id: the object, for how many it stands, how often it was met."""
+        """The objects that an object holds, by id: the object, how many it represents, how often it was met."""
         scale, held = parts(value, most, self._chance)
         met: dict[int, list[Any]] = {}
         for _, inner in held:
@@ -211,10 +209,9 @@ class _Walk:
         return {n: [level[n][0], level[n][1] * scale, level[n][2]] for n in self._chance.sample(list(level), _SAMPLE)}
 
     def _shares(self, level: dict[int, list[Any]]) -> dict[int, float]:
-        """By id, how many of the references to an object are from what is being measured.
-
-        An object with r references is met r times if they all are from here: it must count once, not r times. If
-        objects of its kind are met again less often than that on a sample, the other references are from elsewhere.
+        """By id, how many of the references to an object come from the measured container. If all r references do, the
+        walk meets the object r times, but it must count once. If a sample meets objects of its kind less often than
+        that, the other references come from outside.
         """
         references = {number: _references(entry) for number, entry in level.items()}
         meetings: dict[tuple[type, int], list[float]] = {}
@@ -243,4 +240,4 @@ def _references(entry: list[Any]) -> int:
 
 _OWN_REFERENCES = 0
 _OWN_REFERENCES = _references([object()])
-"""Those that the walk itself holds while it counts."""
+"""References that the walk itself holds while it counts."""

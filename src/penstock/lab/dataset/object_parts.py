@@ -1,4 +1,4 @@
-"""What a Python object holds and how large it is by itself, without running a line of its class's code.
+"""The objects that a Python object holds, and its own size, found without running any code of its class.
 
 In:  any object.
 Out: the objects in it, or a sample of them, each with how to reach it; its own bytes.
@@ -26,7 +26,7 @@ _HAVE_GC, _MANAGED_DICT = 1 << 14, 1 << 4
 _HEAP_TYPE = 1 << 9
 _HEAD_BYTES = 16
 _TENSOR_BYTES = 400
-"""A tensor's object and what it points at, without its data: torch keeps both counts of references in them."""
+"""A tensor's Python and C++ objects without its data; they contain its two reference counts."""
 _OWN_SIZE = (list, dict, set, frozenset, collections.deque, str, bytes, tuple, int, bytearray)
 """Types whose objects are not all of one size."""
 _SEQUENCES = (list, tuple)
@@ -38,16 +38,16 @@ _LEAVES = (
     mmap.mmap,
 )  # fmt: skip
 _OTHERS = {*sys.stdlib_module_names, "torch", "numpy", "pandas", "penstock"} - {"__main__"}
-"""Packages whose classes hold nothing that is the user's."""
+"""Packages whose classes hold none of the user's objects."""
 _NOT_DATA = ("logging.", "threading.", "_thread.", "multiprocessing.", "ctypes.", "_ctypes.", "re.", "concurrent.")
 """Modules whose objects lead to the rest of the program."""
 
 Parts = tuple[float, list[tuple[str, Any]]]
-"""How many times more there are than are given, and those given: how to write the way, the object."""
+"""How many objects each of the given ones stands for, and the given ones: the step of the path, the object."""
 
 
 def kind_of(value: object) -> str | None:
-    """What kind of container an object is; None if it is none."""
+    """The kind of container that an object is; None for other objects."""
     kind = type(value)
     if issubclass(kind, np.ndarray):
         return f"array of {_dtype(value)}"
@@ -63,18 +63,18 @@ def items_of(value: Any) -> int:
 
 
 def own_bytes(value: object) -> int:
-    """What an object takes by itself, as the allocator rounds it."""
+    """An object's own bytes, as rounded by the allocator."""
     kind = type(value)
     if is_tensor(value):
         return _TENSOR_BYTES
-    # Others may keep anything where the number of items would be.
+    # Other types may store anything in the place of the number of items.
     base = next((base for base in _OWN_SIZE if issubclass(kind, base)), None)
     return _rounded(kind.__basicsize__ if base is None else base.__sizeof__(value), kind)  # type: ignore[arg-type]
 
 
 def copied_bytes(value: object) -> int:
-    """What a forked worker copies when it counts one more reference to the object: the page that the count is on, or
-    the object's share of it; not what the object keeps elsewhere."""
+    """The bytes that a forked worker copies when it takes one more reference to the object: the page of the reference
+    count, or the object's share of that page. Data that the object stores on other pages is not copied."""
     kind = type(value)
     elsewhere = issubclass(kind, (list, dict, set, frozenset, collections.deque))
     own = _rounded(kind.__basicsize__, kind) if elsewhere else own_bytes(value)
@@ -92,7 +92,7 @@ def is_tensor(value: object) -> bool:
 
 
 def is_shared(value: object) -> bool:
-    """Whether workers read it without counting references to what is in it."""
+    """Whether workers can read it without changing the reference counts of its items."""
     module = sys.modules.get("penstock.data.shared.shared_list")
     if module is not None and type(value) is module.SharedList:
         return True
@@ -105,11 +105,11 @@ def shared_bytes(value: Any) -> int:
 
 
 def module_of(kind: type) -> str:
-    """The module a class says it is from."""
+    """The name of a class's module."""
     module = kind.__dict__.get("__module__")
     if type(module) is str:
         return module
-    # Types written in C have it as a part of their name.
+    # Types written in C have the module in their name.
     return type.__dict__["__module__"].__get__(kind) if not kind.__flags__ & _HEAP_TYPE else ""
 
 
@@ -129,7 +129,7 @@ def _dtype(array: Any) -> np.dtype[Any]:
 
 
 def parts(value: Any, most: int, chance: random.Random) -> Parts:
-    """At most about ``most`` of the objects an object holds."""
+    """At most about ``most`` of the objects that an object holds."""
     try:
         return _parts(value, type(value), most, chance)
     except Exception:
@@ -151,20 +151,20 @@ def _parts(value: Any, kind: type, most: int, chance: random.Random) -> Parts:
     if issubclass(kind, (*_CONTAINERS, np.ndarray)):
         scale, found = _items(value, kind, most, chance)
         return scale, found + attributes
-    # Types written in C have no other way to say what they hold.
+    # Types written in C show the objects they hold in no other way.
     known = {id(own), id(kind), *(id(held) for _, held in attributes)}
     return 1.0, attributes + [("", held) for held in gc.get_referents(value)[:most] if id(held) not in known]
 
 
 def class_parts(value: object) -> list[tuple[str, Any]]:
-    """Containers and functions with variables of their own that are attributes of an object's class: workers copy them
-    as they do the object's own."""
+    """Containers and closures that are attributes of an object's class; workers copy them like the object's own
+    attributes."""
     kind = type(value)
     if issubclass(kind, _LEAVES) or is_tensor(value) or _leads_away(kind):
         return []
     found: dict[str, Any] = {}
     for base in kind.__mro__:
-        # What others' classes hold is theirs, small, and leads to all of their modules.
+        # Objects held by the classes of libraries are small, belong to the library, and lead to all of its modules.
         is_users = base.__flags__ & _HEAP_TYPE and module_of(base).partition(".")[0] not in _OTHERS
         held = list(base.__dict__.items()) if is_users else []
         for name, attribute in held:

@@ -1,7 +1,7 @@
-"""A look at a dataset's samples: how large they are, and where their time goes.
+"""Some samples of a dataset, read to learn their size and where their time goes.
 
 In:  a dataset.
-Out: samples read in a process of its own, as a worker would read them, spread over the dataset.
+Out: samples spread over the dataset, read in a separate process as a worker would read them.
 Runs in: trainer; a child it starts and ends.
 """
 
@@ -34,11 +34,11 @@ _MOST_SAMPLES = 256
 _LEAST_SAMPLES = 3
 _START_WITHIN_S = 120.0
 _THREADS_S, _FEWEST_READS = 0.4, 4
-"""How long threads are tried for; samples of which fewer can be read in that time tell nothing."""
+"""How long threads are tried; if fewer samples can be read in that time, the result is unknown."""
 
 
 class NoDataError(DataError):
-    """There is nothing to read here: no sample, or none of the files. Nothing is wrong with the dataset itself."""
+    """The dataset has no sample, or its files are missing. The dataset's code works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,15 @@ class Seen:
 
     samples: tuple[SeenSample, ...]
     collate_s: float
-    """To collate a batch's worth of them."""
+    """Time to collate a batch of them."""
     tensors: int
     """In such a batch."""
     is_collated: bool
-    """Whether it has no more of them than a smaller one."""
+    """Whether the batch has no more tensors than a smaller one."""
     holds_gil: bool | None
     """Whether two threads read no faster than one; None: not tried."""
     is_repeated: bool = False
-    """Whether every worker would read all of it: a stream that does not tell its workers apart."""
+    """Whether every worker would read all of it, because the stream does not distinguish its workers."""
 
 
 def look(
@@ -69,14 +69,12 @@ def look(
     within_s: float | None = None,
     tries_threads: bool = True,
 ) -> Seen:
-    """Read for about so many seconds. What the dataset raises is raised here, as a DataError that names the index, and
-    as a NoDataError where it only lacks data.
-
-    ``least_s``: go on for so long to see a few samples; None: however long they take.
-    ``within_s``: give up after so long, and make do with a single sample; None: for as long as samples may take.
+    """Read samples for about that many seconds. An exception of the dataset is raised as a DataError that names the
+    index, or as a NoDataError if only data is missing. ``least_s``: continue up to this time to read a few samples;
+    None: without a limit. ``within_s``: give up after this time, and accept a single sample; None: without a limit.
     ``tries_threads``: also read in two threads at a time.
     """
-    # Forked where that can be: what a dataset has in memory is seen as its workers will see it.
+    # Forked where possible, so that this process sees the dataset's memory as its workers will.
     how = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(how)
     ours, theirs = context.Pipe()
@@ -93,7 +91,7 @@ def look(
     try:
         with ctrl_c_blocked():
             child.start()
-        # Or the end of a child that dies would not be seen.
+        # Otherwise the end of a child that crashes would go unnoticed.
         theirs.close()
         while True:
             if ours.poll(0.1):
@@ -120,19 +118,19 @@ def look(
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What the child is asked to do."""
+    """The task of the child process."""
 
     batch_size: int
     seconds: float
     least: int
     """Samples to read, even if that takes longer."""
     least_s: float
-    """But not longer than this; the first sample is waited for."""
+    """But not for longer than this, except for the first sample."""
     tries_threads: bool
 
 
 def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wanted) -> None:
-    # Whoever started this process ends it; a traceback of its own would be one more than Ctrl-C is worth.
+    # The parent ends this process; a second traceback after Ctrl-C would not help.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     where = "asking for its samples"
@@ -164,14 +162,14 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
         where = "collating"
         cpu_s = time.process_time()
         with warnings.catch_warnings():
-            # Of samples that do not go together, torch warns before it fails; the failure is enough.
+            # If samples cannot be collated, torch warns and then fails; the failure is enough.
             warnings.simplefilter("ignore")
             batch = collate_fn(kept)
         collate_s = (time.process_time() - cpu_s) * wanted.batch_size / len(kept)
         one, tensors = _tensors(collate_fn(kept[:1])), _tensors(batch)
         each = (tensors - one) / (len(kept) - 1) if len(kept) > 1 else 0.0
         tensors += round(each * (wanted.batch_size - len(kept)))
-        # The first ones open files and fill caches; if there are enough of the others, they say nothing of those.
+        # The first samples open files and fill caches, so they are left out if there are enough others.
         warm = samples[len(samples) // 8 :] if len(samples) >= 16 else samples[1:] if len(samples) > 3 else samples
         holds_gil = None
         if wanted.tries_threads and passed_for is None and _mean_s(warm) * _FEWEST_READS <= _THREADS_S:
@@ -195,7 +193,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
         kind = "lacking" if isinstance(error, FileNotFoundError) else "failed"
         then = f" ({last.filename}:{last.lineno})"
         if where == "collating" and collate_fn is default_collate:
-            # Its own line is in torch, and says nothing.
+            # The line that failed is in torch and does not help the user.
             then = f"; {GIVE_COLLATE}"
         line.send((kind, f"{where} failed: {type(error).__name__}: {error}{then}"))
 
@@ -213,7 +211,7 @@ _END = object()
 
 
 def spread_indices(length: int, count: int) -> list[int]:
-    """Indices over all of the dataset, in an order that is spread from the first few on."""
+    """Indices from the whole dataset, in an order in which even the first few are spread over it."""
     count = min(length, count)
     even = [number * length // count for number in range(count)]
     order = sorted(range(count), key=lambda number: (number * 0.6180339887) % 1)
@@ -246,7 +244,7 @@ def _holds_gil(dataset: Any) -> bool | None:
     if one * _THREADS_S < _FEWEST_READS or len(os.sched_getaffinity(0)) < 2:
         return None
     two = rate(2)
-    # Another program may have slowed the first: two that are no faster must not look it.
+    # Another program may have slowed the single thread, which would make two threads look faster than they are.
     return two < 1.3 * max(one, rate(1))
 
 
@@ -275,7 +273,7 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def is_picklable(value: Any) -> bool:
-    """Whether a worker that is started afresh could be given it."""
+    """Whether it can be sent to a spawned worker."""
     try:
         pickle.Pickler(_Nowhere()).dump(value)
     except Exception:
@@ -284,7 +282,7 @@ def is_picklable(value: Any) -> bool:
 
 
 class _Nowhere(io.RawIOBase):
-    """Takes anything and keeps nothing."""
+    """A file that discards what is written to it."""
 
     def writable(self) -> bool:
         return True

@@ -1,11 +1,11 @@
-"""Whether a stream shares itself out among its workers, or gives all of itself to each of them.
+"""Whether a stream divides its samples among its workers, or gives all of them to each worker.
 
 In:  an iterable dataset, the first samples that one worker got of it.
-Out: whether another worker would get the same.
+Out: whether another worker would get the same samples.
 Runs in: a process of its own that reads samples, never the trainer: it passes for a worker.
 
-A stream that tells its workers apart asks torch which of them it is in (``torch.utils.data.get_worker_info``). One that
-never asks can still give each something else, if it draws random numbers: so another worker's first samples are read.
+A stream that distinguishes its workers calls ``torch.utils.data.get_worker_info``. One that does not may still give
+each worker other samples if it draws random numbers, so the first samples of another worker are read too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.device.tree import leaves
 
 COMPARED = 3
-"""First samples that tell two workers' streams apart."""
+"""How many first samples of two workers are compared."""
 _COMPARE_S = 0.5
-"""After so long, as many as were read by then do."""
+"""After this time, the samples read so far are compared."""
 
 
 class PassedFor:
-    """Stands where torch keeps what a worker knows of itself, and remembers whether anybody asked which one it is."""
+    """Replaces torch's worker info, and notes whether the dataset asked for it."""
 
     def __init__(self, dataset: Any, *, worker: int, workers: int) -> None:
         self.dataset, self.seed = dataset, worker
@@ -48,9 +48,10 @@ class PassedFor:
 
 
 def gives_all_to_each(dataset: Any, first: Sequence[Any], passed_for: PassedFor) -> bool:
-    """Whether every worker would get every sample. ``first``: how the stream began for the worker passed for."""
+    """Whether every worker would get every sample. ``first``: the first samples of the stream for the simulated
+    worker."""
     if passed_for.was_asked or not first or isinstance(dataset, IterDataPipe):
-        # torch tells the workers of a pipe apart by itself.
+        # torch itself divides a data pipe among its workers.
         return False
     other, began_s = PassedFor(dataset, worker=1, workers=2), time.perf_counter()
     try:
@@ -61,7 +62,7 @@ def gives_all_to_each(dataset: Any, first: Sequence[Any], passed_for: PassedFor)
             if time.perf_counter() - began_s > _COMPARE_S:
                 break
     except Exception:
-        # One that cannot be begun twice: how it begins elsewhere is not known.
+        # The stream cannot be iterated twice, so its start in another worker is unknown.
         return False
     return True
 
@@ -79,5 +80,5 @@ def _is_same_leaf(one: Any, other: Any) -> bool:
             return torch.equal(one, other)
         return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
     except Exception:
-        # What cannot be compared is not known to be the same.
+        # Samples that cannot be compared count as different.
         return False

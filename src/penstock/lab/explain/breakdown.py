@@ -47,7 +47,7 @@ class LoadSettings:
     cache: str | int | float | None = None
 
     def other_batch(self) -> LoadSettings:
-        """Another batch size to compare with: a smaller one, which cannot take more than the one asked for."""
+        """Another batch size to compare with: a smaller one, which cannot take more memory than the requested one."""
         return replace(self, batch_size=self.batch_size // 2 if self.batch_size > 1 else 2)
 
     def other_workers(self) -> LoadSettings:
@@ -57,11 +57,11 @@ class LoadSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRun:
-    """One loader with one configuration, for a moment."""
+    """A short run of one loader with one configuration."""
 
     reading: Reading
     batches: int
-    """The first one left out, in the times as well."""
+    """Without the first one, whose time does not count either."""
     wait_s: float
     """In next()."""
     step_s: float
@@ -76,7 +76,7 @@ class MemoryRun:
 
     @property
     def samples_per_s(self) -> float:
-        """Delivered to a loop that only takes them."""
+        """Samples per second delivered to a loop without a training step."""
         return self.batches * self.reading.batch_size / max(1e-9, self.wait_s)
 
 
@@ -91,7 +91,7 @@ class MemoryBench:
     seconds: float
     """Length of a run."""
     on_batch: Callable[[], None]
-    """Called after every batch; may raise to end everything."""
+    """Called after every batch; an exception ends the measurement."""
 
     def ours(self, settings: LoadSettings, step: Callable[[Any], object] | None = None) -> MemoryRun:
         given: dict[str, Any] = {} if settings.cache is None else {"cache": settings.cache}
@@ -149,11 +149,11 @@ class MemoryBench:
             gpu = None
             if step is not None:
                 gpu = gpus.enter_context(Watcher(gpu_use, measures=["fraction"], every_s=0.1))
-            # Starting is not part of waiting.
+            # The time to start does not count as waiting.
             first = run.measure(lambda timing: False)
             timing = run.measure(goes_on)
             gpus.close()
-            # A worker of torch's builds a whole batch, while the others build theirs.
+            # Each of torch's workers builds a whole batch at the same time.
             settled = self._pause(max(1, settings.workers) * timing.elapsed_s / timing.batches)
         return MemoryRun(
             reading=self._reading(run.watch, settled, settings, batch_bytes, files_bytes),
@@ -165,8 +165,8 @@ class MemoryBench:
         )
 
     def _pause(self, batch_s: float) -> TreeParts:
-        """Take no batch until all batches ahead are ready, and return the memory of that moment. The loader holds as
-        much while a checkpoint is written; and it is the same every time, unlike while workers build batches.
+        """Take no batch until all batches ahead are ready, and return the memory at that moment. The loader holds as
+        much while a checkpoint is written. The figure is the same in every run; while workers build batches it varies.
 
         ``batch_s``: about how long a worker is busy before it delivers anything.
         """

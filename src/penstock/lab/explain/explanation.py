@@ -1,4 +1,4 @@
-"""What the measurements say: components, differences, feeding, findings, the picture, as one answer.
+"""The explanation made from the measurements: components, differences, feeding, findings, the picture.
 
 In:  ``Explained``, the ``MachineFacts``, the user's names for things.
 Out: ``Explanation``, for the page, JSON and the picture alike.
@@ -26,7 +26,7 @@ _NAMED_CONTAINERS = 3
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything there is to say."""
+    """The whole explanation."""
 
     job: Job
     explained: Explained
@@ -127,7 +127,7 @@ class Explanation:
         return HostMemoryChart(
             title=f"{self.job.target}, {self.job.settings['workers']} workers",
             lines={"penstock": self._line(ours=True), "torch": self._line(ours=False)},
-            # What others have in use is not there for this training.
+            # Memory in use by other programs is not available to this training.
             limit_bytes=limits.memory_available_bytes,
             batch_size=self.explained.ours.reading.batch_size,
         )

@@ -1,4 +1,4 @@
-"""What an explanation is to measure, and what came of it.
+"""What an explanation has to measure, and the results.
 
 In:  the command line's options; measurements.
 Out: ``Job``, ``Explained``: they travel between the command line and the process that measures.
@@ -25,7 +25,7 @@ class Job:
     """Fields of ``LoadSettings``."""
     collate: str | None
     step_s: float | None
-    """How long a pretended training step takes; None: there is none."""
+    """How long a simulated training step takes; None: no step."""
     train: str | None
     """A function that takes a batch: the training step itself."""
     seconds: float

@@ -1,4 +1,4 @@
-"""The explanation's measurement, step by step, what is in memory weighed after each.
+"""The measurements of an explanation, step by step; memory is measured after each.
 
 In:  a ``Job``: a TARGET by name, a configuration.
 Out: ``Explained``.
@@ -24,7 +24,8 @@ _LOOK_S = 0.3
 
 
 def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
-    """Measure in this process. ``on_progress`` hears what is done and how much; what it raises ends it."""
+    """Measure in this process. ``on_progress`` gets the current step and the share that is done; an exception it raises
+    ends the measurement."""
     before = {"python": _weight()}
     on_progress("loading torch", 0.0)
     from torch.utils.data import default_collate
@@ -39,7 +40,7 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
     dataset = _load(job.target, before)
     known = inspect_dataset(dataset)
     if "imports" not in before:
-        # A dataset made as its module was imported: only what can be seen in it is known to be its own.
+        # The dataset was created while its module was imported, so only the containers found in it count as its own.
         grown = _weight() - sum(before.values())
         before["dataset"] = min(max(0, grown), sum(each.bytes for each in known.containers.found))
         before["imports"] = max(0, grown - before["dataset"])
@@ -54,7 +55,7 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
         on_progress(doing, (done + min(1.0, (time.monotonic() - began_s) / job.seconds)) / job.runs)
 
     bench = MemoryBench(dataset=dataset, collate_fn=collate_fn, before=before, seconds=job.seconds, on_batch=on_batch)
-    # What is wrong with a sample is said with its index here, in one line.
+    # An error in a sample is reported here in one line, with its index.
     seen = look(
         dataset, settings.batch_size, collate_fn or default_collate, seconds=_LOOK_S,
         on_progress=lambda done: on_batch(),
@@ -100,18 +101,18 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
 
 
 def _weight() -> int:
-    # Not the PSS: that of libraries depends on how many other programs of this machine use them.
+    # Not the PSS, because that of libraries depends on how many other programs use them.
     return memory().rss_bytes
 
 
 def _load(target: str, before: dict[str, int]) -> Any:
-    """The dataset. Where it is made by a function, what its module imports is weighed before it is called."""
+    """The dataset. If a function creates it, the memory of its module's imports is measured before the call."""
     from penstock.cli.target import load_function, load_target
 
     try:
         load_function(target)
     except click.BadParameter:
-        # It is there already, or nothing of that name is.
+        # The module is imported already, or there is none of that name.
         return load_target(target)
     before["imports"] = max(0, _weight() - sum(before.values()))
     dataset = load_target(target)
@@ -129,7 +130,7 @@ def _step(job: Job, load_function: Callable[[str], Any]) -> Callable[[Any], obje
     def step(batch: Any) -> None:
         train(batch)
         if torch.cuda.is_initialized():
-            # What was only queued is the step's time too.
+            # Work that was queued on the GPU counts as part of the step.
             torch.cuda.synchronize()
 
     return step

@@ -1,7 +1,7 @@
-"""The process an explanation is measured in: it has nothing else in memory, and can be ended whatever it is at.
+"""The process that measures for an explanation: it has nothing else in memory, and can be ended at any time.
 
 In:  a ``Job``.
-Out: ``Explained``, or what went wrong as one line.
+Out: ``Explained``, or an error in one line.
 Runs in: command line, which starts the child, listens to it and ends it; the child.
 """
 
@@ -27,8 +27,8 @@ _LEAVE_WITHIN_S = 5.0
 
 
 def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
-    """Run the job in a child. ``on_progress`` hears what is done and how much, at least every 0.2 s; what it raises
-    ends the child and everything the child started."""
+    """Run the job in a child. ``on_progress`` gets the current step and the share that is done, at least every 0.2 s;
+    an exception it raises ends the child and all processes that the child started."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_child, args=(theirs, job))
@@ -54,13 +54,14 @@ def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
         raise PenstockError(
             f"the process that measured {job.target} ended with exit code {child.exitcode}"
             + (
-                ": killed, most likely for want of memory; lower --batch-size or --workers"
+                ": killed, most likely because memory ran out; lower --batch-size or --workers"
                 if child.exitcode == -9
                 else ""
             )
         ) from None
     finally:
-        # The child sees the closed end at its next batch; one stuck in the user's code is ended with its workers.
+        # The child notices the closed pipe at its next batch; a child that is stuck in the user's code is killed with
+        # its workers.
         ours.close()
         child.join(_LEAVE_WITHIN_S)
         if child.is_alive():
@@ -88,7 +89,7 @@ class _ProgressPipe:
             raise _Left from None
 
     def progress(self, what: str, done: float) -> None:
-        # Every batch of thousands a second is not worth a message.
+        # With thousands of batches a second, not every batch is reported.
         now_s = time.monotonic()
         if now_s - self._said_s > 0.05:
             self._said_s = now_s
@@ -100,9 +101,9 @@ def _child(line: Connection, job: Job) -> None:
         # Ctrl-C goes to the command line alone, which ends this whole group if it must.
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # Workers start as they would in the user's own program, not as this process did.
+    # Workers start with the start method of the user's own program, not with that of this process.
     multiprocessing.set_start_method(None, force=True)
-    # What the user's code prints must not end up in the answer.
+    # Output of the user's code must not become part of the answer.
     os.dup2(2, 1)
     said = _ProgressPipe(line)
     try:

@@ -18,9 +18,9 @@ class SimulatedSegment:
         self.room_bytes = room_bytes
         self.used_bytes = 0
         self.touched_bytes = 0
-        """Pages it has: the most that was ever used of it."""
+        """Bytes of its pages: the most that was ever used of it."""
         self.new_bytes = 0
-        """Pages that had to be made for its present use."""
+        """Bytes of pages that its current use has to create."""
 
 
 class SimulatedArena:

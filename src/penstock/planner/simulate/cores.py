@@ -67,8 +67,8 @@ class Cores:
             self._holding.append((step.is_so, activity))
 
     def _resume_one(self) -> bool:
-        """Resume the first activity whose condition is true; whether there was one."""
-        # One at a time: the first may take what the second was waiting for.
+        """Resume the first activity whose condition is true; returns whether there was one."""
+        # One at a time, because the first may take what the second was waiting for.
         for place, (is_so, activity) in enumerate(self._holding):
             if is_so():
                 del self._holding[place]
@@ -90,7 +90,7 @@ class Cores:
         self._step(activity)
 
     def _share(self) -> float:
-        """Of a core, for each activity that computes."""
+        """The share of a core that each computing activity gets."""
         if len(self._computing) <= self._count:
             return 1.0
         return self._count / len(self._computing) / (1 + self._crowding)

@@ -6,7 +6,7 @@ Runs in: anywhere; pure.
 
 Batches lie in segments that are reused for others of about their size; a worker holds the sample it is loading. There
 are as many batches as the depth and the one that the training loop holds, or as many as the budget has room for.
-Samples for a collate function of the user's lie apart until the function makes a batch of them.
+Samples for a user's collate function are stored one by one until the function makes a batch of them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from penstock.planner.simulate.pipeline import (
 )
 
 _NEW_BYTES_PER_S = 2e9
-"""About how fast pages are made. Until segments have theirs, batches take longer to make, and more of them are being
-made at a time than ever after."""
+"""The approximate rate at which pages are created. Until all segments have pages, batches take longer, and more of them
+are being filled at a time than later."""
 _LAG, _MOST_LAG = 0.15, 0.5
-"""Of a sample's own time: what a worker waits for a core, at twice as many workers as cores that are all busy, and the
-most it waits. The operating system leaves some waiting at one core while another has nothing to do."""
+"""Shares of a sample's own time: the wait for a core when there are twice as many workers as busy cores, and the
+longest such wait. The operating system lets some workers wait for one core while another is idle."""
 
 
 def simulate_penstock(load: Load, depth: int | None = None, room: float = math.inf) -> Simulation:
@@ -54,7 +54,7 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
     in_slot: dict[int, list[SimulatedSegment]] = {}
     arena = SimulatedArena(rules, lambda size_bytes: memory.add(batches=size_bytes))
     made_bytes: deque[int] = deque([0], maxlen=rules.recent_batches)
-    """Sizes of the latest batches that a collate function of the user's made."""
+    """Sizes of the latest batches that the user's collate function made."""
     opened = lent = 0
 
     def room_for(piece: Piece) -> int:
@@ -62,15 +62,15 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
 
     def open_next() -> bool:
         nonlocal opened
-        # Samples and the batch made of them exist side by side for a moment.
+        # Samples and their batch exist at the same time for a moment.
         needed = len(in_slot) + 1 + (len(left) + 1 if is_apart else 0)
         is_full = len(left) + len(ready) >= depth or len(in_slot) >= slots or needed > room
-        # The batch that is due next is opened even so, if only lent batches are in its way; while two are lent, only
-        # into room that there is.
+        # The batch that is due next is opened even then if only lent batches take its room; while two are lent, only if
+        # there is room.
         if is_full and (len(in_slot) > lent or len(in_slot) >= max(2, room)):
             return False
         pieces = stream.batch(rows)
-        # Samples for a collate function of the user's take memory as they come.
+        # Samples for a user's collate function take memory as they are fetched.
         in_slot[opened] = [] if is_made else [arena.take(sum(map(room_for, pieces)))]
         todo.extend((opened, piece) for piece in pieces)
         left[opened] = len(pieces)
@@ -113,8 +113,8 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
                 cores.begin(finish(number))
 
     def make(number: int, samples_bytes: int) -> Activity:
-        """A collate function of the user's reads samples where they lie; its result is private memory at first, and is
-        then written to the arena."""
+        """The user's collate function reads samples in place; its result is in private memory first and is then written
+        to the arena."""
         if not is_made:
             yield Compute(cost.batch_s)
             return
@@ -146,7 +146,7 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
 
 
 def simulate_held(load: Load, depth: int) -> Simulation:
-    """Held by ``memory=`` to ``depth`` batches ahead, where the loader might take more."""
+    """Whether ``memory=`` limits the loader to ``depth`` batches ahead where it would prepare more."""
     return simulate_penstock(load, depth, depth + 1 + _is_apart(load.profile))
 
 
@@ -173,8 +173,8 @@ def _is_apart(profile: Profile) -> bool:
 
 
 def _lag(load: Load) -> float:
-    """How long a worker waits for a core, as a share of a sample's own time: none while each has a core, longer the
-    more workers there are for each core and the busier the cores are."""
+    """How long a worker waits for a core, as a share of a sample's own time: not at all while each worker has a core,
+    and longer with more workers per core or busier cores."""
     cores = max(1.0, load.cores)
     busy = min(1.0, load.workers * (load.profile.cpu_s + load.profile.ours.sample_s) / (cores * load.row_s))
     return max(0.0, min(_MOST_LAG, _LAG * (load.workers / cores - 1) * busy))

@@ -20,11 +20,11 @@ from penstock.planner.simulate.cores import Activity, Compute, Cores, Until, Wai
 from penstock.planner.simulate.rules import Rules
 
 _STARTING_BYTES, _INDEX_BYTES = 3 << 19, 45
-"""The least a training process takes for starting workers, and for every index of a shuffled order, which torch makes
-whole. A process that has loaded before, as one that profiles has, reuses memory for some of it."""
+"""The least memory that a training process takes to start workers, and for every index of a shuffled order, which torch
+creates as a whole. A process that has loaded before, such as one that profiles, can reuse memory for part of it."""
 _LEAST_BATCHES, _MOST_BATCHES = 30, 240
 _MOST_DRAWN = 256
-"""Rows of a batch that are drawn; the rest are of the mean size and take the mean time."""
+"""The number of rows of a batch that are drawn; the other rows have the mean size and take the mean time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Load:
 
     profile: Profile
     rules: Rules
-    """penstock's own; torch's loader takes only the size of a simulated step from them."""
+    """The rules of penstock's loader; for torch's loader only the size of a simulated step comes from them."""
     cores: float
     """Cores this training may use."""
     batch_size: int
@@ -82,12 +82,12 @@ class Simulation:
 
 
 class SimulatedMemory:
-    """Bytes now, and the most there were."""
+    """The current bytes and their peak."""
 
     def __init__(self) -> None:
         self._batches = self._private = 0.0
         self.most_batches = self.most_private = 0.0
-        """At the moment when the sum was largest."""
+        """The parts at the moment when the sum was largest."""
         self.peak_batches = self.peak_private = 0.0
         """Each at its own moment."""
 
@@ -101,7 +101,7 @@ class SimulatedMemory:
 
 
 class Piece(NamedTuple):
-    """Some rows of a batch, added up."""
+    """The sums over some rows of a batch."""
 
     rows: int
     size_bytes: int
@@ -126,7 +126,7 @@ class Stream:
         return [self._piece(min(rows_per_piece, self._rows - at)) for at in range(0, self._rows, rows_per_piece)]
 
     def _piece(self, rows: int) -> Piece:
-        # To draw all rows of a large batch would take longer than loading it.
+        # Drawing all rows of a large batch would take longer than loading it.
         count = min(rows, max(1, _MOST_DRAWN * rows // self._rows))
         drawn = [self._samples[self._chance.randrange(len(self._samples))] for _ in range(count)]
         rest, mean = rows - count, self._mean
@@ -168,7 +168,7 @@ class Trainer:
             yield Wait(self._load.step_s)
 
     def result(self, memory: SimulatedMemory) -> Simulation:
-        # The first third fills the batches ahead and starts workers: it does not show the rate of what follows.
+        # In the first third, workers start and batches ahead are filled, so its rate is not representative.
         count = max(1, (len(self._taken_s) - 1) * 2 // 3 // self._at_a_time * self._at_a_time)
         first = len(self._taken_s) - 1 - count
         spent_s = self._taken_s[-1] - self._taken_s[first]
@@ -185,7 +185,8 @@ class Trainer:
 
 
 def simulate_alone(load: Load) -> Simulation:
-    """Without workers the training loop loads for itself, and a batch exists beside its samples while it is made."""
+    """Without workers the training loop loads by itself; a batch and its samples exist at the same time while the batch
+    is made."""
     cost, profile = load.profile.torchs, load.profile
     cpu_s = load.batch_size * (profile.cpu_s + cost.sample_s) + cost.batch_s + cost.trainer_s
     batch_s = load.batch_size * profile.wait_s + cpu_s / min(1.0, load.cores)
@@ -210,7 +211,7 @@ def trainer_bytes(load: Load, cost: LoaderCost) -> int:
 
 
 def fetch(piece: Piece, cost: LoaderCost) -> Activity:
-    """What a worker does for a few samples."""
+    """The work of a worker for a few samples."""
     if piece.wait_s:
         yield Wait(piece.wait_s)
     yield Compute(piece.cpu_s + piece.rows * cost.sample_s)

@@ -1,8 +1,8 @@
-"""What the simulator asks of the loader's own rules.
+"""The part of the loader's rules that the simulator uses.
 
 In:  nothing.
 Out: ``Rules``: the part of the loader's ``LoaderRules`` that decides speed and memory.
-Runs in: anywhere. The planner imports no loader: whoever makes a plan passes the rules in.
+Runs in: anywhere. The planner imports no loader: the caller that makes a plan passes the rules in.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Runs in: anywhere; pure.
 
 A worker holds the samples of its batch until they are collated into shared memory, where the batch stays until the
 training loop has taken the next one. Samples that a collate function keeps apart are sent while the worker builds its
-next batch. The worker's heap keeps the memory of samples that are gone, unless they are so large that each has a
-mapping of its own. A worker has at most ``prefetch_factor`` batches to build; how many of them exist depends on whether
-workers or the training loop are slower.
+next batch. The worker's heap keeps the memory of freed samples, except of samples so large that each has its own
+mapping. A worker has at most ``prefetch_factor`` batches to build; how many of them exist depends on whether workers or
+the training loop are slower.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from penstock.planner.simulate.pipeline import (
 )
 
 _HEAP_BYTES = 32 << 20
-"""malloc gives anything larger a mapping of its own and returns it at once; anything smaller stays in the heap."""
+"""malloc creates a separate mapping for anything larger and releases it at once; anything smaller stays in the heap."""
 _UNEVEN = 0.5
 """By how much the time to collate and send a batch varies: a worker that is early waits until it is its turn."""
 _CROWDING = 0.15
-"""How much longer work takes while more of it is at hand than there are cores. Measured with 6 workers on 2 cores: 0 to
-0.32, most where large samples are copied."""
+"""How much longer work takes while more activities compute than there are cores. Measured with 6 workers on 2 cores: 0
+to 0.32, most where large samples are copied."""
 _CREEP, _CREEP_FROM_BYTES = 0.7, 200_000
-"""Of a sample: what a heap gains with every batch where samples are at least that large. A batch's samples leave a hole
-when they go, the next batch's do not quite fit into it, and one of them lies elsewhere. Runs with samples of 0.2 to
-8 MiB gained from a half to one; with some sizes (0.3 and 1.5 MB) heaps do not grow, which no short run shows reliably:
-it also depends on the heap that workers inherit."""
+"""The growth of a heap with every batch, as a share of a sample, and the sample size from which it counts. Freed
+samples leave a hole into which the next batch's samples do not quite fit, so one of them is placed at the end of the
+heap. Runs with samples of 0.2 to 8 MiB gained from a half to one; with some sizes (0.3 and 1.5 MB) heaps do not grow,
+which no short run shows reliably: it also depends on the heap that workers inherit."""
 
 
 def simulate_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = None) -> Simulation:
@@ -49,7 +49,7 @@ def simulate_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None 
     profile, cost = load.profile, load.profile.torchs
     cores = Cores(load.cores, crowding=_CROWDING)
     memory, stream, chance = SimulatedMemory(), Stream(load), random.Random(0)
-    # Workers that began together finish together.
+    # Workers that started at the same time finish at the same time.
     trainer = Trainer(load, cost, cores, ahead=load.workers * prefetch_factor, at_a_time=load.workers)
     asked: list[deque[int]] = [deque() for _ in range(load.workers)]
     sizes: dict[int, float] = {}
@@ -110,13 +110,13 @@ def simulate_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None 
 
 
 def creep_bytes(profile: Profile) -> float:
-    """What a worker's heap gains with every batch, until old ones are forgotten."""
+    """The growth of a worker's heap with every batch, until it stops growing."""
     creeps = profile.sample_bytes >= _CREEP_FROM_BYTES and profile.largest_bytes <= _HEAP_BYTES
     return _CREEP * profile.sample_bytes if creeps else 0.0
 
 
 class _Heap:
-    """Memory of samples: what is freed stays and is used again, if the heap ``keeps`` it."""
+    """Memory of samples. Freed memory stays for reuse if the heap ``keeps`` it."""
 
     def __init__(self, memory: SimulatedMemory, *, keeps: bool) -> None:
         self._memory, self._keeps = memory, keeps
