@@ -31,7 +31,7 @@ class Finding:
     """Stable name, for programs."""
     severity: Severity
     what: str
-    """The fact, with its numbers. May hold text of the user's."""
+    """The fact, with its numbers. May contain the user's text."""
     fix: str
     """The change to make; empty: none."""
     title: str = ""

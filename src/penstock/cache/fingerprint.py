@@ -64,7 +64,7 @@ def fingerprint_again(dataset: Any) -> str:
             stacklevel=3,
         )
     with contextlib.suppress(TypeError):
-        # Removed with the dataset: another object may get its id.
+        # Removed with the dataset, because another object may get its id.
         gone = functools.partial(_fingerprints.pop, id(dataset), None)
         _fingerprints[id(dataset)] = (weakref.ref(dataset, lambda _: gone()), found)
     return found

@@ -6,8 +6,9 @@ Runs in: trainer, worker, command line. Does not import torch.
 
 A cache's memory has no name of its own. A file that only this user can read lists the processes that have it open; the
 next process opens the memory through /proc/PID/fd of one of them. The kernel releases the memory with the last
-process. If that process crashed, the next process that opens any cache removes the file. The locks are in a file
-beside the list; a process that closes it loses all of them, so it keeps one descriptor open.
+process. If that process crashed, the next process that opens any cache removes the file. The locks are in a second file
+in the same folder. A process that closes any descriptor of it loses all its locks, so every process keeps one
+descriptor open.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from penstock.units import format_bytes
 
 _COLOURS = {"penstock": "#0b6e99", "torch": "#d9730d"}
 _MOST_TIMES = 16
-"""The largest batch size drawn, as a multiple of the one that was asked for."""
+"""The largest batch size drawn, as a multiple of the requested one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class HostMemoryChart:
     limit_bytes: int
     """Memory available on this machine."""
     batch_size: int
-    """The one that was asked for."""
+    """The requested batch size."""
 
     @property
     def last_batch_size(self) -> int:
-        """A little past the point where the first line reaches the limit, within reason."""
+        """The largest batch size drawn: a little beyond the point where the first line reaches the limit."""
         reached = [at for at in (line.reaches(self.limit_bytes) for line in self.lines.values()) if at is not None]
         wanted = int(1.2 * min(reached, default=4 * self.batch_size)) + 1
         return max(2 * self.batch_size, min(_MOST_TIMES * self.batch_size, wanted))

@@ -59,7 +59,7 @@ class Plane:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFrame:
-    """A drawing of memory by batch size, as a file of its own: no script, no font, nothing from elsewhere."""
+    """A drawing of memory by batch size as an SVG file without scripts, fonts or external resources."""
 
     title: str
     highest_bytes: float

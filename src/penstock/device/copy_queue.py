@@ -53,7 +53,7 @@ class CopyQueue:
         self._copying: deque[BatchCopy] = deque()
         """Copies that were not done at the last check."""
         self._steps: deque[QueueMark] = deque()
-        """Per batch that was handed out, the end of the user's work before it."""
+        """For each batch handed out, a mark of the end of the work that the user had queued before."""
 
     def send(self, host: Any, arrived: Callable[[], None]) -> BatchCopy:
         """Start copying a batch. ``arrived`` is called from any thread, once the source is copied and released."""

@@ -42,7 +42,7 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """A training that has not begun."""
+    """The model, batch, optimizer and settings of a training."""
 
     make_model: MakeModel
     make_batch: MakeBatch

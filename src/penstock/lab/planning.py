@@ -43,7 +43,7 @@ def plan(
     """Settings for a dataset on this machine: five plans, one recommended.
 
     Args:
-        memory: what one rank's loader may take, as ``DataLoader(memory=...)``.
+        memory: the memory of one rank's loader, as in ``DataLoader(memory=...)``.
         step_s: how long the training is busy with a batch; without it, plans are for loading as fast as can be.
         collate_fn: the loader's.
         seconds: how long to measure.

@@ -5,7 +5,7 @@ Out: the record, warnings; points for sinks and observers.
 Runs in: trainer: ``tick`` in the monitor's thread, the rest in any.
 
 A full disk, a folder that was removed or a database that stays locked stops the recording with one warning;
-everything else goes on.
+everything else continues.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Recorder:
     def close(self, outcome: RunOutcome) -> None:
         """Write the last point and the outcome; close sinks and observers."""
         with contextlib.suppress(Exception):
-            # Whatever fails here, the outcome must still be written.
+            # The outcome must be written even if something fails here.
             self._ticks = 0
             self.tick()
         for listener in (*self._sinks, *self._observers):

@@ -119,7 +119,7 @@ def read_plans(answer: Any, source: str) -> tuple[Prediction, ...]:
 
 
 def _read(plan: Any, source: str) -> Prediction | None:
-    """None: there is no plan, or what there is has no figures."""
+    """None: there is no plan, or the plan has no figures."""
     try:
         wait = plan.get("wait")
         return Prediction(

@@ -129,7 +129,8 @@ def samples_per_epoch(account: Account, loader: int) -> float | None:
 
 
 def _when(counted: list[tuple[float, float, float | None]], samples: float) -> tuple[float, float | None]:
-    """When so many samples had been delivered, and the time waited until then; interpolated between two points."""
+    """The time at which this number of samples had been delivered, and the time waited until then; interpolated between
+    two points."""
     before = counted[0]
     for t_s, count, wait_s in counted:
         # The first pass begins with the first samples, not in the idle time before them.

@@ -55,7 +55,7 @@ class SharedValues(Generic[_T]):
         self._making: dict[str, asyncio.Task[_T]] = {}
 
     async def get(self, key: str, make: Callable[[], Awaitable[tuple[_T, float]]]) -> _T:
-        """The value; ``make`` gives it and the seconds it may be used for."""
+        """The value; ``make`` returns it and the seconds for which it may be used."""
         kept = self._kept.get(key)
         if kept is not None and time.monotonic() < kept[0]:
             return kept[1]
@@ -85,14 +85,14 @@ class RunList:
     runs: bytes
 
     def is_news_to(self, sent: RunList | None, age_s: float, *, figures_every_s: float) -> bool:
-        """Whether to send it to a client that got the list ``sent`` so many seconds ago."""
+        """Whether to send it to a client that got the list ``sent`` this many seconds ago."""
         if sent is None or self.names != sent.names:
             return True
         return self.number != sent.number and age_s >= figures_every_s
 
 
 class Events:
-    """Makes the streams; ``is_ending`` tells them that the server ends."""
+    """Makes the streams; ``is_ending`` returns true once the server ends."""
 
     def __init__(self, answers: Answers, is_ending: Callable[[], bool], every_s: float = EVERY_S) -> None:
         self._answers = answers
@@ -116,7 +116,7 @@ class Events:
         return await self._states.get(run_id, make)
 
     async def stream(self, run_id: str | None, since_s: float | None) -> AsyncIterator[bytes]:
-        """What there is now, then what comes, until the server ends or the client leaves."""
+        """The current state, then every change, until the server ends or the client leaves."""
         sent, seen, followed = None, StreamPosition(points_s=since_s), run_id
         spoke_s = sent_s = time.monotonic()
         figures_every_s = 0.0 if run_id is None else _FIGURES_EVERY * self._every_s

@@ -93,7 +93,7 @@ class PageServer:
 
 
 class Guard:
-    """Around everything: refuses what is not allowed, and gives every answer its headers."""
+    """Wraps every request: refuses what is not allowed, and adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -278,7 +278,7 @@ def _patient(patience_s: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def _expect_request(self) -> None:
-            # The time counts from now on even if bytes arrive: one byte a second is no request.
+            # The time counts from now on even if bytes arrive, because a client could send one byte a second for ever.
             if self._deadline is not None:
                 self._deadline.cancel()
             self._deadline = self.loop.call_later(patience_s, self._close_unless_answering)

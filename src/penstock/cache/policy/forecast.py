@@ -21,7 +21,7 @@ class Forecast:
         """Low words of the keys' digests, sorted."""
         self.uses = uses
         """Per use, the index of its key times the stride, plus twice its batch; sorted for bisection. The same number
-        plus one stands for all further uses in the same batch, which are still to come after the first."""
+        plus one represents all further uses in the same batch."""
         self.batches = batches
         self._stride = 2 * batches + 2
 

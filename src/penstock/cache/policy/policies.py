@@ -176,8 +176,8 @@ class NextUse(Lru):
 
 
 _FEWEST, _PARTS = 16, 512
-"""How many candidates a scan keeps: this part of the entries, and at least so many."""
+"""How many candidates a scan keeps: this share of the entries, and at least this number."""
 _SAMPLE = 1 << 14
-"""A table with more than twice as many slots is sampled: the farthest uses in the sample are far enough."""
+"""A table with more than twice this number of slots is sampled: the farthest uses in the sample are far enough."""
 _MOST_SCANS = 8
 """Scans for one new value at most."""

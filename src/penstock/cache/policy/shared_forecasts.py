@@ -67,7 +67,7 @@ class SharedForecasts:
         """Store the forecast of a loader at batch ``now``; False if it does not fit. Raises TooLong, OSError."""
         number = claim % MOST_FORECASTS
         before = self._own[number]
-        # Beside the last forecast, which stays in force until this one is complete.
+        # Stored in addition to the last forecast, which stays in force until this one is complete.
         packed = PackedValue((forecast.keys, forecast.uses, forecast.batches))
         if not self._store.put(_name(number, 1 - before), packed, pinned=True):
             return False

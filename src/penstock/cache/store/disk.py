@@ -5,7 +5,7 @@ Out: private copies of values that are exactly what was written; anything else i
 Runs in: trainer, worker, command line. Does not import torch.
 
 Table, locks and rows are the same as in memory, in two sparse files. A record of its key, length and checksum precedes
-every value, so whatever a crash leaves in the files, an entry leads either to its value or to nothing. The table is
+every value, so even after a crash an entry leads either to its value or to a miss. The table is
 mapped, over disk space that is allocated. Values are read and written whole, by system calls: a full disk, a failing
 disk or a shortened file is an error and not a signal, and no page of the file counts as memory of the process.
 

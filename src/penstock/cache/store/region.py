@@ -173,7 +173,7 @@ class Region:
                 self.repair()
             header[H_CHANGING] = 1
             yield header
-            # Not after an exception: the next holder then repairs what is half done.
+            # Not reset after an exception, so that the next holder repairs the unfinished change.
             header[H_CHANGING] = 0
 
     def drop_table(self, where: int) -> None:

@@ -237,7 +237,7 @@ class Table:
         region.drop_table(old)
 
     def _place_for(self, slots_log2: int) -> int:
-        """A place in the index for a table beside the present one."""
+        """A place in the index for a new table that does not overlap the current one."""
         header = self._region.header
         present = int(header[H_TABLE])
         first = TABLES_AT

@@ -1,4 +1,4 @@
-"""The state of a folder that `penstock pack` writes to: what was asked for, and which shards are finished.
+"""The state of a folder that `penstock pack` writes to: the arguments of the call, and which shards are finished.
 
 In:  a folder.
 Out: a journal, locked while a program packs there; an earlier packing to continue; at the end, a manifest.
@@ -29,7 +29,7 @@ _LOCK_PATIENCE_S = 2.0
 """A worker that was forked just before its program was killed holds the lock for a moment longer."""
 
 Plan = dict[str, Any]
-"""What was asked for; once packing has begun, also ``samples_per_shard`` and the ``form`` of tar shards."""
+"""The arguments of the call; once packing has begun, also ``samples_per_shard`` and the ``form`` of tar shards."""
 
 
 class Journal:

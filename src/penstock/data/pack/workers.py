@@ -35,8 +35,8 @@ _PATIENCE_S = 5.0
 
 
 class TaskRanges:
-    """Distributes tasks so that each worker gets neighbours: few workers then decode a row group that is cut into many
-    shards, and data that a dataset keeps from one sample serves the next."""
+    """Distributes tasks so that each worker gets neighbouring shards. Then few workers decode the same row group, and a
+    dataset can use data that it kept from the previous sample."""
 
     def __init__(self, tasks: list[int], workers: list[Any]) -> None:
         cuts = [len(tasks) * number // len(workers) for number in range(len(workers) + 1)]

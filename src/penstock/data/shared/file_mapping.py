@@ -4,8 +4,8 @@ In:  an open file and a place in it.
 Out: bytes that are read from the page cache when they are accessed. Writes to a private mapping stay in it.
 Runs in: trainer and worker.
 
-Each large value of a dataset gets a mapping of its own, which ends with the value: a transform that works in place must
-not read its own result in the next epoch. Unlike Python's mmap, these mappings keep no descriptor.
+Each large value of a dataset gets its own mapping, which ends with the value. Otherwise a transform that works in place
+would read its own result in the next epoch. Unlike Python's mmap, these mappings keep no descriptor.
 """
 
 from __future__ import annotations

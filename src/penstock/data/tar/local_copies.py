@@ -28,7 +28,7 @@ from penstock.workers.fork_hygiene import keep_from_children
 _PIECE_BYTES = 8 << 20
 _NAP_S = 0.02
 _STUCK_S = 150.0
-"""Longer than a source retries a read: a process that has written nothing for so long does not fetch any more."""
+"""Longer than a source retries a read: a process that has written nothing for this time has stopped fetching."""
 
 _T = TypeVar("_T")
 

@@ -42,7 +42,7 @@ Scratches = Callable[[Any, Any, Card], Iterator[Scratch]]
 
 @dataclass(frozen=True, kw_only=True)
 class OperationRule:
-    """What an operation takes beside its results."""
+    """The memory that an operation takes in addition to its results."""
 
     scratches: Scratches | None = None
     one_after_another: bool = False

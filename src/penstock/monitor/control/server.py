@@ -78,7 +78,7 @@ class Control:
                 self._path.unlink()
 
     def forget(self) -> None:
-        """In a forked child: close its copies. The parent goes on listening."""
+        """In a forked child: close its copies. The parent continues to listen."""
         for client in self._clients:
             client.line.close()
         self._listener.close()

@@ -86,7 +86,7 @@ def exposition(home: Path, *, now_s: float | None = None) -> bytes:
             with Run(path) as run:
                 samples += _of_run(run, now_s)
         except PenstockError:
-            # Removed in the meantime, or damaged: the scrape goes on with the other runs.
+            # The run was removed in the meantime, or is damaged: the scrape continues with the other runs.
             unreadable += path.exists()
     samples.append(MetricSample(_UNREADABLE, {}, float(unreadable)))
     return _text(samples)

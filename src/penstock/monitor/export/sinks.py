@@ -1,4 +1,4 @@
-"""Figures for the tools that a team already uses: TensorBoard, Weights & Biases, or a function of its own.
+"""Figures for the tools that a team already uses: TensorBoard, Weights & Biases, or the team's own function.
 
 In:  figures once a second, from the monitor's thread.
 Out: scalars named ``penstock/<figure>``, units in their names; see ``figures``.
@@ -8,7 +8,7 @@ Runs in: trainer, in the monitor's thread.
     penstock.Monitor(loader, sinks=[WandB(wandb.run), Call(lambda step, figures: print(step, figures["tree_bytes"]))])
 
 Packages are imported on first use only. An object of your own with ``write`` and ``close`` (``recorder.Sink``) is a
-sink, too. A sink that raises is not called again and one warning is logged; the training goes on.
+sink, too. A sink that raises is not called again and one warning is logged; the training continues.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In:  points, notes, alerts, outcomes.
 Out: ``<home>/runs/<id>.sqlite``; see ``format``.
 Runs in: trainer.
 
-Every method may raise ``sqlite3.Error`` or ``OSError``; the recorder then stops and the training goes on.
+Every method may raise ``sqlite3.Error`` or ``OSError``; the recorder then stops and the training continues.
 """
 
 from __future__ import annotations
