@@ -74,6 +74,15 @@ class Generators:
         self._own = own
         self.state = state or {"global": get_generators(), "own": None if own is None else own.get_state()}
 
+    @classmethod
+    def begin(cls, own: torch.Generator | None, state: dict[str, Any] | None) -> tuple[Generators, Generators]:
+        """Bring them to where ``state`` was saved, if one is given. Returns them as they were and as they are now."""
+        kept = cls(own)
+        if state is None:
+            return kept, kept
+        cls(own, state["generators"]).restore()
+        return kept, cls(own)
+
     def restore(self) -> None:
         set_generators(self.state["global"])
         if self._own is not None and self.state["own"] is not None:

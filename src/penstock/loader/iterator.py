@@ -58,10 +58,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     """Iterates with any number of workers, including 0, and can change that number while it runs."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
-        kept = Generators(loader.generator)
-        if state is not None:
-            Generators(loader.generator, state["generators"]).restore()
-        before = Generators(loader.generator)
+        kept, before = Generators.begin(loader.generator, state)
         super().__init__(loader)
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("timeout needs num_workers > 0: without workers there is nothing to wait for")

@@ -23,10 +23,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
     """For iterable datasets, data pipes and seeding="worker" without workers."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
-        kept = Generators(loader.generator)
-        if state is not None:
-            Generators(loader.generator, state["generators"]).restore()
-        before = Generators(loader.generator)
+        kept, before = Generators.begin(loader.generator, state)
         super().__init__(loader)
         self._counters = loader._counters
         self._device = loader._device

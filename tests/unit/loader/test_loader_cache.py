@@ -202,7 +202,8 @@ def test_two_loaders_over_one_cache_each_have_a_forecast(cache: penstock.Cache) 
         iter(penstock.DataLoader(Frames(cache), batch_size=8, num_workers=1, cache=cache, shuffle=True))
         for _ in range(2)
     )
-    next(one), next(other)
+    next(one)
+    next(other)
     assert len(cache._forecasts._own) == 2
     assert len(list(one)) == len(list(other)) == 14
     assert not cache._forecasts._own

@@ -22,8 +22,7 @@ from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.dispatcher import Dispatcher
 from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.settlement import Settlement
-from penstock.loader.engine.timeout_report import timeout_report
-from penstock.loader.engine.worker_set import WorkerEntry
+from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
 from penstock.loader.stats import Counters
 from penstock.workers.channel import ChannelClosed
 from penstock.workers.protocol import Done
@@ -302,3 +301,19 @@ class Pump:
             failure, self._admission.failure = self._admission.failure, None
             raise failure
         return batch
+
+
+def timeout_report(workers: WorkerSet, due: Batch | None) -> str:
+    """Which workers keep the batch waiting: with which samples, for how long, and where their code is."""
+    starting = [worker.worker_id for worker in workers.members if not worker.peer.started]
+    lines = [f"workers {starting} have not started yet"] if starting else []
+    for worker, task in ((w, t) for w in workers.members for t in w.tasks.values() if t.batch is due):
+        number, row = workers.in_hand(worker)
+        what = task.describe(row if number == task.number else -1)
+        lines.append(
+            f"worker {worker.worker_id} (pid {worker.pid}) has worked on {what} of batch {task.batch.number} for "
+            f"{time.monotonic() - task.assigned_s:.1f} s"
+        )
+        stack = workers.stack_of(worker)
+        lines += [] if stack is None else ["  " + line for line in stack.splitlines()]
+    return "\n".join(lines)
