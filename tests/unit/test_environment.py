@@ -44,7 +44,7 @@ def test_ranks_without_a_launcher_are_one_process(monkeypatch: pytest.MonkeyPatc
     assert environment.launcher_ranks() == {}
 
 
-def test_a_rank_that_is_no_number_is_refused_but_does_not_stop_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_not_a_number_is_refused_but_does_not_stop_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "first")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(ConfigError, match="RANK='first' is not a whole number"):

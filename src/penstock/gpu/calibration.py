@@ -129,8 +129,8 @@ def needs_gpu(argument: str) -> None:
 def _line(points: list[tuple[int, int]]) -> tuple[float, float]:
     """Fixed part and slope by least squares.
 
-    One point does not show which part is wrong. The safe choice: bytes that the estimate misses are added for every
-    sample, bytes that it has too many are subtracted once.
+    One point does not show which part is wrong. The safe choice: missing bytes are added for every sample, surplus
+    bytes are subtracted once.
     """
     if not points:
         return 0.0, 0.0

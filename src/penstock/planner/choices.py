@@ -118,7 +118,7 @@ def _least(tried: Iterable[Tried], samples_per_s: float) -> Tried:
 
 
 def larger_batch(load: Load) -> Load:
-    """A batch half as large again; its step takes longer by half at most."""
+    """A batch with half as many samples more. Its step takes at most half as much time more."""
     larger = max(load.batch_size + 1, round(load.batch_size * _LARGER_BATCH))
     return replace(load, batch_size=larger, step_s=load.step_s * larger / load.batch_size)
 

@@ -4,8 +4,8 @@ In:  ``Reading``s of one loader: as configured, with another batch size, with an
 Out: ``Component``s with what they grow with; ``Change``s between two readings.
 Runs in: anywhere; pure.
 
-Growth is measured: a part grows with the batch size if it was larger at the larger batch by more than repeated readings
-differ.
+Growth is measured: a part grows with the batch size if it is larger at the larger batch, by more than repeated readings
+of one size differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COUNTED = ("batch", "buffers")
 """Parts that are counted and follow from the batch size. The freed memory that a heap keeps does not follow from it:
 the larger of two sizes may show less of it, and a line through both would be meaningless."""
 _NOISE_BYTES = {"batch": 0, "buffers": 64 << 10, "workers": 2 * MIB, "other": 4 * MIB}
-"""By how much repeated readings differ. Batches are counted, heaps are not."""
+"""By how much repeated readings differ, for parts that are counted (batches) and parts that are not (heaps)."""
 _TELLING = 0.25
 """A part that grows by less than this share of proportional growth counts as constant."""
 
@@ -147,7 +147,7 @@ def components(
 
 
 def _slope(name: str, reading: Reading, other: Reading, *, by_batch: bool) -> float:
-    """Growth per sample or per worker; 0 where the two readings differ by no more than noise."""
+    """Growth per sample or per worker; 0 if the difference of the two readings is within the noise."""
     if name in _MEASURED_ONCE:
         return 0.0
     counts = (reading.batch_size, other.batch_size) if by_batch else (reading.workers, other.workers)
@@ -160,7 +160,7 @@ def _slope(name: str, reading: Reading, other: Reading, *, by_batch: bool) -> fl
 
 
 def changes(before: Reading, after: Reading) -> tuple[Change, ...]:
-    """Part by part, from one configuration to the other."""
+    """The change of each part from one configuration to the other."""
     return tuple(
         Change(name=name, what=what, before_bytes=before.parts[name], after_bytes=after.parts[name])
         for name, what in PARTS.items()

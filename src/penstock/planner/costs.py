@@ -128,8 +128,8 @@ def _slope_and_start(few: tuple[int, int], many: tuple[int, int]) -> tuple[float
 
 
 def _extra_s(run: LoaderRun, load: Load) -> float:
-    """Processor time of a worker for a sample, beyond the dataset's own. Batches that were ahead when the clock began
-    and when it ended balance out."""
+    """Processor time of a worker for a sample, beyond the dataset's own. Batches that were ahead at the start and at
+    the end of the measurement cancel out."""
     return max(0.0, run.workers_cpu_s / run.samples - load.profile.cpu_s)
 
 

@@ -60,7 +60,7 @@ def test_a_folder_of_files_and_a_table_is_refused_with_both_counted(tmp_path: Pa
         pack(tmp_path / "in", tmp_path / "more", workers=1)
 
 
-def test_what_tells_about_tables_is_left_out_by_name(tmp_path: Path) -> None:
+def test_files_that_describe_tables_are_left_out_by_name(tmp_path: Path) -> None:
     write_files(tmp_path / "in", "README.md", "_SUCCESS", ".git/config", "_old/x.parquet", "dataset_info.json")
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "in/a.parquet")
     (tmp_path / "in/link").symlink_to(tmp_path)
@@ -180,7 +180,7 @@ def test_each_worker_gets_neighbours_and_nothing_is_left_or_given_twice() -> Non
     assert quick_and_slow.next_for("quick") is None and quick_and_slow.next_for("slow") is None
 
 
-def test_what_is_packed_can_be_read_again_whatever_worker_had_which_rows(tmp_path: Path) -> None:
+def test_packed_samples_read_back_unchanged_for_any_division_among_workers(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": range(5000)}), tmp_path / "a.parquet", row_group_size=1500)
     for workers in (1, 3):
         pack(tmp_path / "a.parquet", tmp_path / str(workers), shard_bytes="2KB", workers=workers)

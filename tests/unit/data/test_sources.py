@@ -42,7 +42,7 @@ def test_a_glob_is_what_it_matches_in_order(folder: Path) -> None:
     assert names(locate(f"{folder}/[ab].bin", suffixes=SUFFIXES), folder) == ["a.bin", "b.bin"]
 
 
-def test_a_file_is_itself_whatever_its_name(folder: Path) -> None:
+def test_a_path_that_exists_is_not_read_as_a_pattern(folder: Path) -> None:
     odd = folder / "[odd] *.txt"
     odd.write_bytes(b"x")
     assert locate(odd, suffixes=SUFFIXES) == [str(odd)]

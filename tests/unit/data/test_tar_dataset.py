@@ -282,7 +282,9 @@ def refuse_to_build(*_: object, **__: object) -> None:
     raise AssertionError("built anew")
 
 
-def test_the_index_is_kept_beside_the_shard_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_stored_in_the_folder_of_the_shard_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_texts(tmp_path / "a.tar", ["a.txt", "b.cls.TXT"])
     first = [TarDataset(path)[number] for number in range(2)]
     assert index_file(path).exists() and not list(tmp_path.glob(".*.part"))

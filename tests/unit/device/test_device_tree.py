@@ -49,7 +49,7 @@ def test_a_container_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
     assert map_leaves(str, MappingProxyType({"a": 1})) == {"a": "1"}
 
 
-def test_values_that_may_keep_a_slot_in_use_are_told_from_values_that_cannot() -> None:
+def test_values_that_may_keep_a_segment_in_use_are_recognised() -> None:
     plain = torch.ones(3)
     assert is_plain(plain) and not is_plain(plain.to_sparse()) and not is_plain(torch.nn.Parameter(plain))
     assert not stays_on_host({"x": plain, "text": ["a"], "n": 3, "none": None})

@@ -138,7 +138,7 @@ def test_unused_segments_are_collected_above_the_threshold() -> None:
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:8"])
 @pytest.mark.parametrize("limit", [None, GIB])
-def test_whatever_comes_the_books_balance(conf: str, limit: int | None) -> None:
+def test_allocated_and_freed_bytes_balance_for_any_requests(conf: str, limit: int | None) -> None:
     chance = random.Random(conf)
     allocator = CachingAllocator(AllocatorSettings.parse(conf), limit_bytes=limit)
     held = []

@@ -149,7 +149,7 @@ def test_a_step_of_ones_own_is_what_runs() -> None:
     assert seen == [(5, 16)] * 3
 
 
-def test_running_out_is_told_from_other_failures() -> None:
+def test_running_out_of_memory_is_distinguished_from_other_failures() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -174,7 +174,7 @@ def test_a_sweep_gives_what_each_batch_size_gives_alone() -> None:
         assert found.components == alone.components
 
 
-def test_what_grows_with_the_batch_is_told_from_what_does_not() -> None:
+def test_parts_that_grow_with_the_batch_are_separated_from_constant_ones() -> None:
     growth = gpu.estimate(Chain, vectors, [4096, 8192], environment=NOTHING)[0].growth
     assert not growth["parameters"].grows and growth["parameters"].fixed_bytes == 16 * MIB
     assert growth["activations"].per_sample_bytes == 3 * 4096

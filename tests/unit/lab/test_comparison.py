@@ -52,7 +52,7 @@ def test_a_slower_loader_is_called_slower() -> None:
     [([100, 100], [98, 98]), ([90, 120], [80, 100]), ([100], [100])],
     ids=["within the noise", "rounds overlap", "equal"],
 )
-def test_loaders_that_cannot_be_told_apart_are_called_alike(ours: list[float], theirs: list[float]) -> None:
+def test_loaders_without_a_measurable_difference_are_called_alike(ours: list[float], theirs: list[float]) -> None:
     verdict = compare([make_round(each) for each in ours], [make_round(each) for each in theirs]).verdict()
     assert "about as many samples per second" in verdict
     assert "a first batch about as soon" in verdict
@@ -92,7 +92,7 @@ def test_json_has_every_number_and_no_list_of_samples() -> None:
         }  # fmt: skip
 
 
-def test_where_samples_cannot_be_told_apart_nothing_is_said_about_them() -> None:
+def test_nothing_is_reported_about_samples_that_cannot_be_distinguished() -> None:
     def blind(rate: float) -> Round:
         return replace(make_round(rate), order=None)
 

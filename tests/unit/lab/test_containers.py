@@ -312,7 +312,7 @@ def test_many_small_containers_are_large_as_a_whole() -> None:
     assert container.per_worker_bytes == pytest.approx(private_growth_bytes(lambda: touch(tree)), rel=0.35)
 
 
-def test_a_chain_too_long_to_follow_does_not_hide_what_is_beside_it() -> None:
+def test_a_chain_too_long_to_follow_does_not_hide_its_neighbours() -> None:
     chain: Any = None
     for number in range(100_000):
         chain = (chain, number)

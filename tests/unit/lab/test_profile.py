@@ -87,7 +87,7 @@ class OneAtATime(Slow):
             return super().__getitem__(index)
 
 
-def test_waiting_and_computing_are_told_apart() -> None:
+def test_waiting_and_computing_are_measured_separately() -> None:
     waits, computes = seen_of(Slow(wait_s=0.02)), seen_of(Slow(spin_s=0.02))
     for sample in waits.samples:
         assert sample.wait_s > 0.015 and sample.cpu_s < 0.01 and sample.size_bytes == 100_000

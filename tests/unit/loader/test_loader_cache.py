@@ -463,7 +463,7 @@ def test_a_cache_closed_while_another_of_its_name_is_open_leaves_no_forecast() -
         assert not has_forecast(stays) and not stays._forecasts._own
 
 
-def test_values_outside_forecasts_are_kept_beside_those_in_them(cache: penstock.Cache) -> None:
+def test_values_outside_forecasts_are_kept_together_with_those_in_them(cache: penstock.Cache) -> None:
     iterator = iter(penstock.DataLoader(Frames(cache), batch_size=8, cache=cache, shuffle=True))
     next(iterator)
     assert has_forecast(cache)

@@ -173,7 +173,7 @@ def test_a_limit_changed_while_running_is_seen_by_the_cheap_poll(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", ["", "garbage\n", "-1\n", "max\n", "\x00\x01", "1e9\n", "9" * 5000, "٣٤\n"])
-def test_a_limit_file_that_holds_no_number_is_no_limit(content: str, tmp_path: Path) -> None:
+def test_a_limit_file_without_a_number_sets_no_limit(content: str, tmp_path: Path) -> None:
     files = machines.docker_v2_in_namespace() | {"cgroup/memory.max": content}
     assert limits(roots=build(tmp_path, files)).memory_limit_source == "host"
 

@@ -110,7 +110,7 @@ def test_other_platforms_give_what_psutil_gives_and_name_the_rest(platform: str)
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_tree_memory_elsewhere_has_rss_and_uss_and_no_pss(platform: str) -> None:
+def test_tree_memory_on_other_platforms_has_rss_and_uss_and_no_pss(platform: str) -> None:
     exact = memory(roots=Roots(platform=platform))
     cheap = memory(exact=False, roots=Roots(platform=platform))
     assert exact.processes[0].pid == cheap.processes[0].pid == os.getpid()
@@ -121,13 +121,13 @@ def test_tree_memory_elsewhere_has_rss_and_uss_and_no_pss(platform: str) -> None
     assert not exact.exact
 
 
-def test_tree_memory_elsewhere_of_a_process_that_is_gone_is_empty() -> None:
+def test_tree_memory_on_other_platforms_is_empty_for_a_process_that_has_ended() -> None:
     report = memory(2**22 + 1, roots=Roots(platform="darwin"))
     assert report.processes == ()
     assert report.skipped == (2**22 + 1,)
 
 
-def test_pressure_elsewhere_is_swap_alone() -> None:
+def test_pressure_on_other_platforms_is_swap_alone() -> None:
     found = pressure(roots=Roots(platform="darwin"))
     assert found.swap_used_bytes is not None
     assert (found.some_avg10, found.oom_kills, found.stall_source) == (None, None, None)

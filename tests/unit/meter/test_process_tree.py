@@ -30,7 +30,7 @@ def family(*, listed: bool) -> Files:
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["kernel lists children", "kernel keeps no lists"])
-def test_the_tree_is_its_descendants_and_nobody_else(listed: bool, tmp_path: Path) -> None:
+def test_the_tree_contains_the_process_and_its_descendants_only(listed: bool, tmp_path: Path) -> None:
     report = memory(100, roots=build(tmp_path, family(listed=listed)))
     assert {one.pid: one.parent_pid for one in report.processes} == {100: 1, 101: 100, 102: 100, 103: 102}
     assert report.processes[0].pid == 100
@@ -53,7 +53,7 @@ def test_a_root_that_is_gone_gives_an_empty_report(tmp_path: Path) -> None:
     assert (report.rss_bytes, report.pss_bytes, report.exact, report.skipped) == (0, None, False, (999,))
 
 
-def test_a_child_that_dies_between_the_list_and_the_look_is_skipped(tmp_path: Path) -> None:
+def test_a_child_that_ends_before_it_is_read_is_skipped(tmp_path: Path) -> None:
     roots = build(tmp_path, family(listed=True))
     shutil.rmtree(roots.proc / "101")
     report = memory(100, roots=roots)

@@ -181,7 +181,7 @@ def test_only_the_socket_of_the_run_itself_is_asked(home: Path) -> None:
             listener.accept()
 
 
-def test_a_short_folder_for_sockets_serves_a_long_home_whatever_the_environment(
+def test_a_home_with_a_long_path_uses_a_short_folder_for_sockets_in_any_environment(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = home / "run"

@@ -209,7 +209,7 @@ def test_the_monitor_does_not_keep_a_loader_that_the_training_dropped(home: Path
         assert "no longer exists" in ask(run, {"do": "set", "workers": 1})["why"]
 
 
-def test_a_forked_child_writes_nothing_and_its_parents_run_goes_on(home: Path) -> None:
+def test_a_forked_child_writes_nothing_and_its_parents_run_continues(home: Path) -> None:
     with penstock.Monitor(every=1) as monitor, open_run(home, "last") as run:
         pid = os.fork()
         if pid == 0:

@@ -156,7 +156,7 @@ def test_a_run_of_another_machine_counts_as_running_while_it_writes(tmp_path: Pa
         record.abandon()
 
 
-def test_an_outcome_kept_beside_the_database_is_found(tmp_path: Path) -> None:
+def test_an_outcome_stored_outside_the_database_is_found(tmp_path: Path) -> None:
     record = begin_run(tmp_path)
     record.keep_outcome(RunOutcome(state="failed", t_s=5.0, what="OutOfMemoryError: no room 🎉"))
     record.abandon()

@@ -70,7 +70,7 @@ def test_the_last_figures_are_written_and_the_users_writer_stays_open() -> None:
     assert len(writer.scalars) == 3 and writer.ended == ["flush"]
 
 
-def test_rows_for_wandb_join_the_users_own_unless_told_otherwise() -> None:
+def test_rows_for_wandb_join_the_users_own_rows_by_default() -> None:
     quiet, loud = Board(), Board()
     for sink in (WandB(quiet, every_s=1), WandB(loud, every_s=1, commits=True)):
         sink.write(7, dict(FIGURES))

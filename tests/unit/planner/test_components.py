@@ -80,7 +80,7 @@ def test_workers_that_are_none_copy_no_dataset() -> None:
     assert marks(alone, reading(16, 0, batch=4), one, copies=True)["workers"] == ("workers",)
 
 
-def test_a_batch_of_a_few_kilobytes_is_said_to_be_nothing_beside_the_rest() -> None:
+def test_a_batch_of_a_few_kilobytes_adds_zero_per_cent() -> None:
     small, smaller = reading(24, 0, batch=48 / 1024), reading(12, 0, batch=24 / 1024)
     parts = components(small, smaller, reading(24, 1), dataset_scales=False, workers_copy_dataset=False)
     said = answer(parts, small)

@@ -22,19 +22,19 @@ def doing(*steps: Wait | Compute | Until) -> Activity:
     [(1, [1.0], 1.0), (1, [1.0, 1.0], 2.0), (2, [1.0, 1.0], 1.0), (2, [1.0] * 4, 2.0), (1.5, [1.0, 1.0, 1.0], 2.0),
      (2, [3.0, 1.0], 3.0), (1, [3.0, 1.0], 4.0)],
 )  # fmt: skip
-def test_those_who_compute_share_the_cores_evenly(count: float, works: list[float], seconds: float) -> None:
+def test_activities_that_compute_share_the_cores_evenly(count: float, works: list[float], seconds: float) -> None:
     cores = Cores(count)
     run(cores, *(doing(Compute(work)) for work in works))
     assert cores.now_s == pytest.approx(seconds)
 
 
-def test_waiting_costs_nobody_a_core() -> None:
+def test_an_activity_that_waits_takes_no_core() -> None:
     cores = Cores(1)
     run(cores, *(doing(Wait(1.0)) for _ in range(10)), doing(Compute(1.0)))
     assert cores.now_s == pytest.approx(1.0)
 
 
-def test_who_comes_later_slows_down_who_is_there() -> None:
+def test_a_later_activity_slows_down_the_earlier_ones() -> None:
     cores, ended = Cores(1), []
 
     def first() -> Activity:

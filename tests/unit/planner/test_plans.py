@@ -140,7 +140,7 @@ def test_what_no_loader_was_run_for_is_said_and_less_certain() -> None:
     assert not_run.recommended.memory.high > run.recommended.memory.high
 
 
-def test_the_bigger_batch_is_half_as_large_again_and_never_recommended_by_itself() -> None:
+def test_the_bigger_batch_is_half_as_large_again_and_never_recommended() -> None:
     for batch_size, larger in ((1, 2), (2, 3), (4, 6), (32, 48)):
         table = plans_of(batch_size=batch_size)
         assert table["bigger batch"].batch_size == larger
@@ -201,7 +201,7 @@ def test_workers_are_said_per_rank_and_per_node() -> None:
         ({"wait_s": 0.0}, "Bound by the processor: 100%"),
     ],
 )
-def test_notes_say_what_the_profile_knows(more: dict[str, Any], said: str) -> None:
+def test_notes_contain_the_facts_of_the_profile(more: dict[str, Any], said: str) -> None:
     assert said in plans_of(profile_of(**more)).explain()
     assert said in ("Bound by the processor: 100%",) or said not in plans_of().explain()
 

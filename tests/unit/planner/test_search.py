@@ -85,7 +85,7 @@ def test_one_step_that_gains_nothing_does_not() -> None:
     assert done.winner is not None and done.winner.workers > 4
 
 
-def test_noise_is_no_gain() -> None:
+def test_a_gain_within_the_noise_does_not_count() -> None:
     steps = {1: 100.0, 2: 102.0, 4: 101.0}
 
     def rate(setting: Setting) -> float:
@@ -146,7 +146,7 @@ def test_more_batches_ahead_are_tried_with_the_best_workers_and_kept_if_they_gai
     assert Setting(4, 3) in tried
 
 
-def test_a_deeper_setting_that_is_no_faster_does_not_win_by_luck() -> None:
+def test_a_deeper_setting_that_is_not_faster_does_not_win_by_luck() -> None:
     def rate(setting: Setting) -> float:
         return 100.0 * min(setting.workers, 4) * (1.0 + 0.004 * setting.depth)
 

@@ -65,7 +65,7 @@ def test_behind_a_fast_one_it_holds_what_is_being_built() -> None:
 
 
 @pytest.mark.parametrize(("workers", "depth"), [(1, 2), (4, 2), (8, 4), (16, 2)])
-def test_ours_holds_as_many_batches_as_it_is_deep_whatever_the_workers(workers: int, depth: int) -> None:
+def test_penstock_holds_as_many_batches_as_its_depth_for_any_number_of_workers(workers: int, depth: int) -> None:
     outcome = simulate_penstock(load(wait_s=0.02, workers=workers, step_s=0.5), depth)
     assert outcome.most_batches_bytes == (depth + 1) * 8 * MB
     assert outcome.most_workers_bytes <= workers * 11 * MB
@@ -213,7 +213,7 @@ def test_a_heap_keeps_what_samples_took_unless_they_are_mapped_on_their_own() ->
     assert huge.growth_bytes < huge.most_batches_bytes + 4 * (10 + 8 * 50) * MB
 
 
-def test_samples_kept_apart_are_sent_beside_the_next_batch() -> None:
+def test_samples_that_are_not_joined_are_sent_while_the_next_batch_is_built() -> None:
     cost = replace(FREE, batch_s=0.07)
     kept_apart = replace(load(wait_s=0.01, workers=2, cost=cost).profile, is_collated=False)
     one, two = (
@@ -224,7 +224,7 @@ def test_samples_kept_apart_are_sent_beside_the_next_batch() -> None:
     assert one.most_workers_bytes == 2 * (10 + 8) * MB < two.most_workers_bytes <= 2 * (10 + 16) * MB
 
 
-def test_a_collate_function_has_samples_beside_their_batch() -> None:
+def test_a_collate_function_holds_samples_and_their_batch_at_the_same_time() -> None:
     profile = replace(load(wait_s=0.02).profile, has_collate=True)
     plain = simulate_penstock(load(wait_s=0.02, step_s=0.5), 2)
     collated = simulate_penstock(replace(load(wait_s=0.02, step_s=0.5), profile=profile), 2)

@@ -98,7 +98,7 @@ def test_the_page_contains_all_results() -> None:
         assert words in page.text, words
 
 
-def test_a_plan_is_shown_beside_what_was_measured_with_the_error() -> None:
+def test_a_plan_is_shown_with_the_measurement_and_the_error() -> None:
     plan = {
         "name": "safe", "workers": 4, "batch_size": 32, "depth": 2, "wait": 0.0,
         "memory": {"low": 1.0 * GIB, "expected": 1.4 * GIB, "high": 2.0 * GIB},

@@ -30,7 +30,7 @@ class RowReader:
         self._readers = [_reader_of(column) for column in batch.columns]
 
     def read(self, places: np.ndarray, columns: list[list[Any]]) -> None:
-        """Append the values at ``places`` to ``columns``, which are as many as the batch has."""
+        """Append the values at ``places`` to ``columns``, one list per column of the batch."""
         for values, read in zip(columns, self._readers, strict=True):
             values += read(places)
 

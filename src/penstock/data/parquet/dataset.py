@@ -177,7 +177,7 @@ class _Groups:
             self._from_pieces(group, places, columns)
 
     def _holds(self, group: int) -> bool:
-        """Whether a group is read whole and kept for the next reads."""
+        """Whether a group is read as a whole and kept for the next reads."""
         if self._keeps and self._size_bytes(group) > self._keep_bytes:
             self._warn(group)
             return False

@@ -4,8 +4,8 @@ In:  an operation's arguments and results, the card.
 Out: ``Scratch``: bytes that are freed when the operation ends.
 Runs in: the tracing thread.
 
-The rules for torch's own kernels follow their sources. A heuristic inside cuDNN chooses what cuDNN takes: those sizes
-are guesses, and estimates have a range for them.
+The rules for torch's own kernels follow their sources. A heuristic inside cuDNN chooses the size of cuDNN's workspaces,
+so those sizes are guesses, and estimates have a range for them.
 """
 
 from __future__ import annotations

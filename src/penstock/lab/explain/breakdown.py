@@ -26,7 +26,8 @@ from penstock.planner.components import Reading
 
 _LEAST_BATCHES = 4
 _PAUSE_S, _STILL_S, _STILL_BYTES = 0.12, 0.36, 256 << 10
-"""How often memory is compared while the loop pauses, for how long it must be constant, and by how much it may vary."""
+"""While the loop pauses: how often memory is compared, for how long it must be constant, and by how much it may
+vary."""
 _SLOWER = 1.5
 """How many times as long as usual a batch may take."""
 _MOST_TIMES = 8

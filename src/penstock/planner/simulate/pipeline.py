@@ -144,7 +144,7 @@ class Trainer:
 
     def __init__(self, load: Load, cost: LoaderCost, cores: Cores, *, ahead: int, at_a_time: int = 1) -> None:
         """``ahead``: batches that may be ahead of it or being built; a run lasts for several times as many.
-        ``at_a_time``: how many come together."""
+        ``at_a_time``: how many batches become ready at the same time."""
         self._load, self._cost, self._cores = load, cost, cores
         self._at_a_time = at_a_time
         self.batches = max(_LEAST_BATCHES, 3 * at_a_time, min(_MOST_BATCHES, 6 * ahead + 12))
