@@ -6,17 +6,17 @@ Runs in: both.
 
     trainer                                   worker
     -------                                   ------
-                                        <--   Started           set up; an error in that comes with the first task
+                                        <--   Started           set up; an error in that is sent with the first task
     Attach / Detach                     -->                     map or unmap a segment
-    Learn                               -->                     what samples look like, until further notice
+    Learn                               -->                     the template of samples, until the next Learn
     Fetch                               -->                     get these samples
-                                        <--   Need              (when the given room is too small or none was given)
-    Room                                -->                     here it is; or drop the samples (see DROP)
+                                        <--   Need              (if the segment is too small or there is none)
+    Room                                -->                     the segment; or drop the samples (see DROP)
                                         <--   Done              rows written, object encoded, error, or exhausted
-    Collate                             -->                     make one batch of samples that others fetched
+    Collate                             -->                     make one batch of samples that other workers fetched
                                         <--   Need / Done
     Restart                             -->                     next epoch of a persistent worker
-    Stop                                -->                     leave
+    Stop                                -->                     exit
 
 Every worker has its own channel and answers in order. Messages are named tuples and not dataclasses, because they are
 pickled for every batch and tuples take a third of the time.
@@ -126,7 +126,7 @@ class Restart(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Leave now."""
+    """Exit now."""
 
 
 class Started(NamedTuple):
