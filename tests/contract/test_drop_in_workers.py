@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import multiprocessing
 import os
 import time
@@ -299,8 +301,10 @@ def test_every_start_method_gives_the_same_batches(method: str) -> None:
 def test_a_dataset_that_cannot_be_pickled_is_an_error_at_iter(method: str, any_maker: MakeLoader) -> None:
     before = children()
     loader = any_maker(Samples(lambda i: i, 4), num_workers=1, multiprocessing_context=method)
+    # torch 2.6 has the error without the warning.
+    warns = any_maker is not TORCH or "Got pickle error" in inspect.getsource(torch.utils.data.dataloader)
     with (
-        pytest.warns(UserWarning, match="Got pickle error"),
+        pytest.warns(UserWarning, match="Got pickle error") if warns else contextlib.nullcontext(),
         pytest.raises(Exception, match=r"pickle|lambda"),
     ):
         iter(loader)

@@ -15,7 +15,7 @@ from torch.utils.data._utils import collate as torch_collate
 
 from penstock.arena.layout import RowWriter, layout_of
 from penstock.arena.template import is_default_collate, learn, matcher
-from support.arena_samples import Pair, assert_same, sample_kinds
+from support.arena_samples import ARRAY_DTYPES, Pair, assert_same, is_collated, sample_kinds
 
 
 def batch_by_rows(samples: list[Any], *, chunk: int = 1, room: int | None = None) -> Any:
@@ -68,6 +68,11 @@ def test_a_match_means_the_template_is_the_same(first: Any, second: Any) -> None
     template = learn(one)
     assert template is not None
     assert (matcher(template)(other) is not None) == (learn(other) == template)
+
+
+@pytest.mark.parametrize("dtype", ARRAY_DTYPES)
+def test_only_a_scalar_that_torch_collates_has_a_template(dtype: str) -> None:
+    assert (learn(np.dtype(dtype).type(1)) is not None) == is_collated(dtype)
 
 
 MISMATCHES: list[tuple[Any, Any]] = [

@@ -466,9 +466,10 @@ def test_samples_of_other_sizes_each_time_can_be_gone_on_with(tmp_path: Path, to
 def test_a_dataset_that_draws_random_numbers_is_warned_of_once(tmp_path: Path, to: str) -> None:
     with pytest.warns(RuntimeWarning, match="AtRandom draws random numbers, and pack stores what it drew") as told:
         pack(AtRandom(60), tmp_path / "random", to=to, shard_bytes="1KB", workers=2)
-    assert len(told) == 1
+    # Python 3.12 has a warning of its own for every fork.
+    assert sum(issubclass(each.category, RuntimeWarning) for each in told) == 1
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         pack(Images(60), tmp_path / "fixed", to=to, workers=2)
 
 
