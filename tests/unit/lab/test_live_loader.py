@@ -45,7 +45,8 @@ def test_a_setting_takes_as_much_memory_after_a_larger_one_as_before_it() -> Non
         first = loader.measure(small, batch_s=0.02)
         larger = loader.measure(Setting(4, 6), batch_s=0.01)
         again = loader.measure(small, batch_s=0.02)
-    assert larger.memory_bytes > 1.5 * first.memory_bytes
+    # Up to four batches of 16 MiB more, and three workers; what a worker takes itself differs between torch's releases.
+    assert larger.memory_bytes - first.memory_bytes > 2 * 16 * MIB
     assert again.memory_bytes == pytest.approx(first.memory_bytes, rel=0.15)
     assert set(psutil.Process().children()) <= before
 

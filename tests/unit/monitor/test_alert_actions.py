@@ -131,12 +131,11 @@ def test_a_command_that_hangs_is_killed_with_its_children(heard: Heard, tmp_path
 
 
 def test_closing_ends_commands_in_progress_without_waiting_for_them(heard: Heard) -> None:
-    heard.performer.perform(Command(command="trap '' TERM; sleep 60"), FACTS)
+    heard.performer.perform(Command(command="trap '' TERM; sleep 1000", within_s=1000), FACTS)
     (process,) = wait_until(lambda: list(heard.performer._commands))
-    began_s = time.monotonic()
     heard.performer.close(0.1)
-    assert time.monotonic() - began_s < 10.0
-    assert process.wait(5) == -9
+    # It was killed: a close() that had waited for the command would have run into the time limit of the test.
+    assert process.wait(60) == -9
 
 
 def test_actions_that_never_end_do_not_accumulate(heard: Heard) -> None:
@@ -211,17 +210,16 @@ def test_memory_is_released_step_by_step_while_the_alert_is_raised(home: Path) -
 @pytest.mark.parametrize("hook", [None], indirect=True)
 def test_actions_that_hang_do_not_slow_the_training(hook: Hook, home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
-    rules = [AlertRule(**FULL, then=[Command(command="sleep 60"), Webhook(url=hook.url, within_s=60)])] * 2
+    rules = [
+        AlertRule(**FULL, then=[Command(command="sleep 1000", within_s=1000), Webhook(url=hook.url, within_s=1000)])
+    ] * 2
     with penstock.Monitor(every=None, alerts=rules) as monitor, open_run(home, "last") as run:
         wait_until(lambda: len(hook.received) >= 1 and len(run.alerts()) == 2)
         before = len(run.points())
-        began_s = time.monotonic()
+        # A step, or the end of the run, that waited for an action would run into the time limit of the test.
         for _ in range(100_000):
             monitor.step()
-        assert time.monotonic() - began_s < 10.0
         wait_until(lambda: len(run.points()) > before)
-        ends_s = time.monotonic()
-    assert time.monotonic() - ends_s < 20.0
     assert not [each for each in psutil.Process().children(recursive=True) if "sleep" in each.name()]
 
 
