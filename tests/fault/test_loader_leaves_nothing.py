@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 import penstock
+from penstock.workers.process_worker import ProcessWorker
 from support.datasets.numbers import Counted, Endless, Numbers
 from support.faults.processes import HANG_S
 
@@ -331,6 +332,33 @@ def test_a_worker_thread_that_exits_is_an_error_and_not_a_hang() -> None:
     with pytest.raises((RuntimeError, SystemExit)) as caught:
         list(loader)
     assert "timed out" not in str(caught.value)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize("leave", ["close", "break", "whole epoch"])
+def test_workers_end_by_themselves_and_are_not_waited_for_until_they_are_killed(
+    monkeypatch: pytest.MonkeyPatch, leave: str, persistent: bool
+) -> None:
+    """With the usual 5 s until the kill, a worker that does not see the end is only a delay; here it is a hang."""
+    monkeypatch.setattr("penstock.workers.worker._STOP_S", 1000.0)
+    statuses: list[int | None] = []
+    reap = ProcessWorker.reap
+
+    def reaped(process: ProcessWorker, deadline_s: float) -> int | None:
+        statuses.append(reap(process, deadline_s))
+        return statuses[-1]
+
+    monkeypatch.setattr(ProcessWorker, "reap", reaped)
+    length = 64 if leave == "whole epoch" else 100_000
+    loader = penstock.DataLoader(Numbers(length, 1 << 14), batch_size=8, num_workers=3, persistent_workers=persistent)
+    for number, _ in enumerate(loader):
+        if leave != "whole epoch" and number == 5:
+            break
+    if leave == "close" or persistent:
+        loader.close()
+    del loader
+    gc.collect()
+    assert statuses == [0, 0, 0]
 
 
 # -- interpreter exit ----------------------------------------------------------------------
