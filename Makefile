@@ -36,7 +36,7 @@ test-versions:
 	$(MAKE) VENV=.venv-oldest TORCH="$(TORCH_OLDEST)" PYTHON="$(PYTHON_OLDEST)" TESTS="tests/contract tests/unit tests/fault" test
 	$(MAKE) VENV=.venv-newest TORCH="$(TORCH_NEWEST)" PYTHON="$(PYTHON_NEWEST)" TESTS="tests/contract tests/unit tests/fault" test
 
-# Apart from `make test`, because tracing slows every worker by more than a tenth.
+# Apart from `make test`: tracing takes processor time in every worker, and some tests compare times.
 coverage: $(VENV)/.dev
 	COVERAGE_FILE=.coverage $(BIN)/coverage run -m pytest -q -m "not gpu and not soak" tests/contract tests/unit
 	$(BIN)/coverage combine --quiet
