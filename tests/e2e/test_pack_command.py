@@ -109,7 +109,7 @@ def test_mistakes_are_reported_in_one_line(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"\x1f\x8b")
     for arguments, status, told in (
-        (("pack_me.py:broken", "out"), 1, "sample 2 of dataset builtins.list: a builtins.object cannot be packed"),
+        (("pack_me.py:broken", "out"), 1, "sample 2 of dataset builtins.list: A builtins.object cannot be packed"),
         (("pack_me.py:nothing", "out"), 2, "pack_me.py has no 'nothing'"),
         (("nowhere", "out"), 1, "there is no nowhere. SRC may be a dataset (module:attribute or file.py:attribute), a"),
         (("a b.tar.gz", "out"), 1, "Unpack it first: gunzip -k 'a b.tar.gz'"),
