@@ -1,4 +1,4 @@
-"""Memory of another process and its workers, batches that nobody maps at the moment included.
+"""Memory of another process and its workers, including batches that no process maps at the moment.
 
 In:  /proc/<pid>/smaps_rollup of the tree, and the machine's shared memory as a whole.
 Out: the most there was, beyond what there was at the start.

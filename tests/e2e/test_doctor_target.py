@@ -54,7 +54,7 @@ def doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60, cwd=folder, env=kept)
 
 
-def test_a_list_of_a_million_paths_is_found_with_its_cost_and_its_fix(folder: Path) -> None:
+def test_a_list_of_a_million_paths_is_found_with_its_cost_and_its_remedy(folder: Path) -> None:
     done = doctor(folder, "mine.py:costly", "--json")
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
@@ -72,7 +72,7 @@ def test_a_list_of_a_million_paths_is_found_with_its_cost_and_its_fix(folder: Pa
     assert answer["memory"]["limit_bytes"] > 0
 
 
-def test_a_shared_list_of_paths_gives_no_finding(folder: Path) -> None:
+def test_a_shared_list_of_paths_is_no_finding(folder: Path) -> None:
     answer = json.loads(doctor(folder, "mine.py:shared", "--json").stdout)
     (container,) = answer["dataset"]["containers"]
     assert (container["kind"], container["per_worker_bytes"]) == ("SharedList", 0)
@@ -104,9 +104,7 @@ def test_a_stream_has_no_length(folder: Path) -> None:
         ("mine.py", 2, "names no attribute"),
     ],
 )
-def test_a_target_that_is_not_a_dataset_is_an_error_without_a_page(
-    folder: Path, target: str, status: int, said: str
-) -> None:
+def test_a_wrong_target_is_an_error_and_nothing_is_printed(folder: Path, target: str, status: int, said: str) -> None:
     done = doctor(folder, target)
     assert done.returncode == status
     assert said in done.stderr
@@ -114,11 +112,11 @@ def test_a_target_that_is_not_a_dataset_is_an_error_without_a_page(
     assert done.stdout == ""
 
 
-def test_without_a_target_there_is_no_dataset_in_the_answer(folder: Path) -> None:
+def test_without_a_target_the_answer_has_no_dataset(folder: Path) -> None:
     assert "dataset" not in json.loads(doctor(folder, "--json").stdout)
 
 
-def test_the_workers_option_sets_the_number_of_copies(folder: Path) -> None:
+def test_the_workers_option_sets_the_number_of_workers(folder: Path) -> None:
     answer = json.loads(doctor(folder, "mine.py:costly", "--json", "--workers", "12").stdout)
     (finding,) = [finding for finding in answer["findings"] if finding["id"] == "python-containers"]
     assert " in 12 (" in finding["what"]

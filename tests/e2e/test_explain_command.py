@@ -99,8 +99,8 @@ def parts_of(answer: dict[str, Any], loader: str) -> dict[str, dict[str, Any]]:
     return {part["name"]: part for part in answer["loaders"][loader]["components"]}
 
 
-def test_both_loaders_are_broken_down_with_a_step_and_against_no_workers(folder: Path) -> None:
-    """The answer of one run of several seconds, without the text that the dataset prints."""
+def test_memory_is_split_for_both_loaders_with_a_step_and_against_no_workers(folder: Path) -> None:
+    """One run of several seconds; what it prints is not in the answer."""
     usual = answer(
         folder, "mine.py:Big", "--batch-size", "16", "--workers", "2", "--depth", "2", "--train", "mine.py:step",
         "--against", "workers=0,target=mine.py:made",
@@ -140,7 +140,7 @@ def test_both_loaders_are_broken_down_with_a_step_and_against_no_workers(folder:
     assert found["compute_s"] / found["batches"] == pytest.approx(0.1, rel=0.2)
 
 
-def test_findings_use_the_keys_of_the_settings_file(folder: Path) -> None:
+def test_a_list_of_paths_and_a_short_step_are_findings_in_the_names_of_the_settings_file(folder: Path) -> None:
     starved = answer(folder, "mine.py:Listed", "--settings", "s4.yaml", "--step-time", "0.002")
     # The list grows with the dataset.
     parts = parts_of(starved, "penstock")
@@ -172,7 +172,7 @@ def test_a_stream_can_be_explained_against_a_dataset_that_is_in_memory(folder: P
     assert abs(changes["torch"]) < 10 * MIB
 
 
-def test_the_page_and_the_picture(folder: Path) -> None:
+def test_the_page_and_the_chart_are_written(folder: Path) -> None:
     done = explain(folder, "mine.py:Big", "--batch-size", "4", "--workers", "0", "--plot", "memory.svg")
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
@@ -197,7 +197,7 @@ def test_the_page_and_the_picture(folder: Path) -> None:
         (["mine.py:Big", "--memory", "lots"], 2, "lots"),
     ],
 )
-def test_a_target_that_cannot_be_explained_is_an_error_without_a_page(
+def test_errors_of_explain_go_to_stderr_and_nothing_to_stdout(
     folder: Path, arguments: list[str], status: int, said: str
 ) -> None:
     done = explain(folder, *arguments)

@@ -103,13 +103,13 @@ def plan(
         out, err = process.communicate(stdin or "", timeout=120)
     assert process.returncode == status, (out, err)
     assert "Traceback" not in err
-    assert nobody_of(process.pid)
+    assert is_session_empty(process.pid)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def nobody_of(session: int) -> bool:
-    """Whether the session has no process left; those that were told to end get a moment for it."""
-    for _ in range(50):
+def is_session_empty(session: int) -> bool:
+    """Whether the session has no process left; processes that were asked to end get a minute for it."""
+    for _ in range(600):
         left = [each.pid for each in psutil.process_iter() if _session_of(each.pid) == session]
         if not left:
             return True
@@ -167,9 +167,7 @@ def test_samples_of_20_ms_are_planned_in_seconds(folder: Path) -> None:
     assert answer["profile"]["wait_s"] == pytest.approx(0.02, rel=0.3)
 
 
-def test_a_step_is_timed_and_what_was_seen_is_kept_for_another_time(
-    plan_here: Plan, folder: Path, tmp_path: Path
-) -> None:
+def test_a_step_is_timed_and_the_profile_is_saved_for_later(plan_here: Plan, folder: Path, tmp_path: Path) -> None:
     kept, out = tmp_path / "kept.json", tmp_path / "plan.yaml"
     first = as_json_of(plan_here,
         "sets.py:Slow", "--train", "sets.py:step", "--seconds", "2", "--batch-size", "8",
@@ -187,7 +185,7 @@ def test_a_step_is_timed_and_what_was_seen_is_kept_for_another_time(
     assert (written["batch_size"], written["num_workers"]) == (8, best["workers"])
 
 
-def test_the_machine_of_the_lidar_team_has_five_plans_beside_their_own(plan_here: Plan) -> None:
+def test_the_lidar_example_has_five_plans_beside_the_teams_own_settings(plan_here: Plan) -> None:
     page = plan_here(*lidar()).stdout
     assert max(map(len, page.splitlines())) <= 80
     first, second = page.split("Compared with other settings")
@@ -202,13 +200,13 @@ def test_the_machine_of_the_lidar_team_has_five_plans_beside_their_own(plan_here
     assert all(each["memory"]["high"] < 6e9 for each in answer["plans"])
 
 
-def test_what_a_dataset_prints_is_no_part_of_the_answer(folder: Path) -> None:
+def test_output_of_the_dataset_is_no_part_of_the_answer(folder: Path) -> None:
     done = plan("sets.py:Loud", "--seconds", "0.5", "--json", folder=folder)
     assert json.loads(done.stdout)["profile"]["name"] == "sets.py:Loud"
     assert "reading 0" in done.stderr
 
 
-def test_a_step_of_no_time_is_none(plan_here: Plan) -> None:
+def test_a_step_of_zero_seconds_counts_as_none(plan_here: Plan) -> None:
     table = as_json_of(plan_here, *lidar("--step-time", "0"))
     assert table["step_s"] is None and all(each["wait"] is None for each in table["plans"])
 
@@ -223,7 +221,7 @@ def test_a_profile_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_budget_that_nothing_fits_is_said_plainly(plan_here: Plan) -> None:
+def test_a_budget_too_small_for_any_plan_is_reported(plan_here: Plan) -> None:
     page = plan_here(*lidar("--memory", "200MB"), columns=200).stdout
     assert page.count("over budget") == 5 and "No plan fits 191 MiB" in page
 
@@ -232,7 +230,7 @@ def test_a_budget_that_nothing_fits_is_said_plainly(plan_here: Plan) -> None:
     ("answers", "chosen"),
     [("yes\nno\n", "balanced"), ("n\nwhat\ny\nGPU\n", "bigger batch"), ("no\nno\nyes\n", "extreme")],
 )
-def test_answers_from_a_pipe_lead_to_a_plan_and_it_is_what_is_written(
+def test_answers_from_a_pipe_lead_to_the_plan_that_is_written(
     plan_here: Plan, answers: str, chosen: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "plan.yaml"
@@ -244,12 +242,12 @@ def test_answers_from_a_pipe_lead_to_a_plan_and_it_is_what_is_written(
     assert answer["chosen"] == chosen
 
 
-def test_answers_that_end_too_soon_are_wrong_usage(plan_here: Plan) -> None:
+def test_missing_answers_are_wrong_usage(plan_here: Plan) -> None:
     done = plan_here(*lidar("--ask"), stdin="no\n", status=2)
     assert done.stdout == "" and "the answers ended before the questions did" in done.stderr
 
 
-def test_without_anything_to_measure_there_are_starting_points_and_they_say_so(plan_here: Plan, tmp_path: Path) -> None:
+def test_without_a_dataset_starting_points_are_shown_and_named_as_such(plan_here: Plan, tmp_path: Path) -> None:
     out = tmp_path / "start.yaml"
     page = plan_here("--cores", "24", "--ram", "128GB", "--gpu-memory", "24GB", "--yaml", str(out)).stdout
     assert "nothing was measured" in page and "12 per rank, 12 on this node" in page and "team's settings" in page
@@ -277,9 +275,7 @@ def test_a_dataset_that_cannot_be_read_is_one_line_and_status_one(
     assert "Name a dataset" not in done.stdout
 
 
-def test_a_dataset_that_cannot_be_made_for_want_of_files_still_gets_starting_points(
-    plan_here: Plan, folder: Path
-) -> None:
+def test_a_dataset_whose_files_are_missing_still_gets_starting_points(plan_here: Plan, folder: Path) -> None:
     done = plan_here("sets.py:Elsewhere", folder=folder, status=1)
     assert "/nowhere/index.json" in done.stderr and "Starting points" in done.stdout
 
@@ -340,7 +336,7 @@ def test_a_dataset_that_cannot_be_pickled_is_planned_with_a_note(plan_here: Plan
     assert "The dataset cannot be pickled" in page and "Recommended: " in page
 
 
-def test_a_collate_function_of_one_s_own_makes_batches_of_uneven_samples(plan_here: Plan, folder: Path) -> None:
+def test_a_custom_collate_function_makes_batches_of_uneven_samples(plan_here: Plan, folder: Path) -> None:
     answer = as_json_of(plan_here, "sets.py:Ragged", "--collate", "sets.py:pad", "--seconds", "1", folder=folder)
     assert len(answer["plans"]) == 5 and 16 <= answer["profile"]["sample_bytes"] <= 24
 
@@ -352,7 +348,7 @@ def test_a_step_that_fails_is_named(plan_here: Plan, folder: Path) -> None:
     )
 
 
-def test_a_team_s_file_gives_batch_and_workers_and_gets_the_plan_in_its_own_layout(
+def test_a_settings_file_supplies_batch_and_workers_and_the_plan_is_written_in_its_layout(
     plan_here: Plan, tmp_path: Path
 ) -> None:
     theirs, out = SETTINGS / "s1_balanced.yaml", tmp_path / "new.yaml"
@@ -395,7 +391,7 @@ def test_ctrl_c_leaves_nothing_running(folder: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130 and out == "" and "Traceback" not in err
-    assert nobody_of(process.pid)
+    assert is_session_empty(process.pid)
 
 
 def test_in_python_a_plan_is_made_for_the_share_of_each_rank_and_names_containers(folder: Path) -> None:

@@ -114,7 +114,9 @@ def test_waiting_samples_get_more_workers_and_a_record_is_kept(folder: Path, run
     assert max(len(line) for line in page.stdout.splitlines()) <= 80
 
 
-def test_the_search_ends_when_the_step_no_longer_waits(answer: Callable[..., dict[str, Any]], folder: Path) -> None:
+def test_the_climb_ends_when_the_training_step_no_longer_waits(
+    answer: Callable[..., dict[str, Any]], folder: Path
+) -> None:
     found = answer("mine.py:Slow", "--batch-size", "2", "--seconds", "20", "--step-time", "0.06")
     assert found["winner"]["workers"] == 1
     assert "faster loading gains nothing" in found["why"]
@@ -129,7 +131,7 @@ def test_a_small_budget_limits_the_settings_that_are_tried(answer: Callable[...,
     assert all(each["is_over"] or each["memory_bytes"] <= 1.01 * found["budget_bytes"] for each in found["trials"])
 
 
-def test_a_budget_too_small_for_any_setting_is_status_1(folder: Path, run_here: RunHere) -> None:
+def test_a_budget_too_small_for_any_setting_exits_with_status_1(folder: Path, run_here: RunHere) -> None:
     given = ("mine.py:Large", "--batch-size", "16", "--seconds", "3", "--memory", "20MB")
     done = run_here("tune", *given, folder=folder, PENSTOCK_HOME=str(folder / "home"))
     assert done.returncode == 1
@@ -160,7 +162,7 @@ def test_a_stream_can_be_tuned(answer: Callable[..., dict[str, Any]]) -> None:
         (["mine.py:Slow", "--compare"], 1, "there are no records"),
     ],
 )
-def test_a_target_that_cannot_be_tuned_is_an_error_without_a_page(
+def test_errors_of_tune_go_to_stderr_and_nothing_to_stdout(
     folder: Path, run_here: RunHere, arguments: list[str], status: int, said: str
 ) -> None:
     done = run_here("tune", *arguments, folder=folder, PENSTOCK_HOME=str(folder / "home"))

@@ -2,7 +2,7 @@
 
 In:  a dataset, ``BenchSettings``; or how to make each loader, and a training step.
 Out: ``BenchResult``; ``LoaderComparison``.
-Runs in: trainer (the command line, here).
+Runs in: trainer (here, the command line).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _problem_with(name: str) -> str | None:
 
 @dataclass
 class Tally:
-    """The samples that the training loop got in one round."""
+    """What the training loop received in one round."""
 
     samples: int = 0
     delivered_bytes: int = 0
@@ -102,7 +102,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """What to do with each loader."""
+    """How each loader is run."""
 
     make: Mapping[str, Callable[[], Iterable[Any]]]
     """Name -> a new loader."""

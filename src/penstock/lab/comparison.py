@@ -1,7 +1,7 @@
-"""The results of two loaders over the same dataset, and a sentence that compares them.
+"""Two loaders over the same dataset: their figures, and a verdict in one sentence.
 
 In:  the rounds of each loader.
-Out: ``LoaderComparison``, its verdict in words. Pure: the words follow from the numbers alone.
+Out: ``LoaderComparison`` and its verdict. Pure: the sentence follows from the numbers alone.
 Runs in: command line.
 """
 
@@ -14,8 +14,7 @@ from typing import Any
 from penstock.units import format_bytes
 
 ALIKE_FRACTION = 0.05
-"""Two loaders that differ by less than this count as equal even if every round agrees, because machines vary by as
-much."""
+"""Two loaders that differ by less count as alike even if every round agreed: machines vary by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +24,15 @@ class Round:
     samples: int
     """Samples delivered in the measured time."""
     delivered_bytes: int
-    """Bytes of tensors, arrays and texts in them."""
+    """Bytes of the tensors, arrays and texts in those samples."""
     elapsed_s: float
     """The measured time, including simulated training steps."""
     first_batch_s: float
     """From iter() to the first batch."""
     peak_growth_bytes: int | None
-    """Most memory (PSS) of the process and its workers, less what it was before iter(); None: not known."""
+    """The most memory (PSS) of the process and its workers, less the memory before iter(); None: not known."""
     order: tuple[tuple[int, int], ...] | None = None
-    """The samples in the order they came, each as its index and its last pixel, as found in the batches; None where
-    samples cannot be told apart."""
+    """The delivered samples in order, each as its index and its last pixel; None if samples cannot be told apart."""
 
     @property
     def samples_per_s(self) -> float:
@@ -50,7 +48,7 @@ class LoaderResult:
     """All rounds of one loader."""
 
     name: str
-    """What to call it."""
+    """The loader's name."""
     rounds: tuple[Round, ...]
     """In the order they ran."""
 
@@ -95,7 +93,7 @@ class LoaderComparison:
 
     @property
     def same_samples(self) -> bool | None:
-        """Whether both delivered the same samples in the same order, as far as both got; None: unknown."""
+        """Whether both delivered the same samples in the same order, as far as both got; None: not known."""
         orders = [
             each.order for result in (self.torch, self.penstock) for each in result.rounds if each.order is not None
         ]
@@ -112,7 +110,7 @@ class LoaderComparison:
         }
 
     def verdict(self) -> str:
-        """The numbers in one sentence."""
+        """The comparison in one sentence."""
         speed = _compare(
             [each.samples_per_s for each in self.penstock.rounds],
             [each.samples_per_s for each in self.torch.rounds],

@@ -1,8 +1,8 @@
-"""The demo: torch's DataLoader and penstock's over a built-in dataset, compared as in ``bench``.
+"""The demo: a built-in dataset through torch's DataLoader and penstock's, compared as `penstock bench` compares them.
 
 In:  ``DemoSettings``.
 Out: a ``LoaderComparison``.
-Runs in: trainer (the command line, here); workers fetch samples.
+Runs in: trainer (here, the command line); workers fetch samples.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _MISSED = 0.01
 
 
 class LiveLoader:
-    """Measures settings one after the other, with the same workers."""
+    """Measures settings one after the other, on the same workers."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class LiveLoader:
         is_repeated: bool = False,
     ) -> None:
         """``step_s``: how long the training loop is busy with a batch. ``trial_s``: about how long one measurement
-        lasts. ``on_batch`` may raise to end the measurement. ``is_repeated``: every worker delivers every sample, and
-        each counts once only."""
+        lasts. An exception from ``on_batch`` ends the measurement. ``is_repeated``: every worker delivers every
+        sample, and each counts once only."""
         self._batch_size, self._step_s, self._trial_s = batch_size, step_s, trial_s
         self._memory_bytes = memory_bytes
         self._restarts, self._is_repeated = isinstance(dataset, IterableDataset), is_repeated
@@ -136,8 +136,7 @@ class LiveLoader:
         )
 
     def _take(self, seconds: float, most_s: float, is_enough: Callable[[Timing], bool]) -> Timing:
-        """Take batches for that time, or until there are enough of them, up to ``most_s``, as long as the budget
-        holds."""
+        """Take batches for ``seconds``, and up to ``most_s`` until they are enough; end at once over the budget."""
 
         def goes_on(timing: Timing) -> bool:
             if self._is_over or timing.elapsed_s >= most_s:
@@ -164,7 +163,7 @@ class LiveLoader:
         self._run.watch.forget_peaks()
 
     def _start_anew(self) -> None:
-        """With other workers and an empty arena."""
+        """Continue with other workers and an empty arena."""
         self._run.end_epoch()
         self._loader.close()
         self._most = Setting(0, 0)

@@ -1,6 +1,6 @@
-"""``penstock.plan``: reads a dataset for a few seconds and computes plans from the measurements.
+"""``penstock.plan``: a dataset is measured for a few seconds, and plans are made from the measurements.
 
-In:  a dataset, a batch size, a budget, how long a step takes.
+In:  a dataset, a batch size, a budget, the length of a step.
 Out: ``PlanTable``.
 Runs in: trainer, and workers it starts and ends.
 """
@@ -43,29 +43,29 @@ def plan(
     """Settings for a dataset on this machine: five plans, one recommended.
 
     Args:
-        memory: the memory of one rank's loader, as in ``DataLoader(memory=...)``.
-        step_s: how long the training is busy with a batch; without it, plans are for loading as fast as can be.
+        memory: the budget of one rank's loader, as ``DataLoader(memory=...)``.
+        step_s: how long the training is busy with a batch; without it, plans are for loading as fast as possible.
         collate_fn: the loader's.
         seconds: how long to measure.
-        on_progress: hears what is being done and how much of it, 0 to 1.
+        on_progress: gets the current step and the share that is done, 0 to 1.
     """
     _check_given(batch_size, step_s, collate_fn, seconds, name, on_progress)
     if not isinstance(dataset, IterableDataset):
         lacks = [name for name in ("__getitem__", "__len__") if not hasattr(type(dataset), name)]
         if lacks:
             raise ConfigError(
-                f"a {type(dataset).__name__} is no dataset: it has no {' and no '.join(lacks)}; give one that has, "
-                "or an IterableDataset"
+                f"a {type(dataset).__name__} is no dataset: it has no {' and no '.join(lacks)}; give an object "
+                "with both, or an IterableDataset"
             )
-    # Before anything runs, because reading samples takes memory.
+    # Before anything runs: afterwards the samples just read would count as used memory.
     facts, rules = find_facts(), LoaderRules()
     budget_bytes = allowed_bytes(memory, facts.available_bytes, facts.ranks, rules)
     named = name or type(dataset).__name__
-    seen = profile(
+    measured = profile(
         dataset, batch_size, collate_fn=collate_fn, name=named, seconds=seconds, on_progress=on_progress
     )  # fmt: skip
-    seen = replace(seen, containers_bytes=find_containers(dataset).per_worker_bytes)
-    return make_plans(seen, facts, batch_size, rules=rules, budget_bytes=budget_bytes, step_s=step_s)
+    measured = replace(measured, containers_bytes=find_containers(dataset).per_worker_bytes)
+    return make_plans(measured, facts, batch_size, rules=rules, budget_bytes=budget_bytes, step_s=step_s)
 
 
 def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, name: Any, on_progress: Any) -> None:
@@ -74,17 +74,19 @@ def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, na
     if step_s is not None and not is_amount(step_s):
         raise ConfigError(f"step_s={step_s!r} is no length of time; give seconds, or leave it out")
     if not (is_amount(seconds) and seconds):
-        raise ConfigError(f"seconds={seconds!r} is no time to measure in; give at least 1")
+        raise ConfigError(f"seconds={seconds!r} is no time to measure in; give at least 1 second")
     if collate_fn is not None and not callable(collate_fn):
         raise ConfigError(f"collate_fn={collate_fn!r} cannot be called; give a function that makes a batch of samples")
     if not isinstance(name, str | None):
         raise ConfigError(f"name={name!r} is no text; give the dataset's name, or leave it out")
     if not callable(on_progress):
-        raise ConfigError(f"on_progress={on_progress!r} cannot be called; give a function of a text and a share")
+        raise ConfigError(
+            f"on_progress={on_progress!r} cannot be called; give a function that accepts a text and a share"
+        )
 
 
 def find_facts() -> Facts:
-    """The share of this machine that one rank has."""
+    """The cores and the memory of one rank on this machine."""
     here, ranks = limits(), local_ranks()
     sizes = [gpu.memory_total_bytes for gpu in gpus() if gpu.memory_total_bytes]
     return Facts(
@@ -104,20 +106,20 @@ def time_step(
     seconds: float = 1.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> float:
-    """How long ``step(batch)`` takes, on a few real batches: the median, after a few to warm up.
+    """The median time of ``step(batch)`` over a few real batches, after a warm-up.
 
     Call it last: workers that were forked after a step on a GPU would inherit its context.
     """
     on_progress("reading batches", 0.0)
     batches = _some_batches(dataset, batch_size, collate_fn or default_collate, seconds)
     if not batches:
-        raise DataError("it gave no batch to time a step with")
+        raise DataError("it delivered no batch with which to time a step")
     taken_s: list[float] = []
     began_s = time.perf_counter()
     for number in range(_WARM_UP + _MOST_STEPS):
         then_s = time.perf_counter()
         step(batches[number % len(batches)])
-        # Work that a step queued on the GPU belongs to the step. If no GPU was used, there is nothing to wait for.
+        # Work that a step queued on the GPU is part of its time. If CUDA was never used, no work is queued.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now_s = time.perf_counter()
@@ -130,8 +132,8 @@ def time_step(
 
 
 def _some_batches(dataset: Any, batch_size: int, collate: Callable[[Any], Any], seconds: float) -> list[Any]:
-    """Two of them. If samples take long, batches are composed of the few that were read: a step takes as long for any
-    batch of the same shape."""
+    """Two batches. If samples take long, one batch repeats the few that were read in time: a step takes as long with
+    any batch of the same shape."""
     stream = iter(dataset) if isinstance(dataset, IterableDataset) else (dataset[at] for at in range(len(dataset)))
     samples: list[Any] = []
     began_s, is_late = time.perf_counter(), False

@@ -4,9 +4,10 @@ In:  a dataset, a batch size, a few seconds.
 Out: ``Profile``.
 Runs in: trainer, and workers it starts and ends.
 
-First samples are read one by one, in a process of its own. Then torch's loader and penstock's run for a moment with two
-workers and a training loop that does nothing: what they take beyond the samples' own time is the cost of loading here.
-penstock's also runs with more workers: memory that grows with them is the workers', the rest is the training process's.
+First the probe reads samples one by one in a process of its own. Then torch's loader and penstock's run for a moment
+with two workers and an empty training loop: their time beyond the samples' own is the cost of loading on this machine.
+penstock's loader also runs with more workers: memory that grows with their number belongs to the workers, the rest to
+the training process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import psutil
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
-from penstock.lab.dataset.sample_probe import is_picklable, look
+from penstock.lab.dataset.sample_probe import is_picklable, probe
 from penstock.lab.timed_run import TimedRun, without_warnings
 from penstock.loader.dataloader import DataLoader
 from penstock.loader.gauges import workers_now
@@ -36,9 +37,9 @@ from penstock.workers.setup import can_split
 _FEW, _MANY = 2, 6
 """Workers of the runs. penstock's loader changes from one number to the other while it runs."""
 _PREFETCH = 2
-_LOOK_SHARE, _TORCHS_SHARE, _FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE = 0.22, 0.29, 0.08, 0.16, 0.10
-"""Shares of the time: samples, torch's loader, penstock's with few workers, and penstock's with many workers, which
-first create pages and reuse them later. The rest is not used."""
+_PROBE_SHARE, _TORCHS_SHARE, _FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE = 0.22, 0.29, 0.08, 0.16, 0.10
+"""Shares of the time: reading samples, torch's loader, penstock's with few workers, a pause in which many workers make
+the pages that they reuse later, and penstock's with many workers. The rest is a reserve."""
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
 _LEAST_BATCHES, _LATE = 12, 1.5
 """The fewest batches of a run, and how many times the remaining time they may take."""
@@ -56,47 +57,48 @@ def profile(
     seconds: float = 9.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> Profile:
-    """Measure a dataset for at most about that many seconds; ``on_progress`` gets the current step and the share done.
-    Raises DataError.
+    """Measure a dataset for about ``seconds`` at most; ``on_progress`` gets the current step and the share that is
+    done. Raises DataError.
 
-    If samples take so long that no loader can run in that time, typical costs are used instead.
+    If samples take so long that no loader can run in that time, the loaders' usual costs take the place of measured
+    ones.
     """
     began_s, is_iterable = time.monotonic(), isinstance(dataset, IterableDataset)
-    seen = look(
+    probed = probe(
         dataset,
         batch_size,
         collate_fn or default_collate,
-        seconds=_LOOK_SHARE * seconds,
+        seconds=_PROBE_SHARE * seconds,
         least_s=seconds,
-        on_progress=lambda done: on_progress("reading samples", _LOOK_SHARE * done),
+        on_progress=lambda done: on_progress("reading samples", _PROBE_SHARE * done),
     )
     known = Profile(
         name=name,
         length=None if is_iterable else len(dataset),
-        samples=seen.samples,
+        samples=probed.samples,
         is_splittable=not is_iterable and can_split(dataset),
         has_collate=collate_fn is not None,
-        is_collated=seen.is_collated,
+        is_collated=probed.is_collated,
         is_picklable=is_picklable(dataset),
-        holds_gil=seen.holds_gil,
-        is_repeated=seen.is_repeated,
+        holds_gil=probed.holds_gil,
+        is_repeated=probed.is_repeated,
     )
     run_s = _TORCHS_SHARE * seconds
     torchs_rows = _rows_for(known, batch_size, run_s, _MANY_BATCHES)
     our_rows = _rows_for(known, batch_size, run_s, _SOME_BATCHES)
     least_s = _LEAST_BATCHES * max(torchs_rows, our_rows) * (known.wait_s + known.cpu_s)
     if least_s > _LATE * max(run_s, seconds - (time.monotonic() - began_s)):
-        # For such samples, the loader's own work is negligible.
+        # Beside samples that take so long, the loader's own work hardly counts.
         on_progress("done", 1.0)
         return replace(known, has_runs=False)
     given: dict[str, Any] = {"num_workers": _FEW, "collate_fn": collate_fn, "persistent_workers": True}
     if not is_iterable:
         given |= {"shuffle": True, "drop_last": len(dataset) >= batch_size}
     with without_warnings():
-        on_progress("torch's DataLoader", _LOOK_SHARE)
+        on_progress("torch's DataLoader", _PROBE_SHARE)
         with _LoaderRuns(TorchDataLoader(dataset, torchs_rows, prefetch_factor=_PREFETCH, **given)) as runs:
             torchs = runs.run(run_s)
-        on_progress("penstock's DataLoader", _LOOK_SHARE + _TORCHS_SHARE)
+        on_progress("penstock's DataLoader", _PROBE_SHARE + _TORCHS_SHARE)
         with DataLoader(dataset, our_rows, **given) as loader, _LoaderRuns(loader) as runs:
             few = runs.run(_FEW_SHARE * seconds)
             loader.resize(workers=_MANY)
@@ -107,18 +109,18 @@ def profile(
     known = replace(known, ours=penstocks_cost(few, many, load, stats.workers))
     load = replace(load, profile=known)
     on_progress("done", 1.0)
-    return replace(known, torchs=torchs_cost(torchs, load, _PREFETCH, tensors=seen.tensors))
+    return replace(known, torchs=torchs_cost(torchs, load, _PREFETCH, tensors=probed.tensors))
 
 
 def _rows_for(known: Profile, batch_size: int, run_s: float, batches: int) -> int:
-    """The batch size with which about that many batches fit into the time."""
+    """Samples in a batch such that about ``batches`` of them can be loaded in ``run_s``."""
     sample_s = known.wait_s + known.cpu_s + known.sample_bytes / _SLOW_BYTES_PER_S
     rows = max(2, min(batch_size, int(_FEW * run_s / sample_s / batches)))
     return min(rows, batch_size) if known.length is None else max(1, min(rows, batch_size, known.length // (2 * _FEW)))
 
 
 class _LoaderRuns(TimedRun[TreeParts | None]):
-    """Runs of one loader that measure its processor time, its memory and the time of its first batch."""
+    """Runs of one loader that measure its processor time, its memory and its first batch."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader, tree_parts, measures=["shared_bytes", "heap_bytes"], every_s=0.03)
@@ -126,8 +128,8 @@ class _LoaderRuns(TimedRun[TreeParts | None]):
         self._rows = loader.batch_size or 1
 
     def run(self, seconds: float) -> LoaderRun:
-        """Take batches for about that time. The clock starts when all workers have started, because starting them takes
-        as much processor time as many samples."""
+        """Take batches for about ``seconds``. The clock starts when all workers run: starting one takes as much
+        processor time as many samples do."""
         self.watch.forget_peaks()
         warm = self.measure(
             lambda timing: (

@@ -1,4 +1,4 @@
-"""A timed run: a training loop takes batches of a loader while memory is watched.
+"""A timed run: a training loop takes the batches of a loader while memory is watched.
 
 In:  a loader, a gauge of memory, a training step.
 Out: ``Timing``, one for each measurement of the run.
@@ -53,7 +53,7 @@ class Timing:
 
 
 class TimedRun(Generic[_Gauge]):
-    """Takes batches of one loader, epoch after epoch, and times them. The workers end with it, outside all
+    """Takes batches of one loader, epoch after epoch, and times them. Leaving it ends the workers, outside of all
     measurements."""
 
     def __init__(
@@ -67,7 +67,7 @@ class TimedRun(Generic[_Gauge]):
         on_batch: Callable[[], None] = lambda: None,
     ) -> None:
         """``gauge`` is sampled every ``every_s`` seconds. ``step``: what the training loop does with a batch.
-        ``on_batch`` is called after each batch; what it raises ends the run."""
+        ``on_batch`` is called after each batch; an exception from it ends the run."""
         self._loader: Iterable[Any] | None = loader
         self._gauge, self._measures, self._every_s = gauge, measures, every_s
         self._step, self._on_batch = step, on_batch
@@ -83,7 +83,7 @@ class TimedRun(Generic[_Gauge]):
     ) -> None:
         self.end_epoch()
         self.watch.__exit__(kind, error, trace)
-        # Workers that persist end with their loader: the next run must find none.
+        # Persistent workers end with their loader: none may be left when the next run starts.
         self._loader = None
 
     def end_epoch(self) -> None:

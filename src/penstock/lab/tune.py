@@ -1,8 +1,8 @@
-"""Tuning: a profile for the model, then a search on a live loader.
+"""A tuning: a profile for the simulation, then the search on a live loader.
 
 In:  a dataset, ``TuneSettings``.
 Out: ``Tuned``.
-Runs in: trainer (the command line plays it).
+Runs in: trainer (here, the command line).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from penstock.units import format_bytes, parse_size
 
 _PROFILE_SHARE, _MOST_PROFILE_S = 0.15, 9.0
 _TRIALS = 16
-"""The number of measurements that the time is divided into."""
+"""About the most measurements of a search; the time is divided among them."""
 _LONGEST_TRIAL_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings:
-    """The settings of a search."""
+    """The settings of the search."""
 
     target: str
     """The dataset's name."""
@@ -55,22 +55,22 @@ class TuneSettings:
     step_time: float
     """Seconds a pretended training step takes."""
     seconds: float
-    """How long all of it may take."""
+    """How long the tuning may take in all."""
     most_workers: int | None = None
-    """None: as many as suit the cores and the samples."""
+    """None: the number that makes sense for the cores and the samples."""
     now: tuple[int, int | None] | None = None
-    """Workers and prefetch factor the user has at present; measured as well."""
+    """The user's present workers and prefetch factor, which are measured as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What came of it."""
+    """The result of a tuning."""
 
     trials: tuple[Trial, ...]
     reasons: tuple[str, ...]
     """Why each was tried."""
     expected: dict[Setting, Expected]
-    """The model's prediction for each setting that was tried."""
+    """The prediction for each setting that was tried."""
     done: SearchEnd
     budget_bytes: int
     elapsed_s: float
@@ -103,7 +103,7 @@ class Tuned:
         )
 
     def model_words(self) -> str:
-        """The errors of the model over all measurements."""
+        """How far the model was off the measurements."""
         rates = self.rates
         if not rates:
             return ""
@@ -181,7 +181,7 @@ def tune(
             reasons.append(move.why)
             move = next_move(trials, space)
             if not isinstance(move, SearchEnd) and is_late(move.setting):
-                move = stop(trials, f"its {settings.seconds:g} s were over; --seconds would give it more")
+                move = stop(trials, f"its {settings.seconds:g} s were over; --seconds gives it more")
     return Tuned(
         trials=tuple(trials),
         reasons=tuple(reasons),
@@ -195,18 +195,17 @@ def tune(
 
 
 def _times(known: Profile, setting: Setting) -> int:
-    """How many times each sample arrives while it counts once: if every worker reads the whole stream, once per
-    worker."""
+    """How many times each sample is delivered: once, or once by every worker that reads all of a stream."""
     return setting.workers if known.is_repeated else 1
 
 
 def _too_short(settings: TuneSettings, setting: Setting, batch_s: float, trial_s: float) -> str:
     needs_s = LiveLoader.needs_s(setting, batch_s)
-    # The usual number of measurements of a search; only the first few have so few workers.
+    # The time for a whole search: only its first few measurements run with so few workers.
     whole_s = math.ceil((4 * needs_s + _TRIALS * trial_s) / (1 - _PROFILE_SHARE) / 10) * 10
     return (
         f"a batch of {settings.batch_size} takes about {rate(batch_s)} s with {setting}, so that one measurement "
-        f"takes {rate(needs_s)} s, and of {settings.seconds:g} s too few are left for it; "
+        f"takes {rate(needs_s)} s, more than is left of {settings.seconds:g} s; "
         f"give --seconds {whole_s}, or lower --batch-size"
     )
 
@@ -221,7 +220,7 @@ def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: i
     @cache
     def expected(setting: Setting) -> Expected:
         outcome = simulate_held(load(setting.workers), setting.depth)
-        # Without the training process's own memory, which is not part of the budget.
+        # Without the memory of the training process itself, which is not part of the budget.
         memory_bytes = outcome.batches_bytes + outcome.workers_bytes
         return Expected(samples_per_s=outcome.samples_per_s / _times(known, setting), memory_bytes=memory_bytes)
 

@@ -1,6 +1,6 @@
-"""Results of earlier tunings, stored in the user's state folder.
+"""Results of earlier tunings, kept in the user's state folder.
 
-In:  the environment; an answer to keep.
+In:  the environment; a result to keep.
 Out: ``tune/NAME-TIME.json``, and the earlier ones of the same dataset.
 Runs in: command line.
 """
@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 
 
 def identity(target: str) -> str:
-    """A name that is the same for a dataset from whichever folder the command runs."""
+    """A name for the dataset that does not depend on the current folder."""
     where, _, attribute = target.rpartition(":")
     return f"{Path(where).resolve()}:{attribute}" if where.endswith(".py") else target
 
@@ -34,13 +34,14 @@ def keep(target: str, answer: Mapping[str, Any]) -> Path:
     file = folder / f"{name}-{now:%Y%m%dT%H%M%S}-{os.getpid()}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Written under another name first: a reader must not find half a record.
+        # The rename makes the record appear whole: a reader must not find half of it.
         draft = file.with_suffix(".part")
         draft.write_text(json.dumps(record, indent=2), encoding="utf-8")
         draft.replace(file)
     except OSError as refused:
         raise PenstockError(
-            f"what was measured cannot be kept in {folder}: {refused.strerror}; set PENSTOCK_HOME to a folder of yours"
+            f"the measurements cannot be written to {folder}: {refused.strerror}; "
+            "set PENSTOCK_HOME to a folder of yours"
         ) from None
     return file
 

@@ -32,7 +32,7 @@ from penstock.units import parse_size
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
     from penstock.cache.stats import CacheStats
-    from penstock.lab.auto_workers import Beginning
+    from penstock.lab.auto_workers import FirstWorkers
     from penstock.settings.files import Source
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -110,7 +110,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             # A placeholder until all other arguments are checked.
             num_workers = 1
         self._memory = parse_size(memory)
-        self._beginning: Beginning | None = None
+        self._first_workers: FirstWorkers | None = None
         self._depth: int | None = None
         self._depth_ceiling = depth_ceiling(num_workers, prefetch_factor)
         self._counters = Counters()
@@ -178,10 +178,10 @@ class DataLoader(TorchDataLoader[_T_co]):
     def _plan_workers(self, dataset: Any) -> None:
         """Begin with the number of workers that a plan gives. ``dataset`` has no cache: a plan must not fill it."""
         # Plans run loaders themselves.
-        from penstock.lab.auto_workers import Wanted, first_workers
+        from penstock.lab.auto_workers import LoaderRequest, first_workers
 
         is_own_collate = self.collate_fn not in (default_collate, default_convert)
-        wanted = Wanted(
+        request = LoaderRequest(
             dataset=dataset,
             batch_size=self.batch_size,
             batch_sampler=self.batch_sampler,
@@ -190,13 +190,13 @@ class DataLoader(TorchDataLoader[_T_co]):
             binds_workers=self.seeding == "worker",
             has_threads=self._runs_threads,
         )
-        self._beginning = first_workers(wanted)
-        self.resize(workers=self._beginning.workers)
+        self._first_workers = first_workers(request)
+        self.resize(workers=self._first_workers.workers)
 
     def check_worker_number_rationality(self) -> None:
         # A plan may use more workers than cores, for samples that wait; torch would warn about a number that the user
         # did not choose.
-        if self._beginning is None or self.num_workers != self._beginning.workers:
+        if self._first_workers is None or self.num_workers != self._first_workers.workers:
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Any:

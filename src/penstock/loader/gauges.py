@@ -62,4 +62,4 @@ def settings_keys(loader: DataLoader[Any]) -> Mapping[str, str]:
 
 def plan_of(loader: DataLoader[Any]) -> Any:
     """The plan of ``num_workers="auto"``; None without one."""
-    return None if loader._beginning is None else loader._beginning.plan
+    return None if loader._first_workers is None else loader._first_workers.plan

@@ -84,7 +84,7 @@ def worker_counts(profile: Profile, cores: float, most: int | None = None) -> li
     if most is None:
         busy_s = profile.cpu_s + profile.ours.sample_s + profile.ours.batch_s / 8
         waits = profile.wait_s / max(busy_s, 1e-6) if profile.is_measured else 0.0
-        # With just enough workers to keep the cores busy, several sometimes wait at the same time and leave cores idle.
+        # Two more per core than keep it busy on average: now and then several wait at the same time.
         most = whole if waits < _HARDLY else min(_MOST_WORKERS_A_CORE * whole, int(whole * (2 + waits)))
         most = min(most, max(whole, _MOST_WORKERS))
     return sorted({*(step for step in _STEPS if step <= most), max(1, most)})

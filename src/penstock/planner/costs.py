@@ -1,4 +1,4 @@
-"""The costs of a loader, computed from short runs of it.
+"""The costs of a loader, from short runs of it.
 
 In:  runs, and simulations of the same runs.
 Out: ``LoaderCost`` of torch's loader and of penstock's.
@@ -30,7 +30,7 @@ joined."""
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderRun:
-    """The costs of a short run of a loader, with a training loop that does nothing."""
+    """Measurements of a short run of a loader with an empty training loop."""
 
     rows: int
     """Samples in a batch of this run."""

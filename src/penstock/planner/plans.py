@@ -1,4 +1,4 @@
-"""Plans: settings with the memory they will take, how fast they will be, and why.
+"""Plans: settings, with their predicted memory and speed and the reason for them.
 
 In:  a profile, what the machine has, the loader's rules, a batch size, a budget, the length of a step.
 Out: ``PlanTable``: safe, balanced, fast, extreme, and a larger batch instead of more loading; one recommended.
@@ -51,7 +51,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The resources of the machine for this training."""
+    """The part of the machine that this training may use."""
 
     cores: float
     """Cores one rank may use, quotas counted."""
@@ -65,7 +65,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Settings and their predicted memory and speed."""
+    """Settings, and the memory and speed predicted for them."""
 
     name: str
     workers: int
@@ -195,7 +195,7 @@ def make_plans(
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} has no sample in it; give at least 1")
     if profile.is_repeated:
-        # A second worker would deliver the same samples again.
+        # Another worker would deliver the same samples again.
         most_workers = 1
     given = _Given(profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s)
     room_bytes = facts.available_bytes // facts.ranks

@@ -1,7 +1,7 @@
-"""The profile of a dataset, measured before the training.
+"""Measurements of a dataset from before the training.
 
 In:  measurements, or a file that states them.
-Out: ``Profile``: the samples that were read, and the costs of each loader.
+Out: ``Profile``: samples as they were read, and each loader's own costs.
 Runs in: anywhere; nothing here reads the machine.
 """
 
@@ -34,7 +34,7 @@ class SeenSample:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderCost:
-    """The costs of one loader, without the dataset's own work."""
+    """The costs of one loader beyond the dataset's own work."""
 
     worker_bytes: int
     """Private memory of a worker, besides the samples it holds."""
@@ -57,9 +57,9 @@ class LoaderCost:
 
 
 TORCHS_USUAL = LoaderCost(worker_bytes=35 << 20, sample_s=2e-5, batch_s=1e-3, trainer_s=1e-3, start_s=0.02)
-"""torch's DataLoader, where nothing could be measured."""
+"""Costs of torch's DataLoader if nothing could be measured."""
 OURS_USUAL = LoaderCost(worker_bytes=11 << 20, sample_s=1e-5, batch_s=2e-4, trainer_s=3e-4, start_s=0.02)
-"""penstock's."""
+"""The same for penstock's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,9 @@ class Profile:
     is_collated: bool = True
     """Whether samples become one new batch; False: they stay apart and are sent one by one."""
     torchs: LoaderCost = TORCHS_USUAL
-    """torch's DataLoader around it."""
+    """Costs of torch's DataLoader."""
     ours: LoaderCost = OURS_USUAL
-    """penstock's."""
+    """Costs of penstock's."""
     is_picklable: bool | None = None
     """Whether the dataset can be sent to a spawned worker; None: not tried."""
     holds_gil: bool | None = None

@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialS
 import penstock
 from penstock.errors import ConfigError
 from penstock.lab import auto_workers
-from penstock.lab.dataset.sample_probe import Seen
+from penstock.lab.dataset.sample_probe import ProbeResult
 from penstock.meter import limits
 from penstock.planner.profile import SeenSample
 
@@ -85,14 +85,14 @@ def auto(dataset: Any, **given: Any) -> penstock.DataLoader[Any]:
     return penstock.DataLoader(dataset, num_workers="auto", **given)
 
 
-def read_without_load(dataset: Rows, *_: Any, **__: Any) -> Seen:
+def read_without_load(dataset: Rows, *_: Any, **__: Any) -> ProbeResult:
     """What the probe finds on a machine that does nothing else: there, a sample that computes does not wait."""
     sample = SeenSample(size_bytes=800, wait_s=dataset.wait_s, cpu_s=dataset.spin_s)
-    return Seen(samples=(sample,) * 8, collate_s=0.0, tensors=1, is_collated=True, holds_gil=None)
+    return ProbeResult(samples=(sample,) * 8, collate_s=0.0, tensors=1, is_collated=True, holds_gil=None)
 
 
 def test_samples_that_wait_get_more_workers_than_samples_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_workers, "look", read_without_load)
+    monkeypatch.setattr(auto_workers, "probe", read_without_load)
     waits, computes = auto(Rows(wait_s=0.02), batch_size=16), auto(Rows(spin_s=0.01), batch_size=16)
     assert waits.num_workers > computes.num_workers >= 1
     assert type(waits.num_workers) is int and waits.prefetch_factor == 2 and waits.autotune is True

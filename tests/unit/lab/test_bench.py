@@ -28,7 +28,7 @@ from penstock.lab.dataset.sample_probe import NoDataError, weigh
     ],
     ids=str,
 )
-def test_a_batch_is_weighed(batch: Any, size_bytes: int) -> None:
+def test_the_bytes_of_a_batch_are_counted(batch: Any, size_bytes: int) -> None:
     assert weigh(batch) == size_bytes
 
 
@@ -38,12 +38,12 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason(device: str) -> No
         check_device(device)
 
 
-def test_the_cpu_and_no_device_at_all_are_fine() -> None:
+def test_the_cpu_and_no_device_are_accepted() -> None:
     check_device(None)
     check_device("cpu")
 
 
-def test_an_epoch_without_a_batch_ends_the_bench_and_is_said() -> None:
+def test_an_epoch_without_a_batch_ends_the_bench_with_an_error() -> None:
     rounds = Rounds(make={"torch": list, "penstock": list}, use=lambda batch, tally: None, rounds=1, round_s=1.0)
     with pytest.raises(NoDataError, match="an epoch of it has no batch"):
         compare_loaders(rounds, on_progress=lambda name, done: None)

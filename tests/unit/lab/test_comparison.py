@@ -64,7 +64,7 @@ def test_growth_that_could_not_be_read_is_left_out() -> None:
     assert comparison.torch.peak_growth_bytes is None
 
 
-def test_different_samples_are_shouted_about() -> None:
+def test_the_verdict_stresses_different_samples() -> None:
     other = Round(
         samples=2, delivered_bytes=2, elapsed_s=1.0, first_batch_s=0.5, peak_growth_bytes=MIB, order=((1, 1), (0, 0))
     )
@@ -73,7 +73,7 @@ def test_different_samples_are_shouted_about() -> None:
     assert "DIFFERENT samples" in comparison.verdict()
 
 
-def test_a_loader_that_delivered_less_is_compared_as_far_as_it_went() -> None:
+def test_samples_are_compared_as_far_as_both_loaders_got() -> None:
     assert compare([make_round(50)], [make_round(100)]).same_samples
 
 
@@ -92,7 +92,7 @@ def test_json_has_every_number_and_no_list_of_samples() -> None:
         }  # fmt: skip
 
 
-def test_nothing_is_reported_about_samples_that_cannot_be_distinguished() -> None:
+def test_if_samples_cannot_be_told_apart_the_verdict_does_not_mention_them() -> None:
     def blind(rate: float) -> Round:
         return replace(make_round(rate), order=None)
 

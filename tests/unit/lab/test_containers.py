@@ -57,7 +57,7 @@ def found(root: object, least_bytes: int = MIB) -> dict[str, Container]:
     return {container.path: container for container in looked.found}
 
 
-def test_containers_are_found_by_the_way_to_them() -> None:
+def test_each_container_is_found_with_its_path() -> None:
     table = texts()
 
     def transform(sample: Any, extra: Any = tuple(texts())) -> Any:  # noqa: B008
@@ -131,7 +131,7 @@ def extra_bytes(container: Any) -> int:
 
 
 @pytest.mark.parametrize("make", [list, tuple, set, lambda items: dict(enumerate(items, 1000))])
-def test_items_of_two_containers_count_with_the_first_of_them(make: Callable[[list[str]], Any]) -> None:
+def test_an_item_of_two_containers_counts_with_the_first_of_them(make: Callable[[list[str]], Any]) -> None:
     samples = texts()
     alone = sum(container.bytes for container in find_containers(Holder(a=samples), seconds=60.0).found)
     half = make(samples[: len(samples) // 2])
@@ -142,7 +142,7 @@ def test_items_of_two_containers_count_with_the_first_of_them(make: Callable[[li
     assert by_path["dataset.c"].bytes == pytest.approx(alone, rel=0.05), "these are its own"
 
 
-def test_what_is_reached_twice_counts_once_and_cycles_end() -> None:
+def test_an_object_reached_twice_counts_once_and_cycles_end() -> None:
     samples = texts()
     root = Holder(samples=samples, imgs=samples)
     root.me = root  # type: ignore[attr-defined]
@@ -220,7 +220,7 @@ def test_no_code_of_the_objects_runs() -> None:
     assert containers["dataset.items"].items == 50_000
 
 
-def test_names_that_are_no_names_do_not_end_the_walk() -> None:
+def test_attribute_names_that_are_no_strings_do_not_end_the_walk() -> None:
     odd: Any = type("Odd", (), {"__module__": None})()
     odd.__dict__[7] = texts()
     assert len(found(Holder(odd=odd, generator=(item for item in texts()), none=None, ellipsis=...))) == 2
@@ -289,7 +289,7 @@ def test_the_estimate_is_what_a_forked_child_copies(name: str) -> None:
     assert container.per_worker_bytes == pytest.approx(growth, rel=0.35)
 
 
-def test_looking_ends_when_its_time_is_over_with_what_was_found() -> None:
+def test_the_walk_ends_at_its_deadline_with_the_containers_found_so_far() -> None:
     ticks = 0.0
 
     def clock() -> float:
@@ -304,7 +304,7 @@ def test_looking_ends_when_its_time_is_over_with_what_was_found() -> None:
     assert len(find_containers(root, least_bytes=0, seconds=60).found) == 50
 
 
-def test_many_small_containers_are_large_as_a_whole() -> None:
+def test_many_small_containers_are_reported_as_one_large_container() -> None:
     # So many that the holes other tests left among their pages do not matter.
     tree = [[[str(number) * 5 for number in range(20)] for _ in range(30)] for _ in range(600)]
     (container,) = find_containers(Holder(tree=tree), least_bytes=MIB // 2, seconds=60).found
@@ -312,7 +312,7 @@ def test_many_small_containers_are_large_as_a_whole() -> None:
     assert container.per_worker_bytes == pytest.approx(private_growth_bytes(lambda: touch(tree)), rel=0.35)
 
 
-def test_a_chain_too_long_to_follow_does_not_hide_its_neighbours() -> None:
+def test_a_chain_too_long_to_follow_does_not_hide_other_containers() -> None:
     chain: Any = None
     for number in range(100_000):
         chain = (chain, number)
@@ -323,7 +323,7 @@ def test_a_chain_too_long_to_follow_does_not_hide_its_neighbours() -> None:
         chain = chain[0]
 
 
-def test_objects_of_any_type_are_passed_and_counted_within_reason() -> None:
+def test_objects_of_any_type_are_walked_without_an_error() -> None:
     odd = [
         BytesIO(b"x"), threading.Lock(), threading.Thread(), weakref.ref(Holder), ctypes.c_int(3), re.compile("a"),
         (number for number in range(3)), itertools.count(), memoryview(b"a"), super(Holder, Holder()), property(),

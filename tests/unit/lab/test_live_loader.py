@@ -38,7 +38,7 @@ def live(dataset: Any, batch_size: int, trial_s: float, *, is_repeated: bool = F
     )  # fmt: skip
 
 
-def test_a_setting_takes_as_much_memory_after_a_larger_one_as_before_it() -> None:
+def test_a_setting_takes_the_same_memory_before_and_after_a_larger_setting() -> None:
     before = set(psutil.Process().children())
     with live(Rows(wait_s=0.002, size_bytes=4 * MIB), 4, trial_s=0.4) as loader:
         small = Setting(1, 2)
@@ -68,7 +68,7 @@ class Repeated(IterableDataset[torch.Tensor]):
             yield torch.zeros(10)
 
 
-def test_a_sample_that_every_worker_gives_counts_once() -> None:
+def test_a_sample_that_every_worker_delivers_counts_once() -> None:
     with live(Repeated(), 4, trial_s=0.5, is_repeated=True) as loader:
         trial = loader.measure(Setting(4, 8), batch_s=0.02)
     # A sample takes 5 ms: four workers give 200 of them a second four times.

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from penstock.errors import ConfigError, DataError
-from penstock.lab.dataset.sample_probe import NoDataError, is_picklable, look, spread_indices, weigh
+from penstock.lab.dataset.sample_probe import NoDataError, is_picklable, probe, spread_indices, weigh
 from penstock.lab.planning import plan, time_step
 from penstock.lab.profile import profile
 
@@ -71,8 +71,8 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def seen_of(dataset: Any, batch_size: int = 4) -> Any:
-    return look(dataset, batch_size, default_collate, seconds=0.5, on_progress=lambda done: None)
+def probed(dataset: Any, batch_size: int = 4) -> Any:
+    return probe(dataset, batch_size, default_collate, seconds=0.5, on_progress=lambda done: None)
 
 
 class OneAtATime(Slow):
@@ -87,8 +87,8 @@ class OneAtATime(Slow):
             return super().__getitem__(index)
 
 
-def test_waiting_and_computing_are_measured_separately() -> None:
-    waits, computes = seen_of(Slow(wait_s=0.02)), seen_of(Slow(spin_s=0.02))
+def test_waiting_and_computing_are_told_apart() -> None:
+    waits, computes = probed(Slow(wait_s=0.02)), probed(Slow(spin_s=0.02))
     for sample in waits.samples:
         assert sample.wait_s > 0.015 and sample.cpu_s < 0.01 and sample.size_bytes == 100_000
     assert all(sample.cpu_s > 0.015 for sample in computes.samples)
@@ -96,8 +96,8 @@ def test_waiting_and_computing_are_measured_separately() -> None:
 
 def test_the_probe_finds_whether_two_threads_read_faster_than_one() -> None:
     # By sleeping: two threads that compute get more of a busy machine than one does, and look faster.
-    assert seen_of(Slow(wait_s=0.02)).holds_gil is False
-    assert seen_of(OneAtATime(wait_s=0.02)).holds_gil is True
+    assert probed(Slow(wait_s=0.02)).holds_gil is False
+    assert probed(OneAtATime(wait_s=0.02)).holds_gil is True
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_probe_finds_whether_two_threads_read_faster_than_one() -> None:
 def test_an_error_is_one_line_and_leaves_no_process(dataset: Any, said: str) -> None:
     before = children()
     with pytest.raises(DataError, match=said) as raised:
-        seen_of(dataset)
+        probed(dataset)
     assert "\n" not in str(raised.value)
     assert children() <= before
 
@@ -125,22 +125,22 @@ class Missing(Slow):
 @pytest.mark.parametrize(("dataset", "lacks"), [(Slow(count=0), True), (Missing(), True), (Slow(fails_at=0), False)])
 def test_missing_data_raises_an_error_of_its_own(dataset: Any, lacks: bool) -> None:
     with pytest.raises(DataError) as raised:
-        seen_of(dataset)
+        probed(dataset)
     assert isinstance(raised.value, NoDataError) is lacks
 
 
 def test_a_probe_with_a_deadline_accepts_a_single_sample_and_ends_without_one() -> None:
-    def look_within(within_s: float, *, wait_s: float) -> Any:
-        return look(
-            Slow(wait_s=wait_s), 4, default_collate, seconds=0.2, within_s=within_s, on_progress=lambda done: None,
+    def probe_within(wait_s: float) -> Any:
+        return probe(
+            Slow(wait_s=wait_s), 4, default_collate, seconds=0.2, within_s=1.0, on_progress=lambda done: None,
             tries_threads=False,
         )  # fmt: skip
 
     before = children()
-    seen = look_within(60.0, wait_s=0.4)
+    seen = probe_within(0.4)
     assert len(seen.samples) == 1 and seen.holds_gil is None
     with pytest.raises(DataError, match="did not end within 1 s"):
-        look_within(1.0, wait_s=3000.0)
+        probe_within(3000)
     assert children() <= before
 
 
@@ -152,11 +152,11 @@ def test_a_probe_whose_process_crashes_names_its_exit_code() -> None:
             os._exit(7)
 
     with pytest.raises(DataError, match="exit code 7"):
-        seen_of(Deadly())
+        probed(Deadly())
 
 
 def test_streams_are_read_from_their_beginning() -> None:
-    assert 3 <= len(seen_of(Stream()).samples) <= 40
+    assert 3 <= len(probed(Stream()).samples) <= 40
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_streams_are_read_from_their_beginning() -> None:
     [(Stream(), True), (Shared(), False), (Noise(), False), (OnlyOnce(), False), (Slow(), False)],
 )
 def test_the_probe_finds_streams_that_give_every_worker_all_samples(stream: Any, is_repeated: bool) -> None:
-    assert seen_of(stream).is_repeated is is_repeated
+    assert probed(stream).is_repeated is is_repeated
 
 
 def test_the_first_few_indices_are_already_spread_over_the_dataset() -> None:

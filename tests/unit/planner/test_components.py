@@ -58,7 +58,7 @@ def test_torchs_buffers_grow_with_both() -> None:
     assert found["workers"] == ("batch size", "workers", "dataset size")
 
 
-def test_it_does_not_matter_which_of_the_two_was_the_larger() -> None:
+def test_either_batch_size_may_be_the_larger_one() -> None:
     swapped = reading(64, 4, batch=16, buffers=32, workers=41, other=3)
     more_workers = reading(32, 8, batch=8, buffers=16, workers=80, other=3)
     assert marks(OURS, swapped, more_workers) == marks(OURS, OURS_HALF_BATCH, OURS_HALF_WORKERS)
@@ -75,26 +75,26 @@ def test_a_part_that_shrinks_with_the_batch_is_not_marked() -> None:
     assert "batch size" not in marks(OURS, odd, OURS_HALF_WORKERS)["workers"]
 
 
-def test_workers_that_are_none_copy_no_dataset() -> None:
+def test_without_workers_no_copy_of_the_dataset_is_reported() -> None:
     alone, one = reading(32, 0, batch=8), reading(32, 1, batch=8, buffers=16, workers=10)
     assert marks(alone, reading(16, 0, batch=4), one, copies=True)["workers"] == ("workers",)
 
 
-def test_a_batch_of_a_few_kilobytes_adds_zero_per_cent() -> None:
+def test_growth_by_a_few_kilobytes_counts_as_none() -> None:
     small, smaller = reading(24, 0, batch=48 / 1024), reading(12, 0, batch=24 / 1024)
     parts = components(small, smaller, reading(24, 1), dataset_scales=False, workers_copy_dataset=False)
     said = answer(parts, small)
     assert "Doubling the batch to 48 adds 48.0 KiB of host memory (0%): 2.00 KiB a sample" in said
 
 
-def test_the_difference_adds_up_to_that_of_the_totals() -> None:
+def test_changes_of_the_parts_add_up_to_the_change_of_the_total() -> None:
     found = changes(TORCHS, OURS)
     assert [each.name for each in found] == list(PARTS)
     assert sum(each.change_bytes for each in found) == OURS.total_bytes - TORCHS.total_bytes
     assert {each.name: each.change_bytes // MIB for each in found}["buffers"] == -40
 
 
-def test_a_line_goes_through_what_was_measured_and_ends_at_the_budget() -> None:
+def test_a_memory_line_goes_through_the_measurements_and_ends_at_the_budget() -> None:
     by_batch = line(OURS, OURS_HALF_BATCH, budget_bytes=100 * MIB)
     assert by_batch.at(32) == OURS.total_bytes
     assert by_batch.at(64) - by_batch.at(32) == pytest.approx(24 * MIB)
@@ -103,7 +103,7 @@ def test_a_line_goes_through_what_was_measured_and_ends_at_the_budget() -> None:
     assert by_batch.measured == ((16, OURS_HALF_BATCH.total_bytes), (32, OURS.total_bytes))
 
 
-def test_a_line_without_a_budget_says_which_batch_reaches_the_limit() -> None:
+def test_a_memory_line_without_a_budget_gives_the_batch_size_at_the_limit() -> None:
     by_batch = line(TORCHS, TORCHS_HALF_BATCH, builds_whole=True)
     # A batch, seven ahead, and four in the hands of workers that build them.
     per_sample = (8 + 56 + 4 * 8) / 32
@@ -111,13 +111,13 @@ def test_a_line_without_a_budget_says_which_batch_reaches_the_limit() -> None:
     assert by_batch.reaches(0) == 0
 
 
-def test_what_heaps_happened_to_keep_does_not_bend_a_line() -> None:
+def test_memory_that_heaps_keep_does_not_change_the_slope_of_a_line() -> None:
     fuller = reading(16, 4, batch=4, buffers=28, workers=190, other=9)
     lines = [line(TORCHS, other, builds_whole=True) for other in (TORCHS_HALF_BATCH, fuller)]
     assert lines[0].per_sample_bytes == lines[1].per_sample_bytes == 3 * MIB
     assert lines[0].at(128) == lines[1].at(128)
 
 
-def test_moments_of_building_are_on_top_of_what_stays() -> None:
+def test_memory_while_batches_are_built_is_added_to_the_total() -> None:
     built = replace(TORCHS, building_bytes=5 * MIB)
     assert built.most_bytes == TORCHS.total_bytes + 5 * MIB and built.total_bytes == TORCHS.total_bytes

@@ -28,7 +28,7 @@ def test_activities_that_compute_share_the_cores_evenly(count: float, works: lis
     assert cores.now_s == pytest.approx(seconds)
 
 
-def test_an_activity_that_waits_takes_no_core() -> None:
+def test_activities_that_wait_take_no_core() -> None:
     cores = Cores(1)
     run(cores, *(doing(Wait(1.0)) for _ in range(10)), doing(Compute(1.0)))
     assert cores.now_s == pytest.approx(1.0)
@@ -50,7 +50,7 @@ def test_a_later_activity_slows_down_the_earlier_ones() -> None:
     assert ended == [("second", pytest.approx(2.0)), ("first", pytest.approx(2.5))]
 
 
-def test_conditions_are_looked_at_again_after_every_step_and_taken_one_at_a_time() -> None:
+def test_conditions_are_checked_after_every_step_and_resume_one_activity_at_a_time() -> None:
     cores, stock, taken = Cores(1), [], []
 
     def maker() -> Activity:
@@ -70,7 +70,7 @@ def test_conditions_are_looked_at_again_after_every_step_and_taken_one_at_a_time
     assert [(number, second) for _, number, second in taken] == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
-def test_what_can_never_be_so_ends_the_run() -> None:
+def test_a_condition_that_can_never_be_true_ends_the_run() -> None:
     cores = Cores(1)
     run(cores, doing(Until(lambda: False)), doing(Compute(1.0)))
     assert cores.now_s == 1.0

@@ -67,7 +67,7 @@ def ours_of(few: LoaderRun, many: LoaderRun, given: Load | None = None, *, worke
     return penstocks_cost(few, many, given or load(), workers)
 
 
-def test_costs_of_penstocks_loader_come_back_from_its_runs() -> None:
+def test_costs_of_penstocks_loader_are_recovered_from_its_runs() -> None:
     cost = ours_of(our_run(2), our_run(6))
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes, rel=0.1)
     assert cost.trainer_bytes == pytest.approx(OURS.trainer_bytes, rel=0.3)
@@ -75,29 +75,29 @@ def test_costs_of_penstocks_loader_come_back_from_its_runs() -> None:
     assert cost.copies == pytest.approx(1.0)
 
 
-def test_a_run_that_makes_pages_does_not_make_samples_look_dear() -> None:
+def test_time_for_making_pages_does_not_count_as_a_cost_of_samples() -> None:
     assert ours_of(our_run(2, slower=1.5), our_run(6)).sample_s == pytest.approx(0.001)
     assert ours_of(our_run(2), our_run(6, slower=1.5)).sample_s == pytest.approx(0.001)
 
 
-def test_a_stream_that_keeps_its_workers_has_one_figure_for_them() -> None:
+def test_a_stream_with_fixed_workers_has_one_memory_figure_for_them() -> None:
     cost = ours_of(our_run(2), our_run(2), workers=2)
     assert cost.worker_bytes == pytest.approx(OURS.worker_bytes + OURS.trainer_bytes / 2, rel=0.1)
     assert cost.trainer_bytes == 0
 
 
-def test_samples_for_a_function_of_the_users_are_written_twice() -> None:
+def test_samples_for_a_custom_collate_function_are_written_twice() -> None:
     plain, made = (ours_of(our_run(2), our_run(6), load(has_collate=has)) for has in (False, True))
     assert made.sample_s == pytest.approx(plain.sample_s / 2)
     assert made.batch_s == pytest.approx(8 * plain.sample_s / 2)
 
 
-def test_whole_batches_of_single_workers_have_no_time_of_single_samples() -> None:
+def test_batches_built_whole_have_a_cost_per_batch_and_none_per_sample() -> None:
     cost = ours_of(our_run(2), our_run(6), load(is_splittable=False))
     assert cost.sample_s == 0.0 and cost.batch_s == pytest.approx(8 * 0.001)
 
 
-def test_times_of_torchs_loader_come_back_from_its_run() -> None:
+def test_times_of_torchs_loader_are_recovered_from_its_run() -> None:
     cost = torchs_cost(torchs_run(), load(), 2, tensors=1)
     assert (cost.batch_s, cost.trainer_s) == pytest.approx((0.008, 0.003))
     assert cost.copies == pytest.approx(1.0) and cost.start_s == pytest.approx(0.0, abs=0.001)

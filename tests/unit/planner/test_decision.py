@@ -34,7 +34,7 @@ def test_every_path_ends_at_a_plan_and_every_plan_has_one() -> None:
         (("no", "no", "no"), "balanced"),
     ],
 )
-def test_answers_lead_to_the_plan_they_mean(answers: tuple[str, ...], plan: str) -> None:
+def test_answers_lead_to_the_right_plan(answers: tuple[str, ...], plan: str) -> None:
     assert (answers, plan) in list(paths())
 
 

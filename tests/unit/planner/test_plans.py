@@ -100,7 +100,7 @@ def test_a_larger_budget_is_never_slower() -> None:
     assert speeds[-1] > 2 * speeds[0]
 
 
-def test_where_no_plan_fits_the_least_is_recommended_and_the_numbers_are_said() -> None:
+def test_if_no_plan_fits_the_smallest_is_recommended_with_its_numbers() -> None:
     table = plans_of(profile_of(100 * MB), budget_bytes=50 * MB)
     best = table.recommended
     assert not best.fits
@@ -110,7 +110,7 @@ def test_where_no_plan_fits_the_least_is_recommended_and_the_numbers_are_said() 
     assert any("more than was allowed" in con for con in best.cons)
 
 
-def test_where_no_plan_fits_the_least_that_would_is_named_and_does_fit() -> None:
+def test_if_no_plan_fits_the_note_names_the_smallest_budget_and_it_suffices() -> None:
     profile = profile_of(4 * MB)
     table = plans_of(profile, budget_bytes=60 * MB)
     least = table.least
@@ -134,7 +134,7 @@ def test_a_stream_that_every_worker_reads_whole_gets_one_worker_and_the_reason()
     assert "get_worker_info" not in plans_of(profile_of(wait_s=0.02, cpu_s=0.001)).explain()
 
 
-def test_what_no_loader_was_run_for_is_said_and_less_certain() -> None:
+def test_plans_without_runs_of_the_loaders_have_a_note_and_a_wider_range() -> None:
     run, not_run = plans_of(profile_of(wait_s=1.0)), plans_of(profile_of(wait_s=1.0, has_runs=False))
     assert "too long to run the loaders" in not_run.explain() and "too long" not in run.explain()
     assert not_run.recommended.memory.high > run.recommended.memory.high
@@ -160,7 +160,7 @@ def test_more_workers_than_cores_only_where_samples_were_measured_to_wait(
     assert counts[0] == 1 and max(counts) == pytest.approx(most, abs=1)
 
 
-def test_plans_that_are_the_same_settings_say_so_and_nothing_speaks_against_the_least() -> None:
+def test_plans_with_the_same_settings_have_a_note_and_the_smallest_has_no_drawback() -> None:
     table = plans_of(step_s=10.0)
     assert "The plans safe, balanced, fast, extreme are the same settings here" in table.explain()
     assert table.recommended.name == "safe" and table.recommended.cons == ()
@@ -183,7 +183,7 @@ def test_risk_is_the_share_of_free_memory_of_all_ranks_together() -> None:
     assert plans_of(profile, available_bytes=high * 4, budget_bytes=10**15, ranks=3)["extreme"].risk != "low"
 
 
-def test_workers_are_said_per_rank_and_per_node() -> None:
+def test_workers_are_given_per_rank_and_per_node() -> None:
     table = plans_of(ranks=3, step_s=0.055)
     assert table.recommended.workers_on_node == 3 * table.recommended.workers
     assert "6 per rank, 18 on this node (3 ranks)" in table.explain()
@@ -201,7 +201,7 @@ def test_workers_are_said_per_rank_and_per_node() -> None:
         ({"wait_s": 0.0}, "Bound by the processor: 100%"),
     ],
 )
-def test_notes_contain_the_facts_of_the_profile(more: dict[str, Any], said: str) -> None:
+def test_notes_report_the_facts_of_the_profile(more: dict[str, Any], said: str) -> None:
     assert said in plans_of(profile_of(**more)).explain()
     assert said in ("Bound by the processor: 100%",) or said not in plans_of().explain()
 
@@ -246,7 +246,7 @@ def test_a_plan_is_found_by_name_and_no_other() -> None:
         table["quick"]
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
+def test_a_batch_size_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size=0"):
         plans_of(batch_size=0)
 
@@ -264,7 +264,7 @@ def test_long_times_are_written_out_and_short_ones_have_three_digits() -> None:
     assert "computes 0.00321 ms" in plans_of(profile_of(cpu_s=3.21e-6)).explain()
 
 
-def test_more_workers_are_said_to_be_of_no_use_only_where_more_were_tried() -> None:
+def test_more_workers_are_called_useless_only_if_more_were_tried() -> None:
     waiting = plans_of(profile_of(4000, wait_s=2.0, cpu_s=1e-4), cores=2)
     assert waiting.recommended.workers == 8 and "8 workers are the most a plan has on 2 cores" in waiting.explain()
     busy = plans_of(profile_of(4000), cores=2)
@@ -276,6 +276,6 @@ def test_one_worker_is_not_too_many_for_half_a_core() -> None:
     assert "more workers than" not in plans_of(cores=0.5).explain()
 
 
-def test_a_batch_larger_than_the_dataset_is_said() -> None:
+def test_a_batch_larger_than_the_dataset_has_a_note() -> None:
     assert "A batch of 32 is more than the 3 samples there are" in plans_of(profile_of(length=3), 32).explain()
     assert "there are" not in plans_of(profile_of(length=32), 32).explain()

@@ -95,7 +95,7 @@ def test_a_gain_within_the_noise_does_not_count() -> None:
     assert max(setting.workers for setting in tried) == 4
 
 
-def test_what_would_not_fit_is_never_tried() -> None:
+def test_a_setting_that_would_not_fit_is_never_tried() -> None:
     rate = saturating(16)
     room = space(rate, budget_mib=115)
     tried, done = search(room, rate)
@@ -116,7 +116,7 @@ def test_a_setting_that_went_over_the_budget_ends_the_climb_and_never_wins() -> 
     assert stop(trials, "time").winner == Setting(2, 2)
 
 
-def test_nothing_that_fits_is_said_and_has_no_winner() -> None:
+def test_a_search_in_which_nothing_fits_gives_the_reason_and_no_winner() -> None:
     room = space(saturating(4), budget_mib=10)
     move = next_move([], room)
     assert isinstance(move, SearchEnd)
@@ -124,12 +124,12 @@ def test_nothing_that_fits_is_said_and_has_no_winner() -> None:
     assert "1 worker, 1 ahead would take 50.0 MiB, and the budget is 10.0 MiB" in move.why
 
 
-def test_two_batches_that_do_not_fit_leave_one() -> None:
+def test_if_two_batches_ahead_do_not_fit_one_is_tried() -> None:
     move = next_move([], space(saturating(4), budget_mib=60))
     assert isinstance(move, Try) and move.setting == Setting(1, 1)
 
 
-def test_a_loop_that_hardly_waits_needs_nothing_more() -> None:
+def test_the_search_ends_when_the_training_loop_hardly_waits() -> None:
     rate = saturating(16)
     tried, done = search(space(rate), rate, step_limit=200.0)
     assert max(setting.workers for setting in tried) == 2
@@ -154,7 +154,7 @@ def test_a_deeper_setting_that_is_not_faster_does_not_win_by_luck() -> None:
     assert done.winner == Setting(4, 2)
 
 
-def test_what_came_close_to_the_best_is_measured_once_more_and_only_once() -> None:
+def test_settings_close_to_the_best_are_measured_once_more_and_only_once() -> None:
     rate = saturating(4)
     tried, _ = search(space(rate), rate)
     counts = {setting: tried.count(setting) for setting in tried}
@@ -163,7 +163,7 @@ def test_what_came_close_to_the_best_is_measured_once_more_and_only_once() -> No
     assert max(counts.values()) == 2
 
 
-def test_a_lucky_measurement_does_not_win_after_the_second_look() -> None:
+def test_a_lucky_measurement_does_not_win_after_the_second_measurement() -> None:
     lucky = Setting(8, 2)
     looks: dict[Setting, int] = {}
 

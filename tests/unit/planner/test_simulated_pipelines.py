@@ -51,7 +51,7 @@ def test_torchs_workers_slow_each_other_down_once_they_outnumber_the_cores() -> 
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 2), (4, 3), (8, 2)])
-def test_behind_a_slow_training_loop_torch_holds_everything_it_may(workers: int, prefetch: int) -> None:
+def test_with_a_slow_training_loop_torch_holds_all_its_prefetched_batches(workers: int, prefetch: int) -> None:
     cost = replace(FREE, batch_s=0.001)
     outcome = simulate_torch(load(wait_s=0.001, workers=workers, step_s=0.5, cost=cost, cores=16), prefetch)
     # What was asked for is there, and the batch the loop holds besides.
@@ -59,19 +59,19 @@ def test_behind_a_slow_training_loop_torch_holds_everything_it_may(workers: int,
     assert outcome.most_workers_bytes == workers * (10 + 8) * MB
 
 
-def test_behind_a_fast_one_it_holds_what_is_being_built() -> None:
+def test_with_a_fast_training_loop_torch_holds_only_the_batches_being_built() -> None:
     outcome = simulate_torch(load(wait_s=0.02, workers=4), 4)
     assert outcome.most_batches_bytes <= 6 * 8 * MB
 
 
 @pytest.mark.parametrize(("workers", "depth"), [(1, 2), (4, 2), (8, 4), (16, 2)])
-def test_penstock_holds_as_many_batches_as_its_depth_for_any_number_of_workers(workers: int, depth: int) -> None:
+def test_penstock_holds_as_many_batches_as_its_depth_with_any_number_of_workers(workers: int, depth: int) -> None:
     outcome = simulate_penstock(load(wait_s=0.02, workers=workers, step_s=0.5), depth)
     assert outcome.most_batches_bytes == (depth + 1) * 8 * MB
     assert outcome.most_workers_bytes <= workers * 11 * MB
 
 
-def test_a_segment_is_used_again_for_what_fits_well_and_closed_where_more_lies_free_than_was_in_use() -> None:
+def test_a_free_segment_is_reused_if_it_fits_and_closed_if_more_is_free_than_was_in_use() -> None:
     pages: list[int] = []
     here = SimulatedArena(LoaderRules(), pages.append)
     large = here.take(8 * MB)
@@ -88,19 +88,19 @@ def test_a_segment_is_used_again_for_what_fits_well_and_closed_where_more_lies_f
     assert here.take(6 * MB) is roomy and roomy.new_bytes == 2 * MB
 
 
-def test_one_deep_ours_has_three_batches_while_one_is_handed_over() -> None:
+def test_at_depth_one_penstock_has_three_batches_while_one_is_delivered() -> None:
     batches_bytes = [simulate_penstock(load(wait_s=0.02, workers=2), depth).most_batches_bytes for depth in (1, 2)]
     assert batches_bytes == [3 * 8 * MB, 3 * 8 * MB]
     assert simulate_penstock(load(wait_s=0.02, workers=2), 1, room=2).most_batches_bytes == 2 * 8 * MB
 
 
-def test_a_function_of_the_users_has_one_batch_twice() -> None:
+def test_with_a_custom_collate_function_one_batch_exists_twice() -> None:
     slow = load(wait_s=0.02, step_s=0.5)
     made = replace(slow, profile=replace(slow.profile, has_collate=True))
     assert simulate_penstock(made, 2).most_batches_bytes == (1 + 1 + 2) * 8 * MB
 
 
-def test_while_pages_are_made_more_batches_are_being_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_pages_are_new_more_batches_are_built_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = load(size=4 * MB, wait_s=0.015, cpu_s=0.001, workers=8, cores=2, cost=replace(FREE, batch_s=0.004))
     made = replace(fast, profile=replace(fast.profile, has_collate=True))
     slow = simulate_penstock(made, 3)
@@ -118,7 +118,7 @@ def test_uneven_samples_take_more_than_their_sum() -> None:
     assert 1.1 * 32 * MB < simulate_penstock(made, 2).most_batches_bytes < 2 * 32 * MB
 
 
-def test_a_budget_takes_slots_away() -> None:
+def test_a_budget_leaves_fewer_slots() -> None:
     tight = 4 * 11 * MB + 2 * 8 * MB + LoaderRules().most_own_bytes
     room = batches_within(load(wait_s=0.02), tight)
     assert slots_within(load(wait_s=0.02), 4, room) == 2
@@ -162,7 +162,7 @@ def test_workers_wait_for_a_core_only_while_they_outnumber_the_cores_and_keep_th
         assert rate(many, wait_s=0.01, cpu_s=0.01) < 2 * half
 
 
-def test_the_shuffled_order_of_a_long_dataset_is_the_training_processs() -> None:
+def test_the_shuffled_order_of_a_long_dataset_counts_for_the_training_process() -> None:
     short, long = (load(wait_s=0.01), load(wait_s=0.01))
     long = replace(long, profile=replace(long.profile, length=10_000_000))
     assert simulate_penstock(long).growth_bytes - simulate_penstock(short).growth_bytes == pytest.approx(
@@ -205,7 +205,7 @@ def test_the_simulation_follows_the_rules_it_is_given() -> None:
     assert replace(other, profile=replace(other.profile, is_splittable=False)).rows_per_task == 8
 
 
-def test_a_heap_keeps_what_samples_took_unless_they_are_mapped_on_their_own() -> None:
+def test_a_heap_keeps_the_memory_of_samples_unless_each_has_a_mapping_of_its_own() -> None:
     small = simulate_torch(load(wait_s=0.001, step_s=0.5, workers=4), 1, batches=0)
     assert small.most_workers_bytes == 4 * (10 + 8) * MB
     profile = replace(load(wait_s=0.001).profile, samples=(SeenSample(size_bytes=50 * MB, wait_s=0.02, cpu_s=0.0),))
@@ -213,7 +213,7 @@ def test_a_heap_keeps_what_samples_took_unless_they_are_mapped_on_their_own() ->
     assert huge.growth_bytes < huge.most_batches_bytes + 4 * (10 + 8 * 50) * MB
 
 
-def test_samples_that_are_not_joined_are_sent_while_the_next_batch_is_built() -> None:
+def test_samples_that_stay_apart_are_sent_while_the_next_batch_is_built() -> None:
     cost = replace(FREE, batch_s=0.07)
     kept_apart = replace(load(wait_s=0.01, workers=2, cost=cost).profile, is_collated=False)
     one, two = (
@@ -224,7 +224,7 @@ def test_samples_that_are_not_joined_are_sent_while_the_next_batch_is_built() ->
     assert one.most_workers_bytes == 2 * (10 + 8) * MB < two.most_workers_bytes <= 2 * (10 + 16) * MB
 
 
-def test_a_collate_function_holds_samples_and_their_batch_at_the_same_time() -> None:
+def test_during_a_collate_function_samples_exist_beside_their_batch() -> None:
     profile = replace(load(wait_s=0.02).profile, has_collate=True)
     plain = simulate_penstock(load(wait_s=0.02, step_s=0.5), 2)
     collated = simulate_penstock(replace(load(wait_s=0.02, step_s=0.5), profile=profile), 2)
@@ -233,7 +233,7 @@ def test_a_collate_function_holds_samples_and_their_batch_at_the_same_time() -> 
 
 
 @pytest.mark.parametrize("play", [simulate_torch, simulate_penstock])
-def test_a_huge_batch_is_played_through_as_fast_as_a_small_one(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_batch_is_simulated_as_fast_as_a_small_one(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = 0
     draw = random.Random.randrange
 

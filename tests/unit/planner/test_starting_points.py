@@ -54,7 +54,7 @@ def test_workers_are_at_most_half_the_cores_and_four_for_each_of_several_gpus(
     assert any(f"{per_rank} per rank, {per_rank * ranks} on this node" in why for why in point.why)
 
 
-def test_windows_gets_threads_from_us_and_no_processes_from_torch() -> None:
+def test_on_windows_penstock_uses_threads_and_torch_no_worker_processes() -> None:
     point = starting_point(machine(platform="win32"))
     assert (point.workers, point.torch_workers) == (8, 0)
     assert any("Windows" in why and "threads" in why for why in point.why)

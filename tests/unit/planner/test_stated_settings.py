@@ -19,7 +19,7 @@ LIDAR = Profile(
 )
 
 
-def test_torch_s_memory_comes_out_near_what_the_team_counted_by_hand() -> None:
+def test_the_predicted_memory_of_torch_is_near_the_teams_own_count() -> None:
     facts = Facts(cores=32, available_bytes=46 * GB, gpu_bytes=32 * GB)
     table = make_plans(LIDAR, facts, 4, rules=LoaderRules(), budget_bytes=23 * GB, step_s=0.24)
     stated = read_stated(
@@ -53,12 +53,12 @@ def test_torch_s_memory_comes_out_near_what_the_team_counted_by_hand() -> None:
         ({"safe": {"workers": 2, "depth": 3}}, "has depth; there are workers"),
     ],
 )
-def test_what_cannot_be_put_beside_is_named_with_its_place(given: Any, said: str) -> None:
+def test_wrong_stated_settings_are_named_with_their_place_in_the_file(given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^p.json: .*{re.escape(said)}"):
         read_stated(given, "p.json")
 
 
-def test_a_sample_that_every_worker_gives_counts_once() -> None:
+def test_a_sample_that_every_worker_delivers_counts_once() -> None:
     samples = (SeenSample(size_bytes=1000, wait_s=0.02, cpu_s=0.001),)
     stream = Profile(name="it", length=None, samples=samples, is_splittable=False, is_repeated=True)
     table = make_plans(stream, Facts(cores=8, available_bytes=8 * GB), 8, rules=LoaderRules(), budget_bytes=4 * GB)

@@ -1,10 +1,12 @@
-"""Large Python containers inside a dataset, and the memory that each costs a worker.
+"""Large Python containers inside a dataset, and the memory each costs a worker.
 
 In:  any object.
-Out: ``Container``s, the most costly first, each with its path from the dataset.
-Runs in: trainer, command line. It runs no property, method or iterator of the objects' classes. A forked worker shares
-the trainer's pages until a process writes to them. Reading an object writes its reference count, so a worker that has
-read all items of a list has copied the pages of all of them. Large containers are measured on a sample.
+Out: ``Container``s, the most costly first, with the path to each.
+Runs in: trainer, command line. Only reads: no property, method or iterator of the object's classes runs.
+
+A forked worker shares the trainer's pages until either process writes to them. Reading an object writes its reference
+count, so a worker that has read all items of a list has copied the pages of all of them. Of a large container, a sample
+of some thousand items is measured.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from penstock.lab.dataset.object_parts import (
 from penstock.units import MIB
 
 _NAMED_ITEMS = 32
-"""Containers up to this length are walked item by item, so that each large object in them is named."""
+"""Containers up to this length are walked item by item, so that each large object in them has a path of its own."""
 _NAMED_MOST, _NAMED_DEPTH = 20_000, 50
-"""Objects that are walked by name, and containers within containers."""
+"""The most objects with a path of their own, and the deepest nesting of containers."""
 _SAMPLE, _INNER_SAMPLE = 10_000, 64
 _DEEPEST = 30
 _TELLING_PAIRS = 3.0
-"""If an object is expected to be met less often than this, not meeting it again proves nothing."""
+"""With fewer expected repeats than this, their absence has no meaning."""
 _SECONDS = 2.0
 
 
@@ -50,27 +52,27 @@ class Container:
     kind: str
     """Its type."""
     holds: str
-    """The type of most items; empty if workers copy none."""
+    """The type of most items; empty where workers copy none."""
     items: int
-    """How many there are."""
+    """The number of items."""
     bytes: int
-    """The container and all objects in it, which a spawned worker gets a copy of."""
+    """The container and all objects in it: a spawned worker gets a copy of them."""
     per_worker_bytes: int
-    """The bytes that a forked worker has copied once it has read all items."""
+    """Bytes that a forked worker has copied after it has read all items; 0 if reading copies none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Containers:
-    """What was found."""
+    """The containers that were found."""
 
     found: tuple[Container, ...]
     """The most costly first."""
     complete: bool
-    """Whether the whole dataset was walked within the time limit."""
+    """Whether the time was enough for the whole object."""
 
     @property
     def per_worker_bytes(self) -> int:
-        """The bytes that a worker copies of all of them."""
+        """Bytes of them that a worker copies in an epoch."""
         return sum(container.per_worker_bytes for container in self.found)
 
 
@@ -95,13 +97,13 @@ class _Walk:
         self.complete = True
         self._least_bytes, self._end_s, self._clock = least_bytes, end_s, clock
         self._seen: dict[int, object] = {}
-        """By id. The objects are kept alive, because a new object could get the id of a deleted one."""
+        """Id -> object. The reference keeps the object alive: another object could get the id of a freed one."""
         self._measured: list[object] = []
         """The containers found."""
         self._chance = random.Random(0)
 
     def walk(self, root: object, name: str, opaque: bool = False, depth: int = 0) -> None:
-        """Note the containers in an object; ``opaque`` if the path further inside means nothing to users."""
+        """Note the containers in an object; ``opaque``: the path further in would not help the user."""
         waiting = [(name, root, opaque)]
         while waiting and not self._late():
             path, value, opaque = waiting.pop()
@@ -127,7 +129,7 @@ class _Walk:
         if items <= _NAMED_ITEMS and depth < _NAMED_DEPTH:
             for inner_path, inner, _ in self._inner(value, path, opaque):
                 self.walk(inner, inner_path, opaque, depth + 1)
-        # A container without large parts is large as a whole.
+        # A container without large parts is reported as a whole.
         if sum(container.bytes for container in self.found[before:]) < size_bytes / 2:
             del self.found[before:]
             self._note(path, kind, holds, items, size_bytes, round(copied))
@@ -147,7 +149,7 @@ class _Walk:
             )
 
     def _contents(self, container: object) -> tuple[float, float, str]:
-        """Bytes of all objects in a container, bytes a worker copies of them, the type of most items."""
+        """Bytes of all objects in a container, bytes of them that a worker copies, the type of most items."""
         total = copied = 0.0
         types: dict[str, float] = {}
         level = self._inside(container, _SAMPLE, 1.0)
@@ -180,8 +182,8 @@ class _Walk:
         return total, copied, max(types, key=lambda name: types[name], default="nothing")
 
     def _not_measured(self, level: dict[int, list[Any]]) -> dict[int, list[Any]]:
-        """The objects of a level without those that another container also holds and that were counted there."""
-        # Items without other references are in no other container.
+        """Without the objects that are also in another container and were counted there."""
+        # Items without a reference from elsewhere are in no other container.
         shared = (
             {number for number, entry in level.items() if _references(entry) > entry[2]} if self._measured else set()
         )
@@ -193,7 +195,7 @@ class _Walk:
         return {number: entry for number, entry in level.items() if number not in counted} if counted else level
 
     def _inside(self, value: object, most: int, weight: float) -> dict[int, list[Any]]:
-        """The objects that an object holds, by id: the object, how many it represents, how often it was met."""
+        """The objects that an object holds, by id: the object, how many it represents, how often it was found."""
         scale, held = parts(value, most, self._chance)
         met: dict[int, list[Any]] = {}
         for _, inner in held:
@@ -209,9 +211,10 @@ class _Walk:
         return {n: [level[n][0], level[n][1] * scale, level[n][2]] for n in self._chance.sample(list(level), _SAMPLE)}
 
     def _shares(self, level: dict[int, list[Any]]) -> dict[int, float]:
-        """By id, how many of the references to an object come from the measured container. If all r references do, the
-        walk meets the object r times, but it must count once. If a sample meets objects of its kind less often than
-        that, the other references come from outside.
+        """By id, how many of the references to an object come from the container that is measured.
+
+        An object with r references from this container is found r times, and must count once. If a sample finds objects
+        of the same kind again less often than r references would explain, the other references come from elsewhere.
         """
         references = {number: _references(entry) for number, entry in level.items()}
         meetings: dict[tuple[type, int], list[float]] = {}

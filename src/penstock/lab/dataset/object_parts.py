@@ -1,7 +1,7 @@
-"""The objects that a Python object holds, and its own size, found without running any code of its class.
+"""The objects that a Python object holds and its own size, found without running any code of its class.
 
 In:  any object.
-Out: the objects in it, or a sample of them, each with how to reach it; its own bytes.
+Out: the objects in it, or a sample of them, each with the path to it; its own bytes.
 Runs in: trainer, command line.
 """
 
@@ -22,13 +22,13 @@ import numpy as np
 
 PAGE_BYTES = mmap.PAGESIZE
 _HAVE_GC, _MANAGED_DICT = 1 << 14, 1 << 4
-"""Flags of types whose objects have a head in front of them."""
+"""Flags of types whose objects have a header in front of them."""
 _HEAP_TYPE = 1 << 9
 _HEAD_BYTES = 16
 _TENSOR_BYTES = 400
-"""A tensor's Python and C++ objects without its data; they contain its two reference counts."""
+"""A tensor's Python object and its C++ objects, without its data: both hold a reference count."""
 _OWN_SIZE = (list, dict, set, frozenset, collections.deque, str, bytes, tuple, int, bytearray)
-"""Types whose objects are not all of one size."""
+"""Types whose objects differ in size."""
 _SEQUENCES = (list, tuple)
 _STREAMS = (set, frozenset, collections.deque)
 _CONTAINERS = (*_SEQUENCES, *_STREAMS, dict)
@@ -38,16 +38,16 @@ _LEAVES = (
     mmap.mmap,
 )  # fmt: skip
 _OTHERS = {*sys.stdlib_module_names, "torch", "numpy", "pandas", "penstock"} - {"__main__"}
-"""Packages whose classes hold none of the user's objects."""
+"""Packages whose classes hold no data of the user."""
 _NOT_DATA = ("logging.", "threading.", "_thread.", "multiprocessing.", "ctypes.", "_ctypes.", "re.", "concurrent.")
-"""Modules whose objects lead to the rest of the program."""
+"""Modules whose objects refer to the rest of the program."""
 
 Parts = tuple[float, list[tuple[str, Any]]]
-"""How many objects each of the given ones stands for, and the given ones: the step of the path, the object."""
+"""The number of objects for each one in the list, and the list: the end of the path, the object."""
 
 
 def kind_of(value: object) -> str | None:
-    """The kind of container that an object is; None for other objects."""
+    """The kind of container an object is; None for other objects."""
     kind = type(value)
     if issubclass(kind, np.ndarray):
         return f"array of {_dtype(value)}"
@@ -63,18 +63,18 @@ def items_of(value: Any) -> int:
 
 
 def own_bytes(value: object) -> int:
-    """An object's own bytes, as rounded by the allocator."""
+    """Bytes of the object itself, as the allocator rounds them."""
     kind = type(value)
     if is_tensor(value):
         return _TENSOR_BYTES
-    # Other types may store anything in the place of the number of items.
+    # Other types may store anything in the field for the number of items.
     base = next((base for base in _OWN_SIZE if issubclass(kind, base)), None)
     return _rounded(kind.__basicsize__ if base is None else base.__sizeof__(value), kind)  # type: ignore[arg-type]
 
 
 def copied_bytes(value: object) -> int:
-    """The bytes that a forked worker copies when it takes one more reference to the object: the page of the reference
-    count, or the object's share of that page. Data that the object stores on other pages is not copied."""
+    """Bytes a forked worker copies when it changes the object's reference count: the page that holds the count, or the
+    object's share of that page. Memory that the object allocated elsewhere is not copied."""
     kind = type(value)
     elsewhere = issubclass(kind, (list, dict, set, frozenset, collections.deque))
     own = _rounded(kind.__basicsize__, kind) if elsewhere else own_bytes(value)
@@ -92,7 +92,7 @@ def is_tensor(value: object) -> bool:
 
 
 def is_shared(value: object) -> bool:
-    """Whether workers can read it without changing the reference counts of its items."""
+    """Whether workers read its items without changing their reference counts."""
     module = sys.modules.get("penstock.data.shared.shared_list")
     if module is not None and type(value) is module.SharedList:
         return True
@@ -100,12 +100,12 @@ def is_shared(value: object) -> bool:
 
 
 def shared_bytes(value: Any) -> int:
-    """The bytes of something shared."""
+    """The bytes of such an object."""
     return np.asarray(value).nbytes if issubclass(type(value), np.ndarray) else len(value._bytes)
 
 
 def module_of(kind: type) -> str:
-    """The name of a class's module."""
+    """The module in which a class says it was defined."""
     module = kind.__dict__.get("__module__")
     if type(module) is str:
         return module
@@ -133,7 +133,7 @@ def parts(value: Any, most: int, chance: random.Random) -> Parts:
     try:
         return _parts(value, type(value), most, chance)
     except Exception:
-        return 1.0, []  # an object of a foreign type that is half made, or changes while it is looked at
+        return 1.0, []  # an unfinished object of an extension type, or one that changes while it is read
 
 
 def _parts(value: Any, kind: type, most: int, chance: random.Random) -> Parts:
@@ -151,20 +151,20 @@ def _parts(value: Any, kind: type, most: int, chance: random.Random) -> Parts:
     if issubclass(kind, (*_CONTAINERS, np.ndarray)):
         scale, found = _items(value, kind, most, chance)
         return scale, found + attributes
-    # Types written in C show the objects they hold in no other way.
+    # The garbage collector is the only source for types written in C.
     known = {id(own), id(kind), *(id(held) for _, held in attributes)}
     return 1.0, attributes + [("", held) for held in gc.get_referents(value)[:most] if id(held) not in known]
 
 
 def class_parts(value: object) -> list[tuple[str, Any]]:
-    """Containers and closures that are attributes of an object's class; workers copy them like the object's own
-    attributes."""
+    """Containers, and functions with closures, that are attributes of an object's class: workers copy them like the
+    object's own."""
     kind = type(value)
     if issubclass(kind, _LEAVES) or is_tensor(value) or _leads_away(kind):
         return []
     found: dict[str, Any] = {}
     for base in kind.__mro__:
-        # Objects held by the classes of libraries are small, belong to the library, and lead to all of its modules.
+        # Attributes of library classes are small, and refer to all modules of the library.
         is_users = base.__flags__ & _HEAP_TYPE and module_of(base).partition(".")[0] not in _OTHERS
         held = list(base.__dict__.items()) if is_users else []
         for name, attribute in held:
@@ -223,7 +223,7 @@ def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         try:
             yield f".<closure>.{name}", cell.cell_contents
         except ValueError:
-            continue  # a variable that has no value yet
+            continue  # the variable has no value yet
     yield ".<defaults>", function.__defaults__
     yield ".<defaults>", function.__kwdefaults__
 
@@ -245,7 +245,7 @@ def _slots(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
                 try:
                     yield f".{name}", member.__get__(value)
                 except AttributeError:
-                    continue  # not set
+                    continue  # the slot is not set
 
 
 def _leads_away(kind: type) -> bool:

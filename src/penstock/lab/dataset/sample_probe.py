@@ -1,7 +1,7 @@
-"""Some samples of a dataset, read to learn their size and where their time goes.
+"""The probe: a few samples of a dataset are read to find their size and where their time goes.
 
 In:  a dataset.
-Out: samples spread over the dataset, read in a separate process as a worker would read them.
+Out: ``ProbeResult``: samples spread over the dataset, read in a process of their own as a worker would read them.
 Runs in: trainer; a child it starts and ends.
 """
 
@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from penstock.device.tree import leaves
 from penstock.errors import DataError
-from penstock.lab.dataset.stream_shares import COMPARED, PassedFor, gives_all_to_each
+from penstock.lab.dataset.stream_shares import COMPARED, WorkerStandIn, gives_all_to_each
 from penstock.planner.profile import SeenSample
 from penstock.planner.wording import GIVE_COLLATE
 from penstock.workers.fork_hygiene import ctrl_c_blocked
@@ -34,31 +34,31 @@ _MOST_SAMPLES = 256
 _LEAST_SAMPLES = 3
 _START_WITHIN_S = 120.0
 _THREADS_S, _FEWEST_READS = 0.4, 4
-"""How long threads are tried; if fewer samples can be read in that time, the result is unknown."""
+"""How long threads are tried, and the fewest samples that must be read in that time for a comparison."""
 
 
 class NoDataError(DataError):
-    """The dataset has no sample, or its files are missing. The dataset's code works."""
+    """The dataset has no sample, or its files are missing on this machine. The dataset itself has no error."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What a look gave."""
+class ProbeResult:
+    """What the probe found."""
 
     samples: tuple[SeenSample, ...]
     collate_s: float
     """Time to collate a batch of them."""
     tensors: int
-    """In such a batch."""
+    """Tensors in such a batch."""
     is_collated: bool
-    """Whether the batch has no more tensors than a smaller one."""
+    """Whether a batch has no more tensors than a smaller batch."""
     holds_gil: bool | None
     """Whether two threads read no faster than one; None: not tried."""
     is_repeated: bool = False
-    """Whether every worker would read all of it, because the stream does not distinguish its workers."""
+    """Whether every worker would read all samples: a stream that never asks which worker it is in."""
 
 
-def look(
+def probe(
     dataset: Any,
     batch_size: int,
     collate_fn: Callable[[Any], Any],
@@ -68,30 +68,32 @@ def look(
     least_s: float | None = None,
     within_s: float | None = None,
     tries_threads: bool = True,
-) -> Seen:
-    """Read samples for about that many seconds. An exception of the dataset is raised as a DataError that names the
-    index, or as a NoDataError if only data is missing. ``least_s``: continue up to this time to read a few samples;
-    None: without a limit. ``within_s``: give up after this time, and accept a single sample; None: without a limit.
+) -> ProbeResult:
+    """Read samples for about ``seconds``. An error of the dataset is raised here as a DataError that names the index,
+    or as a NoDataError if the dataset only lacks data.
+
+    ``least_s``: read on for up to this long until there are a few samples; None: however long they take.
+    ``within_s``: end the probe after this long, and accept a single sample; None: wait as long as samples may take.
     ``tries_threads``: also read in two threads at a time.
     """
-    # Forked where possible, so that this process sees the dataset's memory as its workers will.
+    # Forked where possible: the dataset then has its objects in memory as it has them in the workers.
     how = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(how)
     ours, theirs = context.Pipe()
-    wanted = _Wanted(
+    limits = _ProbeLimits(
         batch_size=batch_size,
         seconds=seconds,
         least=_LEAST_SAMPLES if within_s is None else 1,
         least_s=float("inf") if least_s is None else least_s,
         tries_threads=tries_threads,
     )
-    child = context.Process(target=_read, args=(theirs, dataset, collate_fn, wanted), daemon=True)
+    child = context.Process(target=_read, args=(theirs, dataset, collate_fn, limits), daemon=True)
     patience_s = _START_WITHIN_S + 10 * seconds if within_s is None else within_s
     deadline_s = time.monotonic() + patience_s
     try:
         with ctrl_c_blocked():
             child.start()
-        # Otherwise the end of a child that crashes would go unnoticed.
+        # While this process holds that end open, a crash of the child would not close the pipe.
         theirs.close()
         while True:
             if ours.poll(0.1):
@@ -117,20 +119,20 @@ def look(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """The task of the child process."""
+class _ProbeLimits:
+    """How much the child reads."""
 
     batch_size: int
     seconds: float
     least: int
     """Samples to read, even if that takes longer."""
     least_s: float
-    """But not for longer than this, except for the first sample."""
+    """The longest it may take for them; the first sample is always waited for."""
     tries_threads: bool
 
 
-def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wanted) -> None:
-    # The parent ends this process; a second traceback after Ctrl-C would not help.
+def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _ProbeLimits) -> None:
+    # On Ctrl-C the parent ends this process: a second traceback from here would only be noise.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     where = "asking for its samples"
@@ -138,7 +140,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
         samples: list[SeenSample] = []
         kept: list[Any] = []
         first: list[Any] = []
-        passed_for = PassedFor(dataset, worker=0, workers=1) if isinstance(dataset, IterableDataset) else None
+        stand_in = WorkerStandIn(dataset, worker=0, workers=1) if isinstance(dataset, IterableDataset) else None
         began_s = time.perf_counter()
         for name, read in _reads(dataset):
             where = name
@@ -150,11 +152,11 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
             samples.append(SeenSample(size_bytes=weigh(value), wait_s=max(0.0, spent_s - cpu_s), cpu_s=cpu_s))
             if len(first) < COMPARED:
                 first.append(value)
-            if len(kept) < wanted.batch_size:
+            if len(kept) < limits.batch_size:
                 kept.append(value)
             elapsed_s = time.perf_counter() - began_s
-            line.send(("read", min(1.0, elapsed_s / wanted.seconds)))
-            if elapsed_s >= wanted.seconds and (len(samples) >= wanted.least or elapsed_s >= wanted.least_s):
+            line.send(("read", min(1.0, elapsed_s / limits.seconds)))
+            if elapsed_s >= limits.seconds and (len(samples) >= limits.least or elapsed_s >= limits.least_s):
                 break
         if not samples:
             line.send(("lacking", "it is empty: there is no sample to look at"))
@@ -162,23 +164,23 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
         where = "collating"
         cpu_s = time.process_time()
         with warnings.catch_warnings():
-            # If samples cannot be collated, torch warns and then fails; the failure is enough.
+            # If samples do not fit together, torch warns before it fails; the error is enough.
             warnings.simplefilter("ignore")
             batch = collate_fn(kept)
-        collate_s = (time.process_time() - cpu_s) * wanted.batch_size / len(kept)
+        collate_s = (time.process_time() - cpu_s) * limits.batch_size / len(kept)
         one, tensors = _tensors(collate_fn(kept[:1])), _tensors(batch)
         each = (tensors - one) / (len(kept) - 1) if len(kept) > 1 else 0.0
-        tensors += round(each * (wanted.batch_size - len(kept)))
-        # The first samples open files and fill caches, so they are left out if there are enough others.
+        tensors += round(each * (limits.batch_size - len(kept)))
+        # The first samples open files and fill caches, which later ones do not: they are left out if others suffice.
         warm = samples[len(samples) // 8 :] if len(samples) >= 16 else samples[1:] if len(samples) > 3 else samples
         holds_gil = None
-        if wanted.tries_threads and passed_for is None and _mean_s(warm) * _FEWEST_READS <= _THREADS_S:
+        if limits.tries_threads and stand_in is None and _mean_s(warm) * _FEWEST_READS <= _THREADS_S:
             holds_gil = _holds_gil(dataset)
-        is_repeated = passed_for is not None and gives_all_to_each(dataset, first, passed_for)
+        is_repeated = stand_in is not None and gives_all_to_each(dataset, first, stand_in)
         line.send(
             (
                 "done",
-                Seen(
+                ProbeResult(
                     samples=tuple(warm),
                     collate_s=collate_s,
                     tensors=tensors,
@@ -193,7 +195,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], wanted: _Wa
         kind = "lacking" if isinstance(error, FileNotFoundError) else "failed"
         then = f" ({last.filename}:{last.lineno})"
         if where == "collating" and collate_fn is default_collate:
-            # The line that failed is in torch and does not help the user.
+            # The last line of the traceback is inside torch, and does not help the user.
             then = f"; {GIVE_COLLATE}"
         line.send((kind, f"{where} failed: {type(error).__name__}: {error}{then}"))
 
@@ -211,7 +213,7 @@ _END = object()
 
 
 def spread_indices(length: int, count: int) -> list[int]:
-    """Indices from the whole dataset, in an order in which even the first few are spread over it."""
+    """Indices over all of the dataset, in an order whose first few are already spread over it."""
     count = min(length, count)
     even = [number * length // count for number in range(count)]
     order = sorted(range(count), key=lambda number: (number * 0.6180339887) % 1)
@@ -244,7 +246,7 @@ def _holds_gil(dataset: Any) -> bool | None:
     if one * _THREADS_S < _FEWEST_READS or len(os.sched_getaffinity(0)) < 2:
         return None
     two = rate(2)
-    # Another program may have slowed the single thread, which would make two threads look faster than they are.
+    # Another program may have slowed the first run: two threads must not look faster for that reason.
     return two < 1.3 * max(one, rate(1))
 
 
@@ -273,7 +275,7 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def is_picklable(value: Any) -> bool:
-    """Whether it can be sent to a spawned worker."""
+    """Whether it can be sent to a worker that is spawned."""
     try:
         pickle.Pickler(_Nowhere()).dump(value)
     except Exception:
@@ -282,7 +284,7 @@ def is_picklable(value: Any) -> bool:
 
 
 class _Nowhere(io.RawIOBase):
-    """A file that discards what is written to it."""
+    """Accepts all bytes and keeps none."""
 
     def writable(self) -> bool:
         return True

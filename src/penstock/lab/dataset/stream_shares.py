@@ -1,11 +1,12 @@
-"""Whether a stream divides its samples among its workers, or gives all of them to each worker.
+"""Whether a stream divides its samples among workers, or delivers all of them to each worker.
 
-In:  an iterable dataset, the first samples that one worker got of it.
+In:  an iterable dataset, the first samples that it delivered to one worker.
 Out: whether another worker would get the same samples.
-Runs in: a process of its own that reads samples, never the trainer: it passes for a worker.
+Runs in: the probe's process, never the trainer: it pretends to be a worker.
 
-A stream that distinguishes its workers calls ``torch.utils.data.get_worker_info``. One that does not may still give
-each worker other samples if it draws random numbers, so the first samples of another worker are read too.
+A stream that divides its samples asks torch which worker it is in (``torch.utils.data.get_worker_info``). A stream that
+never asks may still deliver different samples to each worker, for example random ones: so the first samples of a second
+worker are read and compared.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from penstock.device.tree import leaves
 COMPARED = 3
 """How many first samples of two workers are compared."""
 _COMPARE_S = 0.5
-"""After this time, the samples read so far are compared."""
+"""After this long, only the samples read so far are compared."""
 
 
-class PassedFor:
-    """Replaces torch's worker info, and notes whether the dataset asked for it."""
+class WorkerStandIn:
+    """Takes the place of torch's ``WorkerInfo``, and records whether the dataset asked for the worker's number."""
 
     def __init__(self, dataset: Any, *, worker: int, workers: int) -> None:
         self.dataset, self.seed = dataset, worker
@@ -47,13 +48,12 @@ class PassedFor:
         return self._workers
 
 
-def gives_all_to_each(dataset: Any, first: Sequence[Any], passed_for: PassedFor) -> bool:
-    """Whether every worker would get every sample. ``first``: the first samples of the stream for the simulated
-    worker."""
-    if passed_for.was_asked or not first or isinstance(dataset, IterDataPipe):
-        # torch itself divides a data pipe among its workers.
+def gives_all_to_each(dataset: Any, first: Sequence[Any], stand_in: WorkerStandIn) -> bool:
+    """Whether every worker would get every sample. ``first``: the first samples delivered to the stand-in."""
+    if stand_in.was_asked or not first or isinstance(dataset, IterDataPipe):
+        # torch itself divides a pipe among its workers.
         return False
-    other, began_s = PassedFor(dataset, worker=1, workers=2), time.perf_counter()
+    other, began_s = WorkerStandIn(dataset, worker=1, workers=2), time.perf_counter()
     try:
         stream = iter(dataset)
         for mine in first[:COMPARED]:
@@ -62,7 +62,7 @@ def gives_all_to_each(dataset: Any, first: Sequence[Any], passed_for: PassedFor)
             if time.perf_counter() - began_s > _COMPARE_S:
                 break
     except Exception:
-        # The stream cannot be iterated twice, so its start in another worker is unknown.
+        # A stream that cannot be read twice: what another worker gets is not known.
         return False
     return True
 
@@ -80,5 +80,5 @@ def _is_same_leaf(one: Any, other: Any) -> bool:
             return torch.equal(one, other)
         return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
     except Exception:
-        # Samples that cannot be compared count as different.
+        # Samples that cannot be compared do not count as the same.
         return False

@@ -92,7 +92,7 @@ class MemoryBench:
     seconds: float
     """Length of a run."""
     on_batch: Callable[[], None]
-    """Called after every batch; an exception ends the measurement."""
+    """Called after every batch; an exception from it ends the measurement."""
 
     def ours(self, settings: LoadSettings, step: Callable[[Any], object] | None = None) -> MemoryRun:
         given: dict[str, Any] = {} if settings.cache is None else {"cache": settings.cache}

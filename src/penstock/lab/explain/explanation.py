@@ -1,7 +1,7 @@
-"""The explanation made from the measurements: components, differences, feeding, findings, the picture.
+"""The result of an explanation: components, differences, feeding, findings and the chart.
 
-In:  ``Explained``, the ``MachineFacts``, the user's names for things.
-Out: ``Explanation``, for the page, JSON and the picture alike.
+In:  ``Explained``, the ``MachineFacts``, the argument names of the user's own settings.
+Out: ``Explanation``, for the page, JSON and the chart.
 Runs in: command line; imports torch, whose loader the runs belong to.
 """
 
@@ -26,7 +26,7 @@ _NAMED_CONTAINERS = 3
 
 @dataclass(frozen=True)
 class Explanation:
-    """The whole explanation."""
+    """All results."""
 
     job: Job
     explained: Explained
@@ -127,7 +127,7 @@ class Explanation:
         return HostMemoryChart(
             title=f"{self.job.target}, {self.job.settings['workers']} workers",
             lines={"penstock": self._line(ours=True), "torch": self._line(ours=False)},
-            # Memory in use by other programs is not available to this training.
+            # Memory that other programs use is not available to this training.
             limit_bytes=limits.memory_available_bytes,
             batch_size=self.explained.ours.reading.batch_size,
         )

@@ -1,7 +1,7 @@
-"""What an explanation has to measure, and the results.
+"""What an explanation measures, and the measurements.
 
 In:  the command line's options; measurements.
-Out: ``Job``, ``Explained``: they travel between the command line and the process that measures.
+Out: ``Job`` and ``Explained``, which are sent between the command line and the process that measures.
 Runs in: command line, and a child of it.
 """
 
@@ -18,7 +18,7 @@ _RUNS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be measured."""
+    """What to measure."""
 
     target: str
     settings: dict[str, Any]
@@ -31,7 +31,7 @@ class Job:
     seconds: float
     """Length of a run."""
     is_whole: bool = True
-    """False: only the configuration itself, not what it grows with, and no step."""
+    """False: only the configuration itself, without other batch sizes, other numbers of workers and a step."""
 
     @property
     def has_step(self) -> bool:
@@ -44,12 +44,12 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """What came of it."""
+    """The measurements."""
 
     length: int | None
     dataset_type: str
     containers: tuple[tuple[str, int, int], ...]
-    """Large containers: name, bytes, bytes that a worker copies as it reads."""
+    """Large containers: path, bytes, bytes that a worker copies as it reads."""
     dataset_scales: bool
     """Whether one of them has an item for every sample."""
     ours: MemoryRun
@@ -60,6 +60,6 @@ class Explained:
     torchs_other_workers: MemoryRun | None
     with_step: MemoryRun | None
     cpu_fraction: float
-    """Share of a sample's time that computes."""
+    """Share of a sample's time spent computing."""
     swap_growth_bytes: int | None
     kills: int | None

@@ -1,4 +1,4 @@
-"""The measurements of an explanation, step by step; memory is measured after each.
+"""The explanation's measurement, in steps; memory is measured after each.
 
 In:  a ``Job``: a TARGET by name, a configuration.
 Out: ``Explained``.
@@ -20,28 +20,28 @@ from penstock.meter import memory, pressure
 if TYPE_CHECKING:
     from penstock.lab.explain.breakdown import MemoryRun
 
-_LOOK_S = 0.3
+_PROBE_S = 0.3
 
 
 def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
-    """Measure in this process. ``on_progress`` gets the current step and the share that is done; an exception it raises
+    """Measure in this process. ``on_progress`` gets the current step and the share that is done; an exception from it
     ends the measurement."""
-    before = {"python": _weight()}
+    before = {"python": _rss_bytes()}
     on_progress("loading torch", 0.0)
     from torch.utils.data import default_collate
 
     from penstock.advice.dataset import inspect_dataset
     from penstock.cli.target import load_function
-    from penstock.lab.dataset.sample_probe import look
+    from penstock.lab.dataset.sample_probe import probe
     from penstock.lab.explain.breakdown import LoadSettings, MemoryBench
 
-    before["torch"] = _weight() - sum(before.values())
+    before["torch"] = _rss_bytes() - sum(before.values())
     on_progress(f"loading {job.target}", 0.0)
     dataset = _load(job.target, before)
     known = inspect_dataset(dataset)
     if "imports" not in before:
-        # The dataset was created while its module was imported, so only the containers found in it count as its own.
-        grown = _weight() - sum(before.values())
+        # The dataset was made while its module was imported: only the containers found in it are known to be its own.
+        grown = _rss_bytes() - sum(before.values())
         before["dataset"] = min(max(0, grown), sum(each.bytes for each in known.containers.found))
         before["imports"] = max(0, grown - before["dataset"])
     settings = LoadSettings(**job.settings)
@@ -56,8 +56,8 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
 
     bench = MemoryBench(dataset=dataset, collate_fn=collate_fn, before=before, seconds=job.seconds, on_batch=on_batch)
     # An error in a sample is reported here in one line, with its index.
-    seen = look(
-        dataset, settings.batch_size, collate_fn or default_collate, seconds=_LOOK_S,
+    probed = probe(
+        dataset, settings.batch_size, collate_fn or default_collate, seconds=_PROBE_S,
         on_progress=lambda done: on_batch(),
     )  # fmt: skip
     pressure_before = pressure()
@@ -93,30 +93,30 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
         torchs_other_batch=runs.get("torchs_other_batch"),
         torchs_other_workers=runs.get("torchs_other_workers"),
         with_step=runs.get("with_step"),
-        cpu_fraction=sum(each.cpu_s for each in seen.samples)
-        / max(1e-9, sum(each.cpu_s + each.wait_s for each in seen.samples)),
+        cpu_fraction=sum(each.cpu_s for each in probed.samples)
+        / max(1e-9, sum(each.cpu_s + each.wait_s for each in probed.samples)),
         swap_growth_bytes=pressure_after.swap_growth_bytes(pressure_before),
         kills=pressure_after.oom_kills_since(pressure_before),
     )
 
 
-def _weight() -> int:
-    # Not the PSS, because that of libraries depends on how many other programs use them.
+def _rss_bytes() -> int:
+    # Not the PSS: for libraries it depends on how many other programs of this machine use them.
     return memory().rss_bytes
 
 
 def _load(target: str, before: dict[str, int]) -> Any:
-    """The dataset. If a function creates it, the memory of its module's imports is measured before the call."""
+    """The dataset. If a function makes it, the memory of the module's imports is measured before the call."""
     from penstock.cli.target import load_function, load_target
 
     try:
         load_function(target)
     except click.BadParameter:
-        # The module is imported already, or there is none of that name.
+        # The name is the dataset itself, or does not exist.
         return load_target(target)
-    before["imports"] = max(0, _weight() - sum(before.values()))
+    before["imports"] = max(0, _rss_bytes() - sum(before.values()))
     dataset = load_target(target)
-    before["dataset"] = max(0, _weight() - sum(before.values()))
+    before["dataset"] = max(0, _rss_bytes() - sum(before.values()))
     return dataset
 
 
@@ -130,7 +130,7 @@ def _step(job: Job, load_function: Callable[[str], Any]) -> Callable[[Any], obje
     def step(batch: Any) -> None:
         train(batch)
         if torch.cuda.is_initialized():
-            # Work that was queued on the GPU counts as part of the step.
+            # Work that the step only queued is part of its time.
             torch.cuda.synchronize()
 
     return step

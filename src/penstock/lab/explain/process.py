@@ -1,8 +1,8 @@
-"""The process that measures for an explanation: it has nothing else in memory, and can be ended at any time.
+"""The process in which an explanation is measured: it has nothing else in memory, and can be ended at any moment.
 
 In:  a ``Job``.
 Out: ``Explained``, or an error in one line.
-Runs in: command line, which starts the child, listens to it and ends it; the child.
+Runs in: command line, which starts the child, reads its messages and ends it; the child.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAVE_WITHIN_S = 5.0
 
 def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
     """Run the job in a child. ``on_progress`` gets the current step and the share that is done, at least every 0.2 s;
-    an exception it raises ends the child and all processes that the child started."""
+    an exception from it ends the child and all processes that the child started."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_child, args=(theirs, job))
@@ -36,7 +36,7 @@ def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
         child.start()
     theirs.close()
     try:
-        told: tuple[str, float] = (f"starting {job.target}", 0.0)
+        progress: tuple[str, float] = (f"starting {job.target}", 0.0)
         while True:
             if ours.poll(0.2):
                 kind, content = ours.recv()
@@ -47,21 +47,21 @@ def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
                     raise click.BadParameter(content, param_hint="TARGET")
                 if kind == "failed":
                     raise PenstockError(content)
-                told = content
-            on_progress(*told)
+                progress = content
+            on_progress(*progress)
     except EOFError:
         child.join(_LEAVE_WITHIN_S)
         raise PenstockError(
             f"the process that measured {job.target} ended with exit code {child.exitcode}"
             + (
-                ": killed, most likely because memory ran out; lower --batch-size or --workers"
+                ": killed, probably because memory ran out; lower --batch-size or --workers"
                 if child.exitcode == -9
                 else ""
             )
         ) from None
     finally:
-        # The child notices the closed pipe at its next batch; a child that is stuck in the user's code is killed with
-        # its workers.
+        # The child finds the pipe closed at its next batch. A child that hangs in the user's code is killed, and its
+        # workers with it.
         ours.close()
         child.join(_LEAVE_WITHIN_S)
         if child.is_alive():
@@ -71,55 +71,55 @@ def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
         child.join()
 
 
-class _Left(BaseException):
-    """The command line no longer listens."""
+class _PipeClosed(BaseException):
+    """The command line closed the pipe."""
 
 
 class _ProgressPipe:
-    """What the child says."""
+    """Sends the child's messages."""
 
     def __init__(self, line: Connection) -> None:
         self._line = line
-        self._said_s = 0.0
+        self._sent_s = 0.0
 
-    def say(self, kind: str, content: Any) -> None:
+    def send(self, kind: str, content: Any) -> None:
         try:
             self._line.send((kind, content))
         except OSError:
-            raise _Left from None
+            raise _PipeClosed from None
 
     def progress(self, what: str, done: float) -> None:
-        # With thousands of batches a second, not every batch is reported.
+        # A message for each of thousands of batches a second would be too many.
         now_s = time.monotonic()
-        if now_s - self._said_s > 0.05:
-            self._said_s = now_s
-            self.say("progress", (what, done))
+        if now_s - self._sent_s > 0.05:
+            self._sent_s = now_s
+            self.send("progress", (what, done))
 
 
 def _child(line: Connection, job: Job) -> None:
     if hasattr(os, "setsid"):
-        # Ctrl-C goes to the command line alone, which ends this whole group if it must.
+        # Ctrl-C reaches only the command line, which ends this process group if it does not end by itself.
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # Workers start with the start method of the user's own program, not with that of this process.
+    # Workers start as they would in the user's own program, and not by spawn as this process did.
     multiprocessing.set_start_method(None, force=True)
-    # Output of the user's code must not become part of the answer.
+    # Output of the user's code must not end up in the answer.
     os.dup2(2, 1)
-    said = _ProgressPipe(line)
+    pipe = _ProgressPipe(line)
     try:
         from penstock.lab.explain.measure import measure_here
 
-        said.say("done", measure_here(job, said.progress))
-    except _Left:
+        pipe.send("done", measure_here(job, pipe.progress))
+    except _PipeClosed:
         return
     except click.BadParameter as wrong:
-        _last_words(said, "wrong", wrong.message)
+        _send_error(pipe, "wrong", wrong.message)
     except TargetError as error:
-        _last_words(said, "failed", str(error))
+        _send_error(pipe, "failed", str(error))
     except Exception as error:
-        _last_words(said, "failed", str(unreadable(job.target, error, has_collate=job.collate is not None)))
+        _send_error(pipe, "failed", str(unreadable(job.target, error, has_collate=job.collate is not None)))
 
 
-def _last_words(said: _ProgressPipe, kind: str, content: str) -> None:
-    with suppress(_Left):
-        said.say(kind, content)
+def _send_error(pipe: _ProgressPipe, kind: str, content: str) -> None:
+    with suppress(_PipeClosed):
+        pipe.send(kind, content)

@@ -1,8 +1,8 @@
-"""The part of the loader's rules that the simulator uses.
+"""The part of the loader's own rules that the simulator uses.
 
 In:  nothing.
 Out: ``Rules``: the part of the loader's ``LoaderRules`` that decides speed and memory.
-Runs in: anywhere. The planner imports no loader: the caller that makes a plan passes the rules in.
+Runs in: anywhere. The planner does not import the loader: the caller passes the rules in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Protocol
 
 
 class Rules(Protocol):
+    """Documented at ``LoaderRules``."""
+
     @property
     def auto_memory_share(self) -> float: ...
 
