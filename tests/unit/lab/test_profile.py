@@ -130,17 +130,17 @@ def test_missing_data_raises_an_error_of_its_own(dataset: Any, lacks: bool) -> N
 
 
 def test_a_probe_with_a_deadline_accepts_a_single_sample_and_ends_without_one() -> None:
-    def probe_within(wait_s: float) -> Any:
+    def probe_within(within_s: float, *, wait_s: float) -> Any:
         return probe(
-            Slow(wait_s=wait_s), 4, default_collate, seconds=0.2, within_s=1.0, on_progress=lambda done: None,
+            Slow(wait_s=wait_s), 4, default_collate, seconds=0.2, within_s=within_s, on_progress=lambda done: None,
             tries_threads=False,
         )  # fmt: skip
 
     before = children()
-    seen = probe_within(0.4)
+    seen = probe_within(60.0, wait_s=0.4)
     assert len(seen.samples) == 1 and seen.holds_gil is None
     with pytest.raises(DataError, match="did not end within 1 s"):
-        probe_within(3000)
+        probe_within(1.0, wait_s=3000.0)
     assert children() <= before
 
 
