@@ -42,7 +42,7 @@ class Slow(Images):
 
 class Broken(Images):
     def __getitem__(self, index):
-        if index == 7:
+        if index == 0:
             raise ValueError("no header\\nat all")
         return super().__getitem__(index)
 
@@ -259,7 +259,7 @@ def test_without_a_dataset_starting_points_are_shown_and_named_as_such(plan_here
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("sets.py:Broken", "index 7 failed: ValueError: no header at all"),
+        ("sets.py:Broken", "index 0 failed: ValueError: no header at all"),
         ("sets.py:Ragged", "such samples: --collate"),
         ("sets.py:Empty", "it is empty"),
         ("sets.py:Missing", "FileNotFoundError"),
@@ -317,7 +317,10 @@ def test_wrong_usage_is_status_two(plan_here: Plan, folder: Path, arguments: tup
         ('{"samples": [{"size_bytes": "x", "wait_s": 0, "cpu_s": 0}]}', "does not consist of sizes and times"),
         ('{"samples": [{"size_bytes": 1, "wait_s": NaN, "cpu_s": 0}]}', "does not consist of sizes and times"),
         ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "step_s": "x"}', "is not a length of time"),
-        ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "speed": 1}', "speed, which a profile"),
+        (
+            '{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "speed": 1}',
+            "speed, which is no figure of a profile",
+        ),
         ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "beside": 1}', "beside is not name"),
     ],
 )
