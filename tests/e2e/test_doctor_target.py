@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "TERM"}}
     command = [PENSTOCK, "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=60, cwd=folder, env=kept)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=280, cwd=folder, env=kept)
 
 
 def test_a_list_of_a_million_paths_is_found_with_its_cost_and_its_remedy(folder: Path) -> None:

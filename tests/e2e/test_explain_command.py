@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def explain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "TERM"}}
     command = [PENSTOCK, "explain", *arguments, "--seconds", "0.2"]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, cwd=folder, env=kept)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=280, cwd=folder, env=kept)
 
 
 def answer(folder: Path, *arguments: str) -> dict[str, Any]:

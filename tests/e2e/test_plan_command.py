@@ -100,7 +100,7 @@ def plan(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         start_new_session=True, env={**os.environ, "COLUMNS": str(columns)},
     ) as process:  # fmt: skip
-        out, err = process.communicate(stdin or "", timeout=120)
+        out, err = process.communicate(stdin or "", timeout=280)
     assert process.returncode == status, (out, err)
     assert "Traceback" not in err
     assert is_session_empty(process.pid)
@@ -392,7 +392,7 @@ def test_ctrl_c_leaves_nothing_running(folder: Path) -> None:
             time.sleep(0.05)
         assert me.children(), "no process was started to read samples"
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=280)
     assert process.returncode == 130 and out == "" and "Traceback" not in err
     assert is_session_empty(process.pid)
 

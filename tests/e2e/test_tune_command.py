@@ -76,7 +76,7 @@ def environment(folder: Path) -> dict[str, str]:
 def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [PENSTOCK, "tune", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", timeout=150, cwd=folder, env=environment(folder)
+        command, capture_output=True, text=True, encoding="utf-8", timeout=280, cwd=folder, env=environment(folder)
     )  # fmt: skip
 
 
