@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.meter.kernel_files import PAGE_BYTES, find_counter, parse_counters, read_count, read_text
-from penstock.meter.limits.cgroup import Cgroups, read_cgroups
+from penstock.meter.limits.cgroup_paths import Cgroups, read_cgroups
 from penstock.meter.limits.memory_bounds import host_swap, memory_groups
 from penstock.meter.roots import Roots
 

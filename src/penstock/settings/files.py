@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.settings.document import Document, Format, flatten, too_deep
-from penstock.settings.toml_text import read_toml
-from penstock.settings.yaml_text import read_yaml
+from penstock.settings.toml_reader import read_toml
+from penstock.settings.yaml_reader import read_yaml
 from penstock.units import MIB, format_bytes
 
 LARGEST_FILE_BYTES = 64 * MIB

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.meter import Roots
 from penstock.meter.kernel_files import read_text
-from penstock.meter.limits.cgroup import read_cgroups
+from penstock.meter.limits.cgroup_paths import read_cgroups
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.meter import headroom_bytes, limits, memory, pressure
 from penstock.meter.kernel_files import find_counter, parse_count, parse_counters
-from penstock.meter.limits.cgroup import parse_membership, parse_mounts
+from penstock.meter.limits.cgroup_paths import parse_membership, parse_mounts
 from penstock.meter.limits.cpu import parse_cpu_list, parse_cpu_max
 from penstock.meter.limits.machine import parse_open_file_limits
 from penstock.meter.pressure import parse_stalls

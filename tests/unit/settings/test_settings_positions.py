@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.settings.document import Leaf, ListValue, flatten
-from penstock.settings.toml_text import read_toml
-from penstock.settings.yaml_text import read_yaml
+from penstock.settings.toml_reader import read_toml
+from penstock.settings.yaml_reader import read_yaml
 
 _KEYS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6).filter(lambda key: key != "<<")
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)

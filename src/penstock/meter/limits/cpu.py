@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.meter.kernel_files import parse_count, read_count, read_text
-from penstock.meter.limits.cgroup import Cgroups
+from penstock.meter.limits.cgroup_paths import Cgroups
 from penstock.meter.roots import Roots
 
 _MOST_PROCESSORS = 1 << 16

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.meter.kernel_files import parse_count, read_text
-from penstock.meter.limits.cgroup import Cgroups, read_cgroups
+from penstock.meter.limits.cgroup_paths import Cgroups, read_cgroups
 from penstock.meter.limits.cpu import Processors, read_processors
 from penstock.meter.limits.memory_bounds import Bound, memory_bounds, memory_groups, swap_within
 from penstock.meter.roots import Roots

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.meter.kernel_files import find_counter, read_count, read_text
-from penstock.meter.limits.cgroup import Cgroups, cgroups_of, read_membership
+from penstock.meter.limits.cgroup_paths import Cgroups, cgroups_of, read_membership
 from penstock.meter.roots import Roots
 
 _NO_LIMIT_BYTES = 1 << 62

@@ -1,4 +1,4 @@
-"""The control groups of this process, in any layout.
+"""The control groups of this process, in any layout: where they are. ``memory_bounds`` and ``cpu`` read their limits.
 
 In:  /proc/self/cgroup (the groups) and /proc/self/mountinfo (the part of the tree that is mounted here, and where).
 Out: ``Cgroups``: for each controller, the directories from the process's own group up to the last visible one.
