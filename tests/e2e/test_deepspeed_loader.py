@@ -194,7 +194,7 @@ def test_a_state_goes_on_where_it_was_taken_whatever_the_workers(made: Any, at: 
 
 
 def test_a_state_of_something_else_is_refused(made: Any) -> None:
-    with pytest.raises(ConfigError, match="no state"):
+    with pytest.raises(ConfigError, match="not the state of a PipelineDataLoader"):
         made().load_state_dict({})
     with pytest.raises(ConfigError, match="at batch 5 of an epoch that has 2"):
         made(Batches(2)).load_state_dict({"version": 1, "epoch": 1, "batches": 5, "micro_batches": 0})
