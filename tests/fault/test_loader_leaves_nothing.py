@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, Sampler
 
 import penstock
 from penstock.workers.process_worker import ProcessWorker
@@ -122,6 +122,20 @@ class TestInThisProcess:
 
         with pytest.raises(KeyError):
             train()
+
+    def test_a_loop_left_before_an_exception_of_its_sampler_is_due(self) -> None:
+        def broken() -> Iterator[int]:
+            yield from range(8)
+            raise KeyError("sampler failed")
+
+        class Broken(Sampler[int]):
+            def __iter__(self) -> Iterator[int]:
+                return broken()
+
+        for _ in big_loader(sampler=Broken()):
+            break
+        # The exception and the frames it came through are a cycle.
+        gc.collect()
 
     def test_an_iterator_dropped_before_its_first_batch(self) -> None:
         iterator = iter(big_loader())

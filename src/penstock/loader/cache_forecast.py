@@ -39,6 +39,26 @@ _CANNOT = (CacheError, TooLong, OSError)
 """Raised by a cache that is closed, or that a stopped process holds locked."""
 
 
+class ForecastClaim:
+    """The cache's claim of the forecast in force. It ends with its loader, so it refers to nothing of the loader."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._pid = os.getpid()
+        self.number: int | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made the claim, and not its parent."""
+        return os.getpid() == self._pid
+
+    def end(self) -> None:
+        """Withdraw the forecast. Any thread, also inside the garbage collector. Does nothing in a forked child."""
+        number, self.number = self.number, None
+        if number is not None and self.is_own:
+            self._cache.withdraw(number)
+
+
 class CacheForecast:
     """The forecasts of one loader, epoch by epoch."""
 
@@ -48,9 +68,7 @@ class CacheForecast:
         self._keys = keys
         self._batched = batched
         self._low = functools.lru_cache(_REMEMBERED)(lambda key: int.from_bytes(cache.digest_of(key)[8:], "little"))
-        self._claim: int | None = None
-        """The claim of this epoch's forecast in the cache, if there is one."""
-        self._pid = os.getpid()
+        self.claim = ForecastClaim(cache)
 
     @classmethod
     def of(cls, cache: Cache, dataset: Any, *, batched: bool) -> CacheForecast | None:
@@ -63,7 +81,7 @@ class CacheForecast:
 
         ``following``: the batches of the next epoch, as far as they are known.
         """
-        self.end()
+        self.claim.end()
         self._source, self._following = batches, following
         self._first, self._now, self._count = first, 0, 0
         self._drawn: deque[Any] = deque()
@@ -84,16 +102,16 @@ class CacheForecast:
 
     def position(self, number: int) -> int:
         """The position that workers note on values that batch ``number`` uses."""
-        return 0 if self._claim is None else position_of(self._claim, number - self._first)
+        return 0 if self.claim.number is None else position_of(self.claim.number, number - self._first)
 
     def advance(self, number: int) -> None:
         """All batches before ``number`` have been fetched."""
-        if os.getpid() != self._pid or not self._is_active:
+        if not self.claim.is_own or not self._is_active:
             return
         self._now = number - self._first
         try:
-            if self._claim is not None:
-                self._cache.advance(self._claim, self._now)
+            if self.claim.number is not None:
+                self._cache.advance(self.claim.number, self._now)
         except _CANNOT:
             self._stop()
             return
@@ -107,12 +125,6 @@ class CacheForecast:
         if unpublished > self._published // 2 or (unpublished and is_exhausted):
             del self._lows[:past], self._numbers[:past]
             self._publish()
-
-    def end(self) -> None:
-        """The epoch is over. Any thread, also inside the garbage collector. Does nothing in a forked child."""
-        claim, self._claim = self._claim, None
-        if claim is not None and os.getpid() == self._pid:
-            self._cache.withdraw(claim)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -175,10 +187,10 @@ class CacheForecast:
         self._published = len(self._lows)
         forecast = Forecast.of(np.array(self._lows, np.uint64), np.array(self._numbers, np.int64), self._count)
         try:
-            self._claim = self._cache.publish(forecast, self._claim, self._now)
+            self.claim.number = self._cache.publish(forecast, self.claim.number, self._now)
         except _CANNOT:
             self._stop()
 
     def _stop(self) -> None:
         self._is_active = False
-        self.end()
+        self.claim.end()

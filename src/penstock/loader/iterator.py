@@ -30,7 +30,7 @@ from penstock.device.page_locks import PageLocks
 from penstock.errors import WorkerError
 from penstock.loader.checkpoint import Generators, Position, Waypoint
 from penstock.loader.device_prefetch import AheadOnDevice
-from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.batch import Batch, SamplerFailure
 from penstock.loader.engine.crashes import OomWatch
 from penstock.loader.engine.engine import Engine
 from penstock.loader.engine.pump import TimedOut
@@ -47,7 +47,7 @@ from penstock.workers.thread_worker import ThreadStarter
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
-    from penstock.loader.cache_forecast import CacheForecast
+    from penstock.loader.cache_forecast import CacheForecast, ForecastClaim
     from penstock.loader.dataloader import DataLoader
 
 _DRAWN_AHEAD = 16
@@ -88,7 +88,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
         self.engine = self._build_engine(loader, setup, resume)
-        self._finalizer = weakref.finalize(self, _end, self.engine, self._counters, self._cache_forecast)
+        self._finalizer = weakref.finalize(
+            self, _end, self.engine, self._counters, self._cache_forecast and self._cache_forecast.claim
+        )
         self._begin_epoch(before, state, resume)
         if state is not None:
             kept.restore_global()
@@ -166,6 +168,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _begin_epoch(self, before: Generators, state: dict[str, Any] | None, resume: dict[int, Resume]) -> None:
         self._sampler_done = False
+        self._sampler_failure: SamplerFailure | None = None
         self._exhausted = False
         self._drawn = 0
         counting = counting_sampler(self._index_sampler)
@@ -245,14 +248,14 @@ class PipelineIterator(_BaseDataLoaderIter):
     def _draw(self) -> None:
         """Draw one more batch of indices, in the training thread: samplers may use the global generators."""
         indices: Any = None
-        failure: BaseException | None = None
+        failure: SamplerFailure | None = None
         try:
             indices = self._next_index()
         except StopIteration:
             self._sampler_done = True
             return
         except Exception as error:
-            failure = error
+            failure = self._sampler_failure = SamplerFailure(error)
             self._sampler_done = True
         rows = 1
         if self._auto_collation and failure is None:
@@ -269,7 +272,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             rows,
             seed,
             forecast_position=position,
-            failure=failure,
+            failure=failure and weakref.ref(failure),
             sampler_state=self._sampler_state(),
         )
         self.engine.offer(batch)
@@ -344,7 +347,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._exhausted = self.position.finished = True
         self._counters.end_iteration()
         if self._cache_forecast is not None:
-            self._cache_forecast.end()
+            self._cache_forecast.claim.end()
         if self._persistent_workers:
             self.engine.end_epoch()
         else:
@@ -375,11 +378,11 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._finalizer()
 
 
-def _end(engine: Engine, counters: Counters, cache_forecast: CacheForecast | None) -> None:
+def _end(engine: Engine, counters: Counters, claim: ForecastClaim | None) -> None:
     engine.close()
     counters.device_ahead_bytes = 0
-    if cache_forecast is not None:
-        cache_forecast.end()
+    if claim is not None:
+        claim.end()
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.arena.layout import layout_of
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template, learn
 from penstock.errors import BudgetError, WorkerError
-from penstock.loader.engine.batch import Batch
+from penstock.loader.engine.batch import Batch, SamplerFailure
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
 from penstock.loader.engine.dispatcher import Dispatcher
@@ -839,17 +840,17 @@ def test_no_more_slots_than_allowed_are_open_or_lent() -> None:
 def test_an_error_of_the_sampler_is_delivered_in_its_turn() -> None:
     works = Works(workers=1)
     works.offer(1)
-    error = ValueError("sampler")
-    works.admission.upcoming.append(Batch(1, None, 1, None, failure=error))
+    failure = SamplerFailure(ValueError("sampler"))
+    works.admission.upcoming.append(Batch(1, None, 1, None, failure=weakref.ref(failure)))
     template = image(4)
     came = []
     while works.all_tasks():
         works.do(*works.all_tasks()[0], template)
     while (batch := works.settlement.take_ready()) is not None:
-        came.append((batch.number, batch.failure))
+        came.append((batch.number, batch.failure and batch.failure()))
         works.admission.release(batch)
         works.dispatcher.progress()
-    assert came == [(0, None), (1, error)]
+    assert came == [(0, None), (1, failure)]
 
 
 def test_a_request_for_the_due_batch_does_not_wait_for_an_evicted_batch_queued_behind_it() -> None:

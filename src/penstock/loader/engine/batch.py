@@ -7,6 +7,7 @@ Runs in: trainer, under the engine's lock.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,17 @@ from penstock.arena.arena import Lease
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.workers.protocol import NO_SEGMENT, Need, Outcome, Part
+
+
+@dataclass(eq=False)
+class SamplerFailure:
+    """What the sampler raised instead of giving a batch.
+
+    Only the iterator holds it: the traceback of the error refers to the iterator, and an engine that held it would keep
+    an iterator alive that the user has dropped, and its workers with it.
+    """
+
+    error: BaseException
 
 
 @dataclass(eq=False)
@@ -29,7 +41,7 @@ class Batch:
     """Its position in the loader's forecast, for a cache."""
     worker_id: int | None = None
     """The worker it belongs to; None when every worker may take part."""
-    failure: BaseException | None = None
+    failure: weakref.ref[SamplerFailure] | None = None
     """What the sampler raised instead of giving this batch."""
     sampler_state: Any = None
     """The sampler's own state after it gave this batch."""

@@ -166,8 +166,9 @@ class Engine:
         """
         began = time.perf_counter()
         try:
-            if batch.failure is not None:
-                raise batch.failure
+            failure = batch.failure and batch.failure()
+            if failure is not None:
+                raise failure.error
             if batch.error is not None:
                 batch.error[1].reraise()
             if not batch.ready:
