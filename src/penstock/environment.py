@@ -48,6 +48,14 @@ def user_cache_folder(part: str) -> Path:
     return _user_folder("XDG_CACHE_HOME", ".cache") / part
 
 
+def temporary_folder() -> Path:
+    """Folder for large files that end with the program: ``$TMPDIR``, else ``/var/tmp``, because ``/tmp`` is often in
+    memory."""
+    on_disk = Path("/var/tmp")
+    chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return on_disk if not chosen and os.access(on_disk, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
 def state_folder() -> Path:
     """Folder for records: ``$PENSTOCK_HOME``, or ``$XDG_STATE_HOME/penstock``, or ``~/.local/state/penstock``."""
     own = os.environ.get("PENSTOCK_HOME", "")

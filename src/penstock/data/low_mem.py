@@ -34,11 +34,12 @@ class LowMemDataset(ParquetDataset):
         prompt: str = "prompt",
         response: str = "response",
         keep: object = "32MiB",
+        copies: object = "10GB",
     ) -> None:
         if ultra_low_mem and keep_in_memory:
             raise ConfigError("ultra_low_mem keeps nothing and keep_in_memory everything: choose one")
         mode = "ultra" if ultra_low_mem else "memory" if keep_in_memory else "mapped"
-        super().__init__(parquet_file, [prompt, response], None, mode, keep=keep)
+        super().__init__(parquet_file, [prompt, response], None, mode, keep=keep, copies=copies)
         self.tokenizer_dir = tokenizer_dir
         self.max_seq_len = max_seq_len
         self._end = end

@@ -54,6 +54,9 @@ def values_of(column: pa.Array) -> list[Any]:
 
 def _reader_of(column: pa.Array) -> Reader:
     if not column.null_count:
+        if _is_dictionary(column.type) and not column.dictionary.null_count:
+            read, indices = _reader_of(column.dictionary), column.indices.to_numpy()
+            return lambda places: read(indices[places])
         if _is_number(column.type):
             return _number_reader(column.to_numpy())
         width, is_text = _text_width(column.type)
@@ -86,6 +89,12 @@ def _is_number(kind: pa.DataType) -> bool:
     import pyarrow.types as types
 
     return types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
+
+
+def _is_dictionary(kind: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    return types.is_dictionary(kind)
 
 
 def _text_width(kind: pa.DataType) -> tuple[Any, bool]:

@@ -8,6 +8,7 @@ Runs in: trainer and worker.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import operator
 import os
 import warnings
@@ -20,6 +21,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.data.arrow.rows import RowReader
+from penstock.data.parquet.decoded_groups import DecodedGroups, joined
 from penstock.data.parquet.row_groups import ParquetFiles, arrow, readable
 from penstock.data.shared.shared_bytes import SharedBytes
 from penstock.data.sources import locate
@@ -31,8 +33,13 @@ if TYPE_CHECKING:
 
 MODES = ("mapped", "ultra", "memory")
 SUFFIXES = (".parquet", ".pq", ".parq")
-_PIECE_BYTES = 256 << 10
-"""Read at a time from a row group that is not kept whole."""
+_PIECE_BYTES = 1 << 20
+"""Decoded at a time."""
+_MOST_ROWS = 1 << 10
+"""The same, in rows: a text that is stored once may follow in every row."""
+_PROBED_ROWS = 16
+_REPEATED, _REPEATED_PIECE_BYTES = 4, 8 << 20
+"""From rows this many times as large as they are stored, texts are read as dictionaries, so many bytes at a time."""
 _RETURN_BYTES = 3 << 20
 """After reading this much piece by piece, memory that malloc still holds is returned to the system. Returning it takes
 as long as reading a small group, so it is not done after each read."""
@@ -48,6 +55,8 @@ class ParquetDataset(Dataset[Any]):
     ``columns``: only these are read.
     ``mode``: ``"mapped"`` keeps the row groups it read last, up to ``keep`` bytes in each worker; ``"ultra"`` keeps no
     rows between reads; ``"memory"`` reads everything once, into memory that all workers share.
+    ``copies``: a row group larger than ``keep`` is decoded once, into a temporary file that all workers of this machine
+    map. The files take at most this much disk, and end with the dataset.
 
     A batch reads each of its row groups once, so an order that stays within a few row groups at a time is fast:
     ``BlockShuffleSampler(dataset)``.
@@ -61,6 +70,7 @@ class ParquetDataset(Dataset[Any]):
         mode: str = "mapped",
         *,
         keep: object = "32MiB",
+        copies: object = "10GB",
     ) -> None:
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not one of {', '.join(MODES)}")
@@ -76,8 +86,11 @@ class ParquetDataset(Dataset[Any]):
         limit_bytes = parse_bytes(keep, name="keep")
         self.keep_bytes = limit_bytes if mode == "mapped" else None
         """How many bytes of row groups each process keeps; None in the modes that ignore ``keep``."""
+        copies_bytes = parse_bytes(copies, name="copies")
         self._groups: _Groups | _Copy = (
-            _Copy(self._files) if mode == "memory" else _Groups(self._files, limit_bytes, keeps=mode == "mapped")
+            _Copy(self._files)
+            if mode == "memory"
+            else _Groups(self._files, limit_bytes, copies_bytes, keeps=mode == "mapped")
         )
 
     @property
@@ -152,17 +165,25 @@ class ParquetDataset(Dataset[Any]):
 
 
 class _Groups:
-    """Reads row groups on demand. Each process keeps those it used last, up to a limit."""
+    """Reads row groups on demand. Each process keeps those it used last, up to a limit; larger ones are decoded once,
+    into a file that all processes map."""
 
-    def __init__(self, files: ParquetFiles, keep_bytes: int, *, keeps: bool) -> None:
+    def __init__(self, files: ParquetFiles, keep_bytes: int, copies_bytes: int, *, keeps: bool) -> None:
         self._files = files
         self._keep_bytes = keep_bytes
         self._keeps = keeps
-        self._sizes: dict[int, int] = {}
-        """Measured size of groups that take more memory than the footer suggests."""
+        self._too_large: set[int] = set()
+        """Groups that take more memory than the footer suggests."""
+        self._row_bytes = 0
+        """The largest mean size of the rows of a piece, of all pieces that were read."""
+        self._repeats = False
+        """Whether texts are repeated so often that they are read as dictionaries."""
         self._kept_bytes = 0
         self._has_warned = False
         self._unreturned_bytes = 0
+        self._decoded = DecodedGroups(_digest_of(files), copies_bytes, keep_bytes)
+        if copies_bytes and bool((files.group_bytes > keep_bytes).any()):
+            self._decoded.join()
         # No lock, because a fork could inherit it locked: two threads that read the same group at once both decode it.
         self._kept: OrderedDict[int, RowReader] = OrderedDict()
 
@@ -171,50 +192,94 @@ class _Groups:
 
     def read(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
         """Append the values at ``places`` of a group to ``columns``. ``places`` are in ascending order."""
-        if self._holds(group):
-            self._whole(group).read(places, columns)
-        else:
+        if self._is_large(group):
+            if not self._from_decoded(group, places, columns):
+                self._from_pieces(group, places, columns)
+            return
+        reader = self._whole(group) if self._keeps else None
+        if reader is None:
             self._from_pieces(group, places, columns)
+        else:
+            reader.read(places, columns)
 
-    def _holds(self, group: int) -> bool:
-        """Whether a group is read as a whole and kept for the next reads."""
-        if self._keeps and self._size_bytes(group) > self._keep_bytes:
-            self._warn(group)
-            return False
-        return self._keeps
+    def _is_large(self, group: int) -> bool:
+        return self._files.group_bytes[group] > self._keep_bytes
 
-    def _size_bytes(self, group: int) -> int:
-        return self._sizes.get(group, int(self._files.group_bytes[group]))
+    # -- groups that are kept ---------------------------------------------------------------------
 
-    def _whole(self, group: int) -> RowReader:
+    def _whole(self, group: int) -> RowReader | None:
+        """The reader of a group; None if the group takes more than may be kept."""
         reader = self._kept.get(group)
         if reader is not None:
             # Another thread may have evicted it in the meantime.
             with contextlib.suppress(KeyError):
                 self._kept.move_to_end(group)
             return reader
-        self._make_room(self._size_bytes(group))
-        reader = RowReader(self._files.read(group))
-        if reader.nbytes > self._keep_bytes:
-            # From now on, this group is read piece by piece.
-            self._sizes[group] = reader.nbytes
-        else:
-            self._make_room(reader.nbytes)
-            self._kept[group] = reader
-            self._kept_bytes += reader.nbytes
+        if group in self._too_large:
+            return None
+        self._make_room(int(self._files.group_bytes[group]))
+        batch = self._within_keep(group)
+        if batch is None and not self._repeats and self._files.has_texts:
+            self._repeats = True
+            batch = self._within_keep(group)
+        if batch is None:
+            self._too_large.add(group)
+            self._warn(group)
+            return None
+        reader = RowReader(batch)
+        self._make_room(reader.nbytes)
+        self._kept[group] = reader
+        self._kept_bytes += reader.nbytes
         return reader
+
+    def _within_keep(self, group: int) -> pa.RecordBatch | None:
+        """All rows of a group, unless they turn out to take more than may be kept."""
+        pieces, size_bytes = [], 0
+        for piece in self._pieces(group):
+            pieces.append(piece)
+            # Pieces share their dictionaries, whose size the footer says.
+            size_bytes += sum(_bytes_without_dictionary(column) for column in piece.columns)
+            if size_bytes > self._keep_bytes:
+                return None
+        self._check_rows(group, sum(piece.num_rows for piece in pieces))
+        batch = joined(pieces)
+        return batch if batch.nbytes <= self._keep_bytes else None
 
     def _make_room(self, need_bytes: int) -> None:
         while self._kept and self._kept_bytes + need_bytes > self._keep_bytes:
             with contextlib.suppress(KeyError):
                 self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
+    # -- groups that are not ------------------------------------------------------------------------
+
+    def _from_decoded(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> bool:
+        """Read a large group from its file, which this process writes if no other one has; False if there is none."""
+        if not self._decoded.join():
+            self._warn(group)
+            return False
+        if self._decoded.read(group, places, columns, keep=self._keeps):
+            return True
+        try:
+            self._decoded.decode(group, self._all_pieces(group))
+        except OSError as problem:
+            if isinstance(problem, DataError):
+                raise
+            self._warn(group, problem)
+            return False
+        self._return_memory()
+        return self._decoded.read(group, places, columns, keep=self._keeps)
+
+    def _all_pieces(self, group: int) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for piece in self._pieces(group):
+            rows += piece.num_rows
+            yield piece
+        self._check_rows(group, rows)
+
     def _from_pieces(self, group: int, places: np.ndarray, columns: list[list[Any]]) -> None:
         """Read a group piece by piece up to the last wanted row, and keep only the wanted rows."""
-        rows = int(self._files.starts[group + 1] - self._files.starts[group])
-        at_a_time = max(1, _PIECE_BYTES * rows // max(1, self._size_bytes(group)))
         first = 0
-        for piece in self._files.read_pieces(group, at_a_time):
+        for piece in self._pieces(group):
             inside = places[(places >= first) & (places < first + piece.num_rows)]
             if len(inside):
                 RowReader(piece).read(inside - first, columns)
@@ -222,23 +287,62 @@ class _Groups:
             if first > places[-1]:
                 break
         else:
-            raise DataError(f"{self._files.name(group)} has {first} rows, its footer says {rows}; the file is damaged")
-        self._unreturned_bytes += self._size_bytes(group)
+            self._check_rows(group, first)
+        self._unreturned_bytes += int(self._files.group_bytes[group])
         if self._unreturned_bytes > _RETURN_BYTES:
-            self._unreturned_bytes = 0
-            arrow().default_memory_pool().release_unused()
+            self._return_memory()
 
-    def _warn(self, group: int) -> None:
+    def _pieces(self, group: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a group, about ``_PIECE_BYTES`` at a time."""
+        rows = int(self._files.starts[group + 1] - self._files.starts[group])
+        row_bytes = int(self._files.group_bytes[group]) / rows
+        if self._files.has_texts and not self._repeats:
+            if not self._row_bytes:
+                for piece in self._files.read_pieces(group, _PROBED_ROWS):
+                    self._row_bytes = max(1, piece.nbytes // piece.num_rows)
+                    break
+            if self._row_bytes > _REPEATED * row_bytes + _PIECE_BYTES / rows:
+                self._repeats = True
+        if self._repeats:
+            # Each piece has the whole dictionary, so pieces are few.
+            fit = int(_REPEATED_PIECE_BYTES / row_bytes)
+            yield from self._files.read_pieces(group, max(_MOST_ROWS, min(rows, fit)), repeated=True)
+            return
+        at_a_time = max(1, int(_PIECE_BYTES / max(row_bytes, self._row_bytes, 1)))
+        for piece in self._files.read_pieces(group, min(at_a_time, _MOST_ROWS) if self._files.has_texts else at_a_time):
+            self._row_bytes = max(self._row_bytes, piece.nbytes // max(1, piece.num_rows))
+            yield piece
+
+    def _check_rows(self, group: int, found: int) -> None:
+        rows = int(self._files.starts[group + 1] - self._files.starts[group])
+        if found != rows:
+            raise DataError(f"{self._files.name(group)} has {found} rows, its footer says {rows}; the file is damaged")
+
+    def _return_memory(self) -> None:
+        self._unreturned_bytes = 0
+        arrow().default_memory_pool().release_unused()
+
+    def _warn(self, group: int, problem: OSError | None = None) -> None:
         if self._has_warned:
             return
         self._has_warned = True
+        why = f" and its rows cannot be kept in a file ({problem})" if problem is not None else ""
         warnings.warn(
-            f"{self._files.name(group)} takes {format_bytes(self._size_bytes(group))} of memory, more than "
-            f"keep={format_bytes(self._keep_bytes)}: every read decodes it again from its beginning. "
-            "Rewrite the files (penstock pack, or a smaller row_group_size), or raise keep=",
+            f"{self._files.name(group)} takes more memory than keep={format_bytes(self._keep_bytes)}{why}: every read "
+            "decodes it again from its beginning. Rewrite the files (penstock pack, or a smaller row_group_size), or "
+            "raise keep= or copies=",
             RuntimeWarning,
             stacklevel=6,
         )
+
+
+def _bytes_without_dictionary(column: pa.Array) -> int:
+    return column.indices.nbytes if isinstance(column, arrow().DictionaryArray) else column.nbytes
+
+
+def _digest_of(files: ParquetFiles) -> str:
+    text = repr((files.made_of(), arrow().__version__))
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 class _Copy:

@@ -35,6 +35,7 @@ _PREFETCHED_BYTES, _LEAST_BUFFER_BYTES = 64 << 20, 1 << 20
 """Of a remote row group, this much is fetched in a few large requests. A larger one is read through buffers of this
 size in total, each at least the second number."""
 _READERS = 8
+_MOST_ROWS = 1 << 50
 _PARSED_BYTES = 8 << 20
 """A process keeps parsed footers that have up to this many bytes in their files: in memory they take 4 to 7 times as
 much. Of all other files it keeps the footer that it used last."""
@@ -95,7 +96,7 @@ class ParquetFiles:
                 for group in range(about.num_row_groups):
                     row_group = about.row_group(group)
                     rows = row_group.num_rows
-                    if rows < 0:
+                    if not 0 <= rows <= _MOST_ROWS - starts[-1]:
                         raise ValueError(f"row group {group} claims {rows} rows")
                     if rows:
                         stored = sum(max(0, row_group.column(leaf).total_uncompressed_size) for leaf in leaves)
@@ -106,6 +107,9 @@ class ParquetFiles:
         self.schema: pa.Schema = schema
         self.columns = None if columns is None else list(columns)
         self._read_as = _without_views(schema)
+        self.has_texts = any(not _has_width(field.type) for field in schema)
+        """Whether the size of rows is unknown until they are read: a text that is repeated is stored once."""
+        self._texts = [field.name for field in schema if _is_text(field.type)] if self._read_as is None else []
         numbers = [np.array(starts, np.int64), np.array(group_bytes, np.int64), np.array(groups, np.int32)]
         self._numbers = SharedBytes.of(numbers)
         self._count = len(groups)
@@ -153,9 +157,10 @@ class ParquetFiles:
         batches = self._in_order(table).to_batches()
         return batches[0] if len(batches) == 1 else arrow().concat_batches(batches)
 
-    def read_pieces(self, group: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """The same, ``rows`` rows at a time, without ever holding all of them."""
-        with self._opened(group) as (file, number):
+    def read_pieces(self, group: int, rows: int, *, repeated: bool = False) -> Iterator[pa.RecordBatch]:
+        """The same, ``rows`` rows at a time, without ever holding all of them. With ``repeated``, columns of texts are
+        dictionary columns, which hold a text once however often it is repeated."""
+        with self._opened(group, self._texts if repeated else None) as (file, number):
             for piece in file.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=False):
                 yield self._in_order(piece)
 
@@ -166,7 +171,7 @@ class ParquetFiles:
         return rows if self._read_as is None else rows.cast(self._read_as)
 
     @contextlib.contextmanager
-    def _opened(self, group: int) -> Iterator[tuple[pq.ParquetFile, int]]:
+    def _opened(self, group: int, repeated: list[str] | None = None) -> Iterator[tuple[pq.ParquetFile, int]]:
         """The file of a group, and its number there. It is opened for one read; a parsed footer makes that cheap."""
         index, number = (int(value) for value in self._groups[group])
         location = self._locations[index]
@@ -190,7 +195,11 @@ class ParquetFiles:
                 file = opened.enter_context(arrow().OSFile(str(Path(location.removeprefix("file://")))))
             with readable(self.name(group)):
                 reader = arrow().parquet.ParquetFile(
-                    file, metadata=about, buffer_size=buffer_bytes, pre_buffer=not buffer_bytes
+                    file,
+                    metadata=about,
+                    buffer_size=buffer_bytes,
+                    pre_buffer=not buffer_bytes,
+                    read_dictionary=repeated,
                 )
                 yield opened.enter_context(reader), number
 
@@ -314,6 +323,11 @@ def _compare(first: str, schema: pa.Schema, location: str, own: pa.Schema) -> No
 def _has_width(kind: Any) -> bool:
     types = arrow().types
     return types.is_primitive(kind) and not types.is_boolean(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    types = arrow().types
+    return types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
 
 
 def _leaves_of(about: Any, schema: pa.Schema) -> list[int]:

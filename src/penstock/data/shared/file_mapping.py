@@ -31,6 +31,7 @@ if _libc is not None:
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def map_private(fd: int, offset: int, length: int) -> np.ndarray | None:
@@ -46,6 +47,13 @@ def map_shared(fd: int, length: int) -> memoryview | None:
     flags = 0 if _libc is None else mmap.MAP_SHARED
     view = _mapped(fd, 0, length, flags, writable=False)
     return None if view is None else view.toreadonly()
+
+
+def forget_pages(view: memoryview) -> None:
+    """Take the pages of a shared mapping out of this process; they stay in the page cache, and the next access maps
+    them again."""
+    if _libc is not None:
+        _libc.madvise(np.frombuffer(view, np.uint8).ctypes.data, view.nbytes, mmap.MADV_DONTNEED)
 
 
 def _mapped(fd: int, first: int, size: int, flags: int, *, writable: bool) -> memoryview | None:
