@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
 import pickle
 import tarfile
 import tracemalloc
@@ -193,3 +195,47 @@ def test_a_pax_record_without_a_length_ends_the_walk(tmp_path: Path, kind: bytes
     path = tmp_path / "evil.tar"
     path.write_bytes(header.tobuf() + data + bytes(-len(data) % 512) + bytes(1024))
     assert len(TarDataset(path, on_error="skip")) == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless device", "folder", "sparse file"])
+def test_whatever_lies_where_an_index_should_is_passed_over(tmp_path: Path, kind: str) -> None:
+    shard = write(tmp_path / "t.tar", GOOD + END)
+    index = tmp_path / "t.tar.penstock-index"
+    if kind == "pipe":
+        os.mkfifo(index)
+    elif kind == "endless device":
+        index.symlink_to("/dev/zero")
+    elif kind == "folder":
+        index.mkdir()
+    else:
+        with index.open("wb") as file:
+            file.truncate(1 << 40)
+    assert TarDataset(shard)[0]["txt"] == "good"
+
+
+def test_an_index_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep me")
+    shard = write(tmp_path / "t.tar", GOOD + END)
+    (tmp_path / ".t.tar.penstock-index.part").symlink_to(tmp_path / "precious")
+    assert TarDataset(shard)[0]["txt"] == "good"
+    assert (tmp_path / "precious").read_text() == "keep me"
+
+
+@pytest.mark.parametrize("form", ["legacy", "zip"])
+def test_a_small_pt_file_that_unfolds_to_gigabytes_is_refused_before_memory_is_taken(tmp_path: Path, form: str) -> None:
+    import torch
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return bytearray, (1 << 40,)
+
+    stream = io.BytesIO()
+    torch.save([Bomb()], stream, _use_new_zipfile_serialization=form == "zip")
+    shard = write(tmp_path / "t.tar", member(b"a.pt", stream.getvalue()) + END)
+    with pytest.raises(DataError, match="a bytearray"):
+        TarDataset(shard)[0]
+    for good in ({"bytearray": torch.arange(3)}, torch.zeros(2)):
+        stream = io.BytesIO()
+        torch.save(good, stream, _use_new_zipfile_serialization=form == "zip")
+        found = TarDataset(write(tmp_path / "g.tar", member(b"a.pt", stream.getvalue()) + END))[0]["pt"]
+        assert str(found) == str(good)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickletools
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -26,6 +27,8 @@ from penstock.units import GIB, format_bytes
 Decoder = Callable[[bytes], Any]
 
 MOST_DECODED_BYTES = GIB
+_MOST_PICKLES = 8
+"""torch's older format has five, one after another."""
 _IMAGES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "ppm": "PPM", "pgm": "PPM", "bmp": "BMP"}
 
 
@@ -123,8 +126,34 @@ def _tensors(data: bytes) -> Any:
     if zipfile.is_zipfile(stream):
         with zipfile.ZipFile(stream) as archive:
             _check_unfolded(archive)
+            for entry in archive.infolist():
+                if entry.filename.endswith(".pkl"):
+                    with archive.open(entry) as pickled:
+                        _check_pickles(pickled.read(entry.file_size))
+    else:
+        _check_pickles(data)
     stream.seek(0)
     return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+def _check_pickles(data: bytes) -> None:
+    """Refuse ``bytearray``, which torch allows: called with a number, it takes that much memory."""
+    if b"bytearray" not in data:
+        return
+    stream = io.BytesIO(data)
+    for _ in range(_MOST_PICKLES):
+        names: list[Any] = []
+        try:
+            for operation, argument, _ in pickletools.genops(stream):
+                names.append(argument)
+                is_named = operation.name == "GLOBAL" and "bytearray" in str(argument)
+                if is_named or (operation.name == "STACK_GLOBAL" and "bytearray" in names):
+                    raise DataError("a bytearray, which may take any amount of memory; store a tensor of uint8 instead")
+        except DataError:
+            raise
+        except ValueError:
+            # Behind the last pickle, or a damaged one, which torch refuses.
+            return
 
 
 def _image(data: bytes) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +20,16 @@ from penstock.data.tar.members import walk
 from penstock.environment import user_cache_folder
 
 _SUFFIX = ".penstock-index"
+_LEAST_LIMIT_BYTES = 1 << 20
+"""An index takes less than its shard, except beside very small ones."""
 
 
 def read_index(location: str, version: str, size_bytes: int, index_dir: Path | None) -> ShardIndex | None:
     """The stored index; None if there is none, or if it is damaged or belongs to another version of the shard."""
     for path in _places(location, index_dir):
         with contextlib.suppress(OSError):
-            index = from_bytes(path.read_bytes(), version=version, size_bytes=size_bytes)
+            data = _content(path, max(size_bytes, _LEAST_LIMIT_BYTES))
+            index = None if data is None else from_bytes(data, version=version, size_bytes=size_bytes)
             if index is not None:
                 return index
     return None
@@ -63,6 +67,16 @@ def _places(location: str, index_dir: Path | None) -> list[Path]:
     return [in_cache] if is_remote(location) else [Path(location.removeprefix("file://") + _SUFFIX), in_cache]
 
 
+def _content(path: Path, limit_bytes: int) -> bytes | None:
+    """The bytes of a file; None if it is not one, such as a pipe or a device, or larger than an index can be."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > limit_bytes:
+            return None
+        return file.read(about.st_size)
+
+
 def _write(path: Path, data: bytes) -> None:
     """Write the whole file or nothing, even if several processes write it at once.
 
@@ -71,8 +85,12 @@ def _write(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # In a folder that others can write to, the name may be a link, a pipe or another name of a file of this user's.
+    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     with os.fdopen(fd, "r+b") as file:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+            return
         if not _lock(fd) or not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
             return  # another process writes the same index, or has just written it
         try:
