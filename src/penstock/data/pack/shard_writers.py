@@ -24,6 +24,7 @@ from penstock.data.sample_forms import FORM_HEADER, OWN_FORM, to_members
 from penstock.data.sources import open_source
 from penstock.data.tar.index import KEY
 from penstock.data.tar.stored_index import build_index
+from penstock.drafts import open_draft
 from penstock.errors import DataError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ShardFile(io.RawIOBase):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
-        self._file = self._partial.open("wb", buffering=_CHUNK_BYTES)
+        self._file = open_draft(self._partial, buffering=_CHUNK_BYTES)
         self._taken = hashlib.blake2b(digest_size=16)
         self._size_bytes = 0
 
