@@ -7,12 +7,14 @@ Runs in: trainer, worker, command line. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 ENVIRONMENT: Mapping[str, str] = os.environ
 """All variables as they are now, as a default of arguments that tests replace, and for the programs that penstock
@@ -44,7 +46,9 @@ def launcher_ranks() -> dict[str, int]:
 
 
 def user_cache_folder(part: str) -> Path:
-    """Folder for files that penstock can make again: ``$XDG_CACHE_HOME/penstock/part``, or below ``~/.cache``."""
+    """Folder for files that penstock can make again: ``$XDG_CACHE_HOME/penstock/part``, or below ``~/.cache``.
+
+    Raises PenstockError, as ``state_folder`` does."""
     return _user_folder("XDG_CACHE_HOME", ".cache") / part
 
 
@@ -57,10 +61,20 @@ def temporary_folder() -> Path:
 
 
 def state_folder() -> Path:
-    """Folder for records: ``$PENSTOCK_HOME``, or ``$XDG_STATE_HOME/penstock``, or ``~/.local/state/penstock``."""
+    """Folder for records: ``$PENSTOCK_HOME``, or ``$XDG_STATE_HOME/penstock``, or ``~/.local/state/penstock``.
+
+    Raises PenstockError where there is no home and the folder below the temporary folder is not this user's alone."""
     own = os.environ.get("PENSTOCK_HOME", "")
-    # Absolute now, because a training may change its working directory.
-    return Path(own).expanduser().absolute() if own else _user_folder("XDG_STATE_HOME", ".local/state")
+    if not own:
+        folder = _user_folder("XDG_STATE_HOME", ".local/state")
+        with contextlib.suppress(OSError):
+            _close_to_others(folder)
+        return folder
+    try:
+        # Absolute now, because a training may change its working directory.
+        return Path(own).expanduser().absolute()
+    except (RuntimeError, OSError) as problem:
+        raise ConfigError(f"PENSTOCK_HOME={own!r} is not a folder: {problem}") from None
 
 
 def runtime_folder() -> Path | None:
@@ -72,6 +86,47 @@ def runtime_folder() -> Path | None:
     if not base.startswith("/") or not os.access(base, os.W_OK | os.X_OK) or Path(base).stat().st_uid != user_id():
         return None
     return Path(base)
+
+
+def temporary_folder() -> Path:
+    """``penstock-UID`` in the temporary folder, made and checked: any user may have put something of that name there.
+
+    Raises PenstockError."""
+    return private_folder(Path(tempfile.gettempdir()) / f"penstock-{user_id()}", is_in_public=True)
+
+
+def private_folder(path: Path, *, is_in_public: bool = False) -> Path:
+    """Make a folder of penstock's that only this user can enter, and likewise each missing folder above it.
+
+    One that other users may read, as an umask makes it, is closed to them. ``is_in_public``: other users can write to
+    the folder above, so this one must be a folder of this user's. Raises PenstockError.
+    """
+    try:
+        for folder in reversed([path, *path.parents]):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        is_own = found.st_uid == user_id()
+        if is_in_public and not (stat.S_ISDIR(found.st_mode) and is_own and not found.st_mode & 0o022):
+            owner = f"belongs to user {found.st_uid}" if not is_own else "can be written by other users"
+            raise PenstockError(
+                f"{path} must be a folder of yours that no other user can enter, and it {owner}. Remove it, or set "
+                "TMPDIR or XDG_RUNTIME_DIR to a folder of yours."
+            )
+        _close_to_others(path)
+    except OSError as problem:
+        raise PenstockError(
+            f"The folder {path} cannot be made: {problem.strerror or problem}. Set TMPDIR, XDG_RUNTIME_DIR or "
+            "PENSTOCK_HOME to folders that you can write to."
+        ) from problem
+    return path
+
+
+def _close_to_others(folder: Path) -> None:
+    """Only a folder of this user's. Raises OSError."""
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == user_id() and found.st_mode & 0o077:
+        folder.chmod(0o700)
 
 
 def user_id() -> int:
@@ -97,7 +152,7 @@ def _user_folder(variable: str, below_home: str) -> Path:
     try:
         return Path.home() / below_home / "penstock"
     except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"penstock-{user_id()}" / below_home.rpartition("/")[2].lstrip(".")
+        return temporary_folder() / below_home.rpartition("/")[2].lstrip(".")
 
 
 def _count(variable: str, default: int) -> int:

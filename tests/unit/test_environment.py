@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import penstock
 from penstock import environment
-from penstock.errors import ConfigError
+from penstock.cache import registry
+from penstock.errors import ConfigError, PenstockError
+from penstock.lab.tune_records import keep
+from support.recorded_runs import begin_run
 
 
 def test_state_folder_follows_the_variables_and_survives_a_change_of_directory(
@@ -34,6 +39,72 @@ def test_runtime_folder_must_exist_and_belong_to_this_user(tmp_path: Path, monke
     for unusable in ("", "relative", str(tmp_path / "missing")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
         assert environment.runtime_folder() is None
+
+
+def without_home(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> Path:
+    """A user with no home and no runtime folder, as in many containers. Returns its folder in the temporary one."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("PENSTOCK_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    return temporary / f"penstock-{os.getuid()}"
+
+
+def test_without_a_home_a_recorded_run_leaves_folders_that_the_cache_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = without_home(monkeypatch, tmp_path)
+    with begin_run(environment.state_folder()):
+        assert registry.folder() == below
+        for folder in (below, below / "state", below / "state" / "runs"):
+            assert folder.stat().st_mode & 0o777 == 0o700, folder
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
+@pytest.mark.parametrize("squat", [lambda path: path.mkdir(mode=0o777), lambda path: path.symlink_to("/")])
+def test_without_a_home_a_folder_that_another_user_has_put_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squat: Callable[[Path], None]
+) -> None:
+    below = without_home(monkeypatch, tmp_path)
+    squat(below)
+    os.chown(below, 4711, 4711, follow_symlinks=False)
+    for use in (environment.state_folder, lambda: environment.user_cache_folder("shards"), registry.folder):
+        with pytest.raises(PenstockError, match=r"belongs to user 4711.*TMPDIR or XDG_RUNTIME_DIR"):
+            use()
+    assert below.is_symlink() or not list(below.iterdir())
+
+
+def test_folders_of_records_are_private_whichever_command_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_HOME", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    keep("numbers:dataset", {})
+    for folder in ("state", "state/penstock", "state/penstock/tune"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700, folder
+    (tmp_path / "state/penstock").chmod(0o755)  # as earlier versions made it
+    (tmp_path / "state/penstock/tune").chmod(0o755)
+    keep("numbers:dataset", {})
+    for folder in ("state/penstock", "state/penstock/tune"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700, folder
+
+
+def test_a_folder_that_the_user_chose_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    with begin_run(environment.state_folder()):
+        assert tmp_path.stat().st_mode & 0o777 == 0o755
+        assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_that_cannot_be_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", "~nosuchuser/x")
+    with pytest.raises(ConfigError, match="PENSTOCK_HOME='~nosuchuser/x' is not a folder"):
+        environment.state_folder()
 
 
 def test_ranks_without_a_launcher_are_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.drafts import open_draft
-from penstock.environment import state_folder
+from penstock.environment import private_folder, state_folder
 from penstock.errors import PenstockError
 
 
@@ -34,7 +34,7 @@ def keep(target: str, answer: Mapping[str, Any]) -> Path:
     record = {"dataset": identity(target), "time": now.isoformat(timespec="seconds"), **answer}
     file = folder / f"{name}-{now:%Y%m%dT%H%M%S}-{os.getpid()}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         # The rename makes the record appear whole: a reader must not find half of it.
         draft = file.with_suffix(".part")
         with open_draft(draft) as page:

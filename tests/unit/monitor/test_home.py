@@ -22,7 +22,10 @@ def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one(
         found = home.socket_path(tmp_path / ("x" * 120), "id")
         assert found == runtime / "penstock-runs" / "id" and found.parent.stat().st_mode & 0o077 == 0
         found.parent.chmod(0o755)
-        with pytest.raises(PenstockError, match="must be a directory of yours"):
+        home.socket_path(tmp_path / ("x" * 120), "id")
+        assert found.parent.stat().st_mode & 0o077 == 0, "closed to others again"
+        found.parent.chmod(0o777)
+        with pytest.raises(PenstockError, match=r"no other user can enter.*can be written by other users"):
             home.socket_path(tmp_path / ("x" * 120), "id")
     finally:
         (runtime / "penstock-runs").rmdir()

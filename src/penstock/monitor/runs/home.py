@@ -8,11 +8,9 @@ Runs in: trainer, command line.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
-from penstock.environment import runtime_folder, user_id
-from penstock.errors import PenstockError
+from penstock.environment import private_folder, runtime_folder, user_id
 
 LONGEST_SOCKET_PATH_BYTES = 100
 """Linux allows 107, other kernels 103."""
@@ -22,27 +20,17 @@ def runs_folder(home: Path) -> Path:
     return home / "runs"
 
 
-def make_private(folder: Path) -> Path:
-    """Make a folder that only this user can enter. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
 def socket_path(home: Path, run_id: str) -> Path:
     """The path of a run's socket: in its home, or in a folder with a short path where that is too long for a socket.
 
-    Makes the folder. Raises OSError, or PenstockError where the folder belongs to another user.
+    Makes the folder. Raises PenstockError where it cannot be made or belongs to another user.
     """
     wanted = home / "sockets" / run_id
     if len(os.fsencode(wanted)) <= LONGEST_SOCKET_PATH_BYTES:
-        make_private(wanted.parent)
+        private_folder(wanted.parent)
         return wanted
     base = runtime_folder()
     is_short = base is not None and len(str(base)) < 60
     folder = base / "penstock-runs" if base is not None and is_short else Path("/tmp") / f"penstock-runs-{user_id()}"
-    make_private(folder)
-    found = folder.lstat()
     # Any user can write to /tmp: the owner of the folder could put another socket there.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user_id() or found.st_mode & 0o077:
-        raise PenstockError(f"{folder} must be a directory of yours that no other user can read; remove it")
-    return folder / run_id
+    return private_folder(folder, is_in_public=True) / run_id

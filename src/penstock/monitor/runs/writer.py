@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.environment import private_folder
 from penstock.monitor.figures import merged
 from penstock.monitor.runs.format import (
     ALIVE_SUFFIX,
@@ -40,7 +41,7 @@ from penstock.monitor.runs.format import (
     pack,
     unpack,
 )
-from penstock.monitor.runs.home import make_private, runs_folder
+from penstock.monitor.runs.home import runs_folder
 from penstock.monitor.runs.liveness import WriterLock
 
 _BUSY_S = 0.2
@@ -108,10 +109,12 @@ class RunRecord:
     """The writer's side of one run. For one thread at a time."""
 
     def __init__(self, home: Path, facts: Mapping[str, Any], *, run_id: str | None = None) -> None:
-        """Begins a run with ``facts`` as in ``format.FACTS``; the format and the id are added."""
+        """Begins a run with ``facts`` as in ``format.FACTS``; the format and the id are added.
+
+        Raises PenstockError where the folder cannot be made."""
         started_s = float(facts.get("started_s") or time.time())
         self.id = run_id or new_id(started_s)
-        folder = make_private(runs_folder(make_private(home)))
+        folder = private_folder(runs_folder(home))
         self.path = folder / f"{self.id}{SUFFIX}"
         self._pid = os.getpid()
         self._places: dict[str, int] = {}
