@@ -227,7 +227,6 @@ class Monitor:
         return self._is_closed or os.getpid() != self._pid
 
     def _begin_record(self, name: str | None, warn_at: float | None, gauges: Gauges) -> RunRecord | None:
-        home = state_folder()
         facts = run_facts(name, self._began_s)
         facts |= {
             "loaders": [each.facts for each in self._recorder.loaders],
@@ -237,18 +236,25 @@ class Monitor:
             "warn_at": warn_at,
             "socket": None,
         }
+        where = ""
         try:
+            home = state_folder()
+            where = f" ({home})"
             record = RunRecord(home, facts)
-        except (OSError, sqlite3.Error) as problem:
+        except (OSError, sqlite3.Error, PenstockError) as problem:
             say(
                 logging.WARNING,
-                f"penstock: this run is not recorded, training goes on: {problem} ({home}); set PENSTOCK_HOME to a "
+                f"penstock: this run is not recorded, training goes on: {problem}{where}; set PENSTOCK_HOME to a "
                 "folder that you can write to",
             )
             return None
         self._recorder.run_id = record.id
         path = self._listen(home, record.id)
-        record.set_fact("socket", None if path is None else str(path))
+        try:
+            record.set_fact("socket", None if path is None else str(path))
+        except (OSError, sqlite3.Error) as problem:
+            # The disk became full after the record was begun. The recorder stops with a warning if that stays so.
+            self._recorder.note("monitor", "start", f"no other terminal can reach this run: {problem}")
         return record
 
     def _listen(self, home: Path, run_id: str) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from test_log_line import LAYOUT
 import penstock
 from penstock.errors import ConfigError
 from penstock.monitor.runs.reader import ask, list_runs, open_run
+from penstock.monitor.runs.writer import RunRecord
 
 
 class Frames(torch.utils.data.Dataset[torch.Tensor]):
@@ -239,3 +241,37 @@ def test_wrong_arguments_are_refused(home: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         penstock.Monitor(**wrong)
     assert list_runs(home) == []
+
+
+@pytest.mark.parametrize("home", ["~nosuchuser/x", "/" + "long" * 100, "/dev/null/x"])
+def test_a_home_that_cannot_be_costs_the_record_and_not_the_training(
+    home: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", home)
+    with penstock.Monitor(every=None) as monitor:
+        monitor.step()
+        assert monitor.run_id is None
+    (warning,) = [each for each in caplog.messages if "not recorded" in each]
+    assert "training goes on" in warning and "PENSTOCK_HOME" in warning
+
+
+def test_a_disk_that_is_full_once_the_record_is_begun_does_not_end_the_training(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(RunRecord, "set_fact", full)
+    with penstock.Monitor(every=None) as monitor:
+        monitor.step()
+    with open_run(home, "last") as run:
+        assert run.state == "finished"
+        assert any("disk is full" in note.what for note in run.journal())
+
+
+def test_the_refusal_of_a_loader_among_hundreds_with_long_names_is_short(home: Path) -> None:
+    loaders = [penstock.DataLoader(Frames(), 4, memory="1MB", name=f"{number}{'x' * 300}") for number in range(100)]
+    with penstock.Monitor(loaders, every=None), open_run(home, "last") as run:
+        for message in ({}, {"loader": "y" * 10_000}):
+            refused = ask(run, {"do": "set", "workers": 1, **message})
+            assert not refused["ok"] and len(refused["why"]) < 1000 and "and 90 more" in refused["why"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.formatting import one_line
 from penstock.monitor.recorder import Recorder
 from penstock.monitor.watched_loader import WatchedLoader
 
@@ -28,6 +29,7 @@ _MOST_AT_ONCE = 32
 _MOST_UNSENT_BYTES = 4 << 20
 _PATIENCE_S = 10.0
 """How long a client may take to send a message or to read an answer."""
+_MOST_NAMED = 10
 _SOURCES = ("terminal", "page", "governor", "alert")
 
 
@@ -180,14 +182,17 @@ def answerer(recorder: Recorder, about: dict[str, Any]) -> Callable[[Any], dict[
 
 
 def _chosen(loaders: Any, which: Any) -> WatchedLoader:
-    names = ", ".join(f"{each.number}: {each.name}" for each in loaders) or "none"
+    names = ", ".join(f"{each.number}: {one_line(str(each.name), 40)}" for each in loaders[:_MOST_NAMED]) or "none"
+    if len(loaders) > _MOST_NAMED:
+        names += f" and {len(loaders) - _MOST_NAMED} more"
     if which is None:
         if len(loaders) == 1:
             return loaders[0]
         raise ConfigError(f"this run has {len(loaders)} loaders; choose one by name or number: {names}")
     found = [each for each in loaders if which in (each.name, each.number) or str(which) == str(each.number)]
     if len(found) != 1:
-        raise ConfigError(f"loader={which!r} matches {len(found)} of this run's loaders: {names}")
+        wanted = one_line(str(which), 40)
+        raise ConfigError(f"loader={wanted!r} matches {len(found)} of this run's loaders: {names}")
     return found[0]
 
 
