@@ -17,8 +17,6 @@ import contextlib
 import json
 import os
 import re
-import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,8 +24,8 @@ from pathlib import Path
 
 from penstock.cache.store.locks import TooLong, release, wait_for
 from penstock.cache.store.region import Region
-from penstock.environment import runtime_folder
-from penstock.errors import CacheError
+from penstock.environment import private_folder, runtime_folder, temporary_folder
+from penstock.errors import CacheError, PenstockError
 
 _L_REGISTRY = 1 << 40
 _WITHIN_S = 5.0
@@ -46,10 +44,29 @@ class CacheProcess:
     """When the process started, in the kernel's ticks: a later process may get the same pid."""
     meta_fd: int
     data_fd: int
+    namespace: str = ""
+    """Boot and pid namespace in which ``pid`` counts: containers that share the folder have one each."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process can see it. The memory of a process in another container cannot be opened."""
+        return self.namespace in ("", pid_namespace())
 
     @property
     def is_alive(self) -> bool:
-        return started_at(self.pid) == self.started
+        """For certain, or as far as can be known from this container."""
+        if self.is_here:
+            return started_at(self.pid) == self.started
+        return self.namespace.partition(" ")[0] == pid_namespace().partition(" ")[0]
+
+
+def pid_namespace() -> str:
+    """The kernel's id of this boot and of the namespace of process ids; "" where there are none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def started_at(pid: int) -> str | None:
@@ -64,17 +81,10 @@ def started_at(pid: int) -> str | None:
 def folder() -> Path:
     """The folder that lists this user's caches. No other user can read it."""
     base = runtime_folder()
-    path = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" if base is None else base / "penstock"
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise CacheError(
-            f"The folder that lists caches cannot be created: {problem}. Set TMPDIR to a folder you can write to."
-        ) from problem
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise CacheError(f"{path} must be a directory that belongs to you and that no other user can read. Remove it.")
-    return path
+        return temporary_folder() if base is None else private_folder(base / "penstock", is_in_public=True)
+    except PenstockError as problem:
+        raise CacheError(f"The folder that lists caches cannot be used: {problem}") from problem
 
 
 def open_region(
@@ -86,12 +96,16 @@ def open_region(
     path = folder() / f"{name}{_SUFFIX}"
     with _locked(path) as fd:
         members = [member for member in _read(path) if member.is_alive]
-        region = next((joined for member in members if (joined := _join(member, fd, join)) is not None), None)
+        joined = (_join(member, fd, join) for member in members if member.is_here)
+        region = next((each for each in joined if each is not None), None)
         if region is None:
-            region, members = make(fd), []
+            # Processes in other containers go on with a memory of their own.
+            region, members = make(fd), [member for member in members if not member.is_here]
         started = started_at(os.getpid())
         assert started is not None
-        own = CacheProcess(pid=os.getpid(), started=started, meta_fd=region.meta_fd, data_fd=region.data_fd)
+        own = CacheProcess(
+            pid=os.getpid(), started=started, meta_fd=region.meta_fd, data_fd=region.data_fd, namespace=pid_namespace()
+        )
         _write(path, [*members, own])
     return region, path
 
@@ -103,7 +117,7 @@ def visit(name: str, *, locks: bool) -> Region | None:
     """
     path = folder() / f"{name}{_SUFFIX}"
     for member in _read(path):
-        if member.is_alive:
+        if member.is_here and member.is_alive:
             lock_fd = os.open(path.with_suffix(_LOCKS), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) if locks else -1
             joined = _join(member, lock_fd, Region)
             if joined is not None:
@@ -116,7 +130,9 @@ def visit(name: str, *, locks: bool) -> Region | None:
 def leave(path: Path, fd: int) -> None:
     """Remove this process from the list; the last one removes the files."""
     wait_for(fd, _L_REGISTRY, _WITHIN_S)
-    others = [member for member in _read(path) if member.pid != os.getpid() and member.is_alive]
+    others = [
+        member for member in _read(path) if member.is_alive and not (member.is_here and member.pid == os.getpid())
+    ]
     if others:
         _write(path, others)
     else:
@@ -125,7 +141,8 @@ def leave(path: Path, fd: int) -> None:
 
 
 def listed() -> dict[str, list[CacheProcess]]:
-    """Every cache of this user on this node, with its living processes; a stale cache has none."""
+    """Every cache of this user on this node, with its living processes, those in other containers included; a stale
+    cache has none."""
     found = {}
     for path in sorted(folder().glob(f"*{_SUFFIX}")):
         found[path.name.removesuffix(_SUFFIX)] = [member for member in _read(path) if member.is_alive]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import pickle
@@ -163,6 +164,41 @@ def test_a_runtime_folder_that_does_not_exist_is_not_used(monkeypatch: pytest.Mo
         assert cache.put("key", 1) and registry.folder() == tmp_path / f"penstock-{os.getuid()}"
 
 
+def as_of_another_container(path: Path) -> None:
+    """The list as a process of another pid namespace of this boot wrote it: its pids mean nothing here."""
+    boot, _, _ = registry.pid_namespace().partition(" ")
+    members = [json.loads(line) for line in path.read_text().splitlines()]
+    foreign = {"pid": 2**22 + 1, "started": "1", "namespace": f"{boot} pid:[1]"}
+    path.write_text("".join(json.dumps(each | foreign) + "\n" for each in members))
+
+
+def test_a_cache_of_another_container_that_shares_the_folder_is_not_forgotten() -> None:
+    with make("shared") as cache:
+        cache.put("here", 1)
+        path = registry.folder() / "shared.cache"
+        as_of_another_container(path)
+        with make("other"):
+            assert registry.remove_stale() == [] and path.exists()
+            assert [member.is_here for member in registry.listed()["shared"]] == [False]
+        assert registry.visit("shared", locks=False) is None
+        with subprocess.Popen([sys.executable, "-c", JOINS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None and other.stdout.readline() == b"None\n", "memory of its own"
+            assert [member.is_here for member in registry.listed()["shared"]] == [False, True]
+            other.communicate(b"")
+        assert [member.is_here for member in registry.listed()["shared"]] == [False], "it left its own entry only"
+        path.write_text(path.read_text().replace("pid:[1]", "").replace('"namespace": "', '"namespace": "before-'))
+        assert registry.listed()["shared"] == [], "what ran before this boot has ended"
+
+
+JOINS = """
+import sys
+from penstock.cache.cache import Cache
+with Cache(1 << 20, "lru", "shared") as cache:
+    print(cache.get("here"), flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_a_pickled_cache_is_the_same_cache() -> None:
     with make() as cache:
         cache.put("here", 1)
@@ -179,8 +215,8 @@ def test_impossible_names_and_sizes_are_refused() -> None:
         make(limit_bytes=1000)
     with pytest.raises(ConfigError, match="none of auto, static, lru, next-use"):
         make(policy="best")
-    (registry.folder()).chmod(0o755)
-    with pytest.raises(CacheError, match="no other user can read"):
+    (registry.folder()).chmod(0o777)
+    with pytest.raises(CacheError, match=r"no other user can enter.*TMPDIR or XDG_RUNTIME_DIR"):
         make()
     (Path(os.environ["XDG_RUNTIME_DIR"]) / "penstock").chmod(0o700)
 
