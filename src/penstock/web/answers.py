@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from penstock.errors import ConfigError, PenstockError
 from penstock.monitor.runs.format import SUFFIX, Alert, Note, Point
 from penstock.monitor.runs.home import runs_folder
-from penstock.monitor.runs.reader import Run, RunSummary, ask
+from penstock.monitor.runs.reader import Run, RunSummary, ask, record_files
 from penstock.units import parse_size
 
 POINTS, MOST_POINTS = 1500, 5000
@@ -75,12 +75,15 @@ class Answers:
         self.home = home
         self._ended: dict[tuple[str, int, int], dict[str, Any]] = {}
         """Summaries of ended runs, by file, inode and time of change."""
+        self.unreadable = 0
+        """Files of the last list that are not intact records."""
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, newest first. Ended runs do not change: each is read once."""
         found: list[dict[str, Any]] = []
         ended: dict[tuple[str, int, int], dict[str, Any]] = {}
-        for path in runs_folder(self.home).glob(f"*{SUFFIX}"):
+        unreadable = 0
+        for path in record_files(self.home):
             try:
                 stat = path.stat()
                 key = (path.name, stat.st_ino, stat.st_mtime_ns)
@@ -89,11 +92,12 @@ class Answers:
                     with Run(path) as run:
                         summary = plain_summary(run.summary())
             except (OSError, PenstockError):
-                continue  # removed in the meantime, or not a record: the list has the runs that can be read
+                unreadable += path.exists()  # else it was removed in the meantime
+                continue
             if summary["state"] != "running":
                 ended[key] = summary
             found.append(summary)
-        self._ended = ended
+        self._ended, self.unreadable = ended, unreadable
         return sorted(found, key=lambda each: (each["started_s"], each["id"]), reverse=True)
 
     def run(self, run_id: str) -> dict[str, Any]:
@@ -158,8 +162,12 @@ class Answers:
 
     def _opened(self, run_id: str) -> Run:
         path = runs_folder(self.home) / f"{run_id}{SUFFIX}"
-        # The id comes from a request: the path must stay in this folder.
-        if not _ID.fullmatch(run_id) or not path.is_file():
+        try:
+            # The id comes from a request: the path must stay in this folder.
+            is_there = bool(_ID.fullmatch(run_id)) and path.is_file()
+        except OSError as refused:
+            raise RequestError(503, f"{path.parent} cannot be read: {refused.strerror}") from None
+        if not is_there:
             raise RequestError(404, f"no run {run_id[:100]!r} is recorded in {self.home}; it may have been removed")
         try:
             return Run(path)
@@ -195,9 +203,9 @@ def encoded(value: Any) -> bytes:
         return json.dumps(_finite(value), allow_nan=False, default=str, separators=(",", ":")).encode()
 
 
-def listed(home: Path, runs: bytes) -> bytes:
+def listed(home: Path, runs: bytes, unreadable: int) -> bytes:
     """The encoded list of runs with the server's time, from which the page computes how long ago something was."""
-    return encoded({"now_s": time.time(), "home": str(home)})[:-1] + b',"runs":' + runs + b"}"
+    return encoded({"now_s": time.time(), "home": str(home), "unreadable": unreadable})[:-1] + b',"runs":' + runs + b"}"
 
 
 def _known(value: float | None) -> float | None:

@@ -83,10 +83,12 @@ class RunList:
     names: tuple[tuple[str, str, str], ...]
     """Id, name and state of each run."""
     runs: bytes
+    unreadable: int = 0
+    """Records that cannot be read."""
 
     def is_news_to(self, sent: RunList | None, age_s: float, *, figures_every_s: float) -> bool:
         """Whether to send it to a client that got the list ``sent`` this many seconds ago."""
-        if sent is None or self.names != sent.names:
+        if sent is None or self.names != sent.names or self.unreadable != sent.unreadable:
             return True
         return self.number != sent.number and age_s >= figures_every_s
 
@@ -125,7 +127,8 @@ class Events:
             listing = await self._lists.get("", self._make_list)
             if listing.is_news_to(sent, time.monotonic() - sent_s, figures_every_s=figures_every_s):
                 sent, sent_s = listing, time.monotonic()
-                pieces.append(b"event: runs\ndata: " + listed(self._answers.home, listing.runs) + b"\n\n")
+                runs = listed(self._answers.home, listing.runs, listing.unreadable)
+                pieces.append(b"event: runs\ndata: " + runs + b"\n\n")
             if followed is not None:
                 try:
                     news, events = await self.reading.run(self._read, followed, seen)
@@ -151,12 +154,16 @@ class Events:
         return self._list, _LIST_EVERY * self._every_s
 
     def _read_list(self, before: RunList) -> RunList:
-        found = self._answers.runs()
-        runs = encoded(found)
-        if runs == before.runs:
+        try:
+            found = self._answers.runs()
+        except PenstockError:
+            # The folder cannot be read now. Streams keep the last list; a new request gets the reason.
+            return before
+        runs, unreadable = encoded(found), self._answers.unreadable
+        if runs == before.runs and unreadable == before.unreadable:
             return before
         names = tuple((each["id"], each["name"], each["state"]) for each in found)
-        return RunList(number=before.number + 1, names=names, runs=runs)
+        return RunList(number=before.number + 1, names=names, runs=runs, unreadable=unreadable)
 
     def _read(self, run_id: str, seen: StreamPosition) -> tuple[RunUpdate, list[bytes]]:
         """The update and its events: encoding a day of points takes a while. Raises RequestError."""

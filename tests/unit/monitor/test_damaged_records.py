@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sqlite3
@@ -55,9 +56,16 @@ def of_another_program(path: Path) -> None:
         db.commit()
 
 
+def with_a_table_named_in_no_utf_8(path: Path) -> None:
+    whole = recorded(path.parent.parent).path.read_bytes()
+    name = whole.index(b"tablepointspoints") + len(b"tablepo")
+    path.write_bytes(whole[:name] + b"\x90" + whole[name + 1 :])
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "text": lambda path: (path.write_text("not a database " * 100), None)[1],
     "empty": Path.touch,
+    "error text that is no UTF-8": with_a_table_named_in_no_utf_8,
     "cut": lambda path: (path.write_bytes(recorded(path.parent.parent).path.read_bytes()[:5000]), None)[1],
     "of another program": of_another_program,
     "another format": fact("format", "2"),
@@ -85,6 +93,22 @@ def test_a_damaged_or_foreign_file_is_one_clear_error_and_the_other_runs_are_sho
     assert intact.id in (shown := [each.id for each in list_runs(home)]) and DAMAGED not in shown
     assert intact.id in (shown := [each["id"] for each in Answers(home).runs()]) and DAMAGED not in shown
     assert intact.id in exposition(home).decode()
+    assert [file.name for file in list_runs(home).unreadable] == [path.name]
+    (answers := Answers(home)).runs()
+    assert answers.unreadable == 1
+
+
+def test_a_damaged_file_stays_open_in_no_process(home: Path) -> None:
+    path = home / "runs" / f"{DAMAGED}.sqlite"
+    with_a_table_named_in_no_utf_8(path)
+    gc.disable()
+    try:
+        for _ in range(5):
+            list_runs(home)
+            open_here = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+            assert str(path) not in open_here
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("command", [["runs"], ["top", DAMAGED, "--once"], ["report", DAMAGED]], ids=str)

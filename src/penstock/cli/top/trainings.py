@@ -21,8 +21,7 @@ from penstock.formatting import one_line
 from penstock.meter import Gpu, Roots, gpu_status
 from penstock.monitor.process_trees import TreeSample, WatchedTree
 from penstock.monitor.runs.format import SUFFIX
-from penstock.monitor.runs.home import runs_folder
-from penstock.monitor.runs.reader import Run, ask, open_run
+from penstock.monitor.runs.reader import Run, ask, open_run, record_files
 from penstock.monitor.system_levels import gpu_levels, system_levels
 
 _EVENTS_KEPT = 50
@@ -251,18 +250,17 @@ class RunningRuns:
             each.close()
 
     def _find(self) -> None:
-        for path in runs_folder(self._home).glob(f"*{SUFFIX}"):
+        for path in record_files(self._home):
             run_id = path.name.removesuffix(SUFFIX)
             if run_id in self._running or run_id in self._ended:
                 continue
             self._ended.add(run_id)
-            with contextlib.suppress(PenstockError):  # not a record
-                run = Run(path)
+            with contextlib.suppress(PenstockError), contextlib.ExitStack() as unused:  # not a record
+                run = unused.enter_context(Run(path))
                 if run.outcome is None:
                     self._running[run_id] = RecordedTraining(run)
                     self._ended.remove(run_id)
-                else:
-                    run.close()
+                    unused.pop_all()
 
     def _forget(self, run_id: str) -> None:
         self._ended.add(run_id)

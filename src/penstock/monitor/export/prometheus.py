@@ -22,9 +22,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.errors import PenstockError
 from penstock.formatting import one_line
 from penstock.monitor.figures import FIGURES, part
-from penstock.monitor.runs.format import SUFFIX
-from penstock.monitor.runs.home import runs_folder
-from penstock.monitor.runs.reader import Run
+from penstock.monitor.runs.reader import Run, record_files
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ENDED_FOR_S = 300.0
@@ -79,7 +77,7 @@ def exposition(home: Path, *, now_s: float | None = None) -> bytes:
     now_s = time.time() if now_s is None else now_s
     samples: list[MetricSample] = []
     unreadable = 0
-    for path in sorted(runs_folder(home).glob(f"*{SUFFIX}")):
+    for path in record_files(home):
         if not _may_be_recent(path, now_s):
             continue
         try:

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -46,7 +47,7 @@ from penstock.monitor.runs.format import (
 from penstock.monitor.runs.home import runs_folder
 from penstock.monitor.runs.liveness import is_alive, last_outcome
 
-__all__ = ["Run", "RunSummary", "ask", "delete_run", "list_runs", "open_run"]
+__all__ = ["RecordedRuns", "Run", "RunSummary", "ask", "delete_run", "list_runs", "open_run", "record_files"]
 
 _BUSY_S = 0.5
 State = Literal["running", "finished", "failed", "killed"]
@@ -262,7 +263,8 @@ class Run:
 
     def _settle(self, outcome: RunOutcome) -> None:
         """Record the outcome of a run whose process is gone. If that fails, the next reader tries again."""
-        with contextlib.suppress(sqlite3.Error):
+        # Of a damaged schema even the text of SQLite's error may not be UTF-8.
+        with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
             db = sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True, timeout=_BUSY_S)
             try:
                 row = (outcome.state, outcome.t_s, outcome.what)
@@ -276,18 +278,30 @@ class Run:
                 left.unlink()
 
 
-def list_runs(home: Path) -> list[RunSummary]:
-    """All runs recorded in ``home``, newest first, without files that cannot be read."""
-    found = []
-    for path in _files(home):
-        with contextlib.suppress(PenstockError), Run(path) as run:
-            found.append(run.summary())
-    return sorted(found, key=lambda each: (each.started_s, each.id), reverse=True)
+class RecordedRuns(list[RunSummary]):
+    """Summaries, newest first; ``unreadable`` has the files that are not intact records."""
+
+    def __init__(self, found: Iterable[RunSummary], unreadable: Sequence[Path]) -> None:
+        super().__init__(sorted(found, key=lambda each: (each.started_s, each.id), reverse=True))
+        self.unreadable = tuple(unreadable)
+
+
+def list_runs(home: Path) -> RecordedRuns:
+    """All runs recorded in ``home``. Raises PenstockError where the folder cannot be read."""
+    found, unreadable = [], []
+    for path in record_files(home):
+        try:
+            with Run(path) as run:
+                found.append(run.summary())
+        except PenstockError:
+            if path.exists():  # else it was removed in the meantime
+                unreadable.append(path)
+    return RecordedRuns(found, unreadable)
 
 
 def open_run(home: Path, which: str) -> Run:
     """A run by its id, the beginning of its id, its name (the newest of that name), or "last"."""
-    files = _files(home)
+    files = record_files(home)
     ids = [path.name.removesuffix(SUFFIX) for path in files]
     if which == "last":
         if not files:
@@ -310,18 +324,32 @@ def open_run(home: Path, which: str) -> Run:
 
 
 def delete_run(run: Run) -> None:
-    """Remove an ended run."""
+    """Remove an ended run. Raises PenstockError where that is not possible."""
     if run.outcome is None:
         raise PenstockError(f"{run.id} is running (process {run.facts.get('pid')}); stop it first")
     run.close()
-    for path in (run.path, *(run.path.with_name(run.path.name + end) for end in ("-wal", "-shm", "-journal"))):
-        path.unlink(missing_ok=True)
-    run.path.with_name(run.id + ALIVE_SUFFIX).unlink(missing_ok=True)
+    parts = (run.path.with_name(run.path.name + end) for end in ("", "-wal", "-shm", "-journal"))
+    for path in (*parts, run.path.with_name(run.id + ALIVE_SUFFIX)):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as refused:
+            raise PenstockError(f"{path} cannot be removed: {refused.strerror}") from None
 
 
-def _files(home: Path) -> list[Path]:
+def record_files(home: Path) -> list[Path]:
+    """The files of all runs, oldest first. Raises PenstockError where the folder cannot be read."""
+    folder = runs_folder(home)
+    try:
+        # glob would pass over a folder that cannot be read.
+        names = [entry.name for entry in os.scandir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as refused:
+        raise PenstockError(
+            f"{folder} cannot be read: {refused.strerror}; set PENSTOCK_HOME to a folder that you can read"
+        ) from None
     # Ids begin with the time: sorted by name is sorted by time.
-    return sorted(runs_folder(home).glob(f"*{SUFFIX}"))
+    return [folder / name for name in sorted(names) if name.endswith(SUFFIX)]
 
 
 def _newest(files: list[Path]) -> Path:
@@ -348,13 +376,20 @@ def _open(path: Path) -> sqlite3.Connection:
         db = _connect(f"{where}?mode=ro")
         try:
             db.execute("SELECT 1 FROM facts").fetchone()
+        except UnicodeDecodeError:
+            db.close()
+            raise
         except sqlite3.Error as problem:
             db.close()
             if "open" not in str(problem) and "readonly" not in str(problem):
                 raise
             # A file with a write-ahead log in a folder that cannot be written to is read as it is.
             db = _connect(f"{where}?mode=ro&immutable=1")
-            db.execute("SELECT 1 FROM facts").fetchone()
+            try:
+                db.execute("SELECT 1 FROM facts").fetchone()
+            except (sqlite3.Error, UnicodeDecodeError):
+                db.close()
+                raise
         return db
 
 
@@ -369,6 +404,9 @@ def _intact(path: Path) -> Iterator[None]:
         yield
     except PenstockError:
         raise
+    except UnicodeDecodeError:
+        # SQLite's own message quotes the damaged bytes.
+        raise DataError(f"{path} cannot be read as the record of a run: it is damaged") from None
     except (sqlite3.Error, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as why:
         raise DataError(f"{path} cannot be read as the record of a run: {why}") from None
 

@@ -74,7 +74,8 @@ byId("token-close").addEventListener("click", () => {
 
 function takeRuns(listing) {
   latest = listingOf(listing);
-  say(byId("home"), latest.home ? `runs in ${latest.home}` : "");
+  const unread = latest.unreadable ? `, and ${latest.unreadable} that cannot be read` : "";
+  say(byId("home"), latest.home ? `runs in ${latest.home}${unread}` : "");
   view?.runsChanged(latest);
   retitle();
 }
