@@ -13,6 +13,12 @@ from typing import Any
 from penstock.units import format_bytes
 
 UNKNOWN = "-"
+_SYMBOLS = {
+    # Unicode has a symbol for each ASCII control (ESC: ␛), and none for the second set.
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
+    0x7F: "\u2421",
+    **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
+}
 
 
 def one_line(text: str, longest: int = 60) -> str:
@@ -21,6 +27,14 @@ def one_line(text: str, longest: int = 60) -> str:
     plain = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * longest + 2])
     plain = " ".join(plain.split())
     return plain if len(plain) <= longest and len(text) <= 2 * longest + 2 else plain[: longest - 1] + "…"
+
+
+def visible(text: str) -> str:
+    """The text with every control character but tab and newline as a symbol, so that none reaches a terminal.
+
+    Names in files, archives and records may hold any text; an escape sequence among them would act on the terminal.
+    """
+    return text.translate(_SYMBOLS)
 
 
 def counted(number: float, one: str, many: str = "") -> str:

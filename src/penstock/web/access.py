@@ -42,7 +42,8 @@ HEADERS = {
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
 """Characters that can stand unchanged both in a header and in the fragment of an address."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@\s]+)(?::[0-9]{1,5})?")
-_GUARDED = ("/api/", "/metrics")
+GUARDED = ("/api/", "/metrics")
+"""Beginnings of the paths that answer with figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Access:
         if method not in ("GET", "POST"):
             return Refusal(status=405, why=f"{method[:20]} is not served here", headers={"allow": "GET"})
         is_change = method == "POST"
-        if not is_change and not path.startswith(_GUARDED):
+        if not is_change and not path.startswith(GUARDED):
             return None
         # A request with a foreign Origin comes from a foreign page, which could not read the answer anyway.
         if is_change or "origin" in sent:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import math
 import mimetypes
 import socket
+import sys
+import traceback
 from pathlib import Path
 
 import uvicorn
@@ -28,14 +29,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import PenstockError
+from penstock.formatting import visible
 from penstock.monitor.export.prometheus import CONTENT_TYPE, exposition
 from penstock.monitor.figures import as_json
-from penstock.web.access import HEADERS, Access
+from penstock.monitor.runs.reader import record_files
+from penstock.web.access import GUARDED, HEADERS, Access
 from penstock.web.answers import MOST_POINTS, POINTS, Answers, RequestError, encoded, listed
 from penstock.web.events import EVERY_S, Events
 
 LONGEST_BODY_BYTES = 64 << 10
-_MOST_CONNECTIONS = 256
+MOST_CONNECTIONS = 256
+"""Above it, the connection that has been idle longest is closed for a new one."""
+MOST_WITHOUT_TOKEN = 64
+"""Requests for figures in progress, streams among them, from clients without the token. Any user of the machine can
+send those; the owner's have the token and are not counted."""
 _UNREAD_MS = 60_000
 """How long a client may leave what it was sent unread before its connection is closed."""
 _PATIENCE_S = 10.0
@@ -44,7 +51,6 @@ _GRACE_S = 1
 """What answers in progress get when the server ends; then they are cancelled."""
 _FILES = Path(__file__).parent / "static"
 
-_log = logging.getLogger("penstock.dash")
 # A machine's own table may have another type for scripts, and browsers refuse to run those.
 mimetypes.add_type("text/javascript", ".js")
 
@@ -63,10 +69,10 @@ class PageServer:
         routes = _Routes(Answers(home), self, every_s)
         config = uvicorn.Config(
             Guard(routes.app(), access),
-            http=_patient(patience_s), ws="none", loop="asyncio", lifespan="off",
+            http=_patient(patience_s, MOST_CONNECTIONS), ws="none", loop="asyncio", lifespan="off",
             # Requests are not logged, so that neither addresses nor a token in one of them reach a file.
             log_config=None, access_log=False, log_level="critical",
-            proxy_headers=False, server_header=False, limit_concurrency=_MOST_CONNECTIONS,
+            proxy_headers=False, server_header=False, limit_concurrency=2 * MOST_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_S,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
@@ -93,11 +99,13 @@ class PageServer:
 
 
 class Guard:
-    """Wraps every request: refuses what is not allowed, and adds the headers to every answer."""
+    """Wraps every request: refuses what is not allowed or too much, and adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
+        self._without_token = 0
+        """Requests for figures in progress without the token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -108,8 +116,23 @@ class Guard:
             await send(message)
 
         refusal = self._access.refusal(scope["method"], scope["path"], scope["headers"])
-        answer = self._app if refusal is None else _refused(refusal.status, refusal.why, refusal.headers)
-        await answer(scope, receive, send_with_headers)
+        if refusal is not None:
+            await _refused(refusal.status, refusal.why, refusal.headers)(scope, receive, send_with_headers)
+            return
+        # A token that is sent is the right one by now.
+        has_token = any(name == b"authorization" for name, _ in scope["headers"])
+        if has_token or not scope["path"].startswith(GUARDED):
+            await self._app(scope, receive, send_with_headers)
+            return
+        if self._without_token >= MOST_WITHOUT_TOKEN:
+            why = "too many clients without the token are served; open the address that penstock dash printed"
+            await _refused(503, why, {"connection": "close"})(scope, receive, send_with_headers)
+            return
+        self._without_token += 1
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            self._without_token -= 1
 
 
 class _Routes:
@@ -119,6 +142,8 @@ class _Routes:
         self._answers = answers
         self._events = Events(answers, lambda: server.is_ending, every_s)
         self._reading = self._events.reading
+        self._shown: set[str] = set()
+        """Failures that were written to the terminal: a stream may fail in the same way every second."""
 
     def app(self) -> Starlette:
         app = Starlette(
@@ -138,7 +163,7 @@ class _Routes:
                 PenstockError: _wrong,
                 HTTPException: _not_served,
                 ClientDisconnect: lambda *_: Response(),  # there is no client to read it
-                Exception: _failed,
+                Exception: self._failed,
             },
         )
         # A redirect would lead to the address that the request named.
@@ -158,7 +183,7 @@ class _Routes:
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _runs(self, request: Request) -> Response:
-        return _json(await self._reading.run(lambda: listed(self._answers.home, encoded(self._answers.runs()))))
+        return _json(await self._reading.run(self._listed))
 
     async def _run(self, request: Request) -> Response:
         run_id = request.path_params["run"]
@@ -193,15 +218,31 @@ class _Routes:
 
     async def _stream(self, request: Request) -> Response:
         run_id, since_s = request.query_params.get("run"), _number(request, "since")
+        # Before the answer begins: its status reports a folder that cannot be read.
+        await self._reading.run(record_files, self._answers.home)
         last = request.headers.get("last-event-id")
         if last:
             since_s = _finite_number("Last-Event-ID", last)
         if run_id is not None:
-            # Before the answer begins: its status reports a run that does not exist.
+            # And a run that does not exist.
             await self._reading.run(self._answers.find, run_id)
         return StreamingResponse(
             self._events.stream(run_id, since_s), headers={"content-type": "text/event-stream; charset=utf-8"}
         )
+
+    def _listed(self) -> bytes:
+        runs = encoded(self._answers.runs())
+        return listed(self._answers.home, runs, self._answers.unreadable)
+
+    def _failed(self, request: Request, problem: Exception) -> Response:
+        """An error that nobody expected: written to the terminal, once each."""
+        if repr(problem) not in self._shown:
+            self._shown.add(repr(problem))
+            # Of the request only the path is shown, which contains no secret.
+            told = f"penstock dash failed at {request.url.path[:200]!r}\n{''.join(traceback.format_exception(problem))}"
+            with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+                print(visible(told), file=sys.stderr, flush=True)
+        return _refused(500, "the server failed; its terminal shows the error")
 
 
 # -- answers --------------------------------------------------------------------------------
@@ -230,12 +271,6 @@ def _not_served(request: Request, problem: Exception) -> Response:
     return _refused(problem.status_code, str(problem.detail))
 
 
-def _failed(request: Request, problem: Exception) -> Response:
-    # Of the request only the path is logged, which contains no secret.
-    _log.error("penstock dash failed at %r", request.url.path[:200], exc_info=problem)
-    return _refused(500, "the server failed; its terminal shows the error")
-
-
 def _number(request: Request, name: str) -> float | None:
     """A value of the query; None: it is not there."""
     text = request.query_params.get(name)
@@ -253,12 +288,19 @@ def _finite_number(name: str, text: str) -> float:
 # -- connections ----------------------------------------------------------------------------
 
 
-def _patient(patience_s: float) -> type[H11Protocol]:
+def _patient(patience_s: float, most: int) -> type[H11Protocol]:
     """Connections that are closed unless a complete request arrives in time, the first and each one after an answer.
+    If there are more than ``most``, the one that came first among those without a request is closed.
 
-    uvicorn has such a limit only between two requests. Without this, a few hundred connections that any user of the
-    machine opens and leaves idle would lock out the owner of the page.
+    uvicorn has such a limit only between two requests, and refuses new connections above its limit. Without this, a few
+    hundred connections that any user of the machine opens and leaves idle would lock out the owner of the page.
     """
+    opened: dict[H11Protocol, None] = {}
+    """In the order in which they came."""
+
+    def is_answering(connection: H11Protocol) -> bool:
+        cycle = connection.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     class Connection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -266,6 +308,12 @@ def _patient(patience_s: float) -> type[H11Protocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._expect_request()
+            opened[self] = None
+            if len(opened) > most:
+                idle = next((each for each in opened if each is not self and not is_answering(each)), None)
+                if idle is not None:
+                    del opened[idle]
+                    idle.transport.close()
 
         def on_response_complete(self) -> None:
             # First, because the next line may begin to answer the next request.
@@ -273,6 +321,7 @@ def _patient(patience_s: float) -> type[H11Protocol]:
             super().on_response_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            opened.pop(self, None)
             if self._deadline is not None:
                 self._deadline.cancel()
             super().connection_lost(exc)
@@ -284,8 +333,7 @@ def _patient(patience_s: float) -> type[H11Protocol]:
             self._deadline = self.loop.call_later(patience_s, self._close_unless_answering)
 
         def _close_unless_answering(self) -> None:
-            is_answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-            if not is_answering:
+            if not is_answering(self):
                 # close() still sends what was answered last.
                 self.transport.close()
 

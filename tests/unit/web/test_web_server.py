@@ -16,8 +16,9 @@ import pytest
 from penstock.monitor.runs.format import Note, RunOutcome
 from penstock.monitor.runs.home import socket_path
 from penstock.monitor.runs.writer import RunRecord
+from penstock.web.answers import Answers
 from penstock.web.events import RunList
-from penstock.web.server import LONGEST_BODY_BYTES
+from penstock.web.server import LONGEST_BODY_BYTES, MOST_CONNECTIONS, MOST_WITHOUT_TOKEN
 from support.recorded_runs import begin_run, fill, point_at
 from support.served_page import LONG_S, TOKEN, FakeTraining, Served, serve
 
@@ -207,8 +208,12 @@ def test_a_record_that_vanishes_ends_neither_the_stream_nor_the_server(served: S
         events.until("live")
         for path in running.path.parent.iterdir():
             path.unlink()
-        events.until("live", holds=lambda word: "removed" in word.get("trouble", ""))
-        events.until("runs", holds=lambda value: value["runs"] == [])
+        wanted = {"live", "runs"}
+        while wanted:  # in any order
+            name, value = events.next()
+            is_live_of_removed = name == "live" and "removed" in value.get("trouble", "")
+            if is_live_of_removed or (name == "runs" and value["runs"] == []):
+                wanted.discard(name)
     assert served.ask(f"/api/runs/{running.id}").status == 404
 
 
@@ -370,3 +375,58 @@ def test_idle_connections_are_closed_and_answered_ones_are_not(home: Path, runni
             while time.monotonic() < began_s + 1.5 * patience_s:
                 events.until("live")
             assert served.server.connections == 1, "the stream, which is older than the others came to be"
+
+
+def test_a_failure_inside_the_server_is_shown_on_its_terminal_once(
+    served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Answers) -> None:
+        raise ValueError("a defect\x1b]0;title\x07")
+
+    monkeypatch.setattr(Answers, "runs", fail)
+    for _ in range(2):
+        answer = served.ask("/api/runs")
+        assert answer.status == 500 and "terminal shows" in answer.value["why"]
+    shown = capfd.readouterr().err
+    assert shown.count("penstock dash failed at '/api/runs'") == 1 and shown.count("Traceback") == 1
+    assert "ValueError: a defect" in shown and "\x1b" not in shown
+
+
+def test_clients_without_the_token_cannot_keep_the_owner_out(home: Path) -> None:
+    asks = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serve(home) as served, contextlib.ExitStack() as left:
+
+        def connected(sent: bytes) -> socket.socket:
+            line = left.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=LONG_S))
+            line.sendall(sent)
+            return line
+
+        first = [connected(asks).recv(12) for _ in range(MOST_WITHOUT_TOKEN)]
+        assert first == [b"HTTP/1.1 200"] * len(first)
+        assert connected(asks).recv(12) == b"HTTP/1.1 503"
+        idle = [connected(b"") for _ in range(MOST_CONNECTIONS)]
+        assert served.ask("/api/runs").status == 503
+        for path in ("/api/runs", "/metrics"):
+            assert served.ask(path, Authorization=BEARER).status == 200
+        assert served.ask("/").status == 200
+        with served.follow("", Authorization=BEARER) as events:
+            events.until("runs")
+        assert idle[0].recv(1) == b"", "the one that came first was closed for the owner"
+
+
+def test_the_page_counts_the_records_that_cannot_be_read(served: Served, home: Path) -> None:
+    finished(home)
+    with served.follow() as events:
+        listed, _ = events.until("runs")
+        assert listed["unreadable"] == 0
+        (home / "runs" / "261116-000000-aaaa.sqlite").write_text("no record")
+        listed, _ = events.until("runs", holds=lambda value: value["unreadable"] == 1)
+        assert len(listed["runs"]) == 1
+    assert served.ask("/api/runs").value["unreadable"] == 1
+
+
+def test_a_home_that_cannot_be_entered_is_told_with_its_reason() -> None:
+    with serve(Path("/" + "long" * 100)) as served:
+        for path in ("/api/runs", "/metrics", "/api/events", "/api/runs/261116-000000-aaaa"):
+            answer = served.ask(path)
+            assert answer.status == 503 and "File name too long" in answer.value["why"], path
