@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.client import InvalidURL
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -227,3 +231,59 @@ def test_actions_that_hang_do_not_slow_the_training(hook: Hook, home: Path, capl
 def test_alerts_that_are_not_rules_are_refused(home: Path, alerts: Any) -> None:
     with pytest.raises(ConfigError, match="AlertRule"):
         penstock.Monitor(alerts=alerts)
+
+
+class SlowHook:
+    """A server that sends its answer a byte at a time, without end."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(15)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            line, _ = self._listener.accept()
+            with line:
+                self.received = line.recv(1 << 16)
+                line.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not self._ended.wait(0.05):
+                    line.sendall(b"x")
+
+
+def test_a_webhook_whose_answer_comes_a_byte_at_a_time_ends_in_time(heard: Heard) -> None:
+    hook = SlowHook()
+    try:
+        heard.performer.perform(Webhook(url=f"http://me:p%40ss@127.0.0.1:{hook.port}/secret", within_s=0.4), FACTS)
+        assert heard.outcome() == "webhook to 127.0.0.1: failed: timed out, no whole answer within 0.4 s"
+    finally:
+        hook.close()
+    assert f"Authorization: Basic {base64.b64encode(b'me:p@ss').decode()}".encode() in hook.received
+    assert f"Host: 127.0.0.1:{hook.port}\r\n".encode() in hook.received
+
+
+def test_no_failure_of_a_webhook_tells_its_address(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    heard.performer.perform(Webhook(url=f"http://127.0.0.1:{port}/secret"), FACTS)
+    assert heard.outcome() == "webhook to 127.0.0.1: failed: Connection refused"
+    heard.said.clear()
+    heard.performer.perform(Webhook(url=f"https://user:secret@127.0.0.1:{port}/secret"), FACTS)
+    assert heard.outcome() == "webhook to 127.0.0.1: failed: Connection refused"
+    heard.said.clear()
+
+    def fail(*_: object, **__: object) -> None:
+        raise InvalidURL("URL can't contain control characters. '/secret token'")
+
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", fail)
+    heard.performer.perform(Webhook(url=f"http://127.0.0.1:{port}/secret"), FACTS)
+    assert heard.outcome() == "webhook to 127.0.0.1: failed: InvalidURL"

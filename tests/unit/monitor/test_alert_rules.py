@@ -103,7 +103,13 @@ def test_an_impossible_rule_is_refused(arguments: dict[str, Any]) -> None:
         AlertRule(**arguments)
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "http://", "hook", "http://host:99999", 5])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd", "ftp://host/x", "http://", "hook", "http://host:99999", 5, "http://host/T0/SECRET token",
+        "http://host/a\nb", "http://host/é",
+    ],
+)  # fmt: skip
 def test_a_webhook_needs_an_http_address(url: Any) -> None:
     with pytest.raises(ConfigError):
         Webhook(url=url)

@@ -88,7 +88,9 @@ class ActionRunner:
             result = self._run(action, facts) if isinstance(action, Command) else _post(action, facts)
         except Exception as problem:
             # Any failure of an action is reported and affects nothing else.
-            result = f"failed: {type(problem).__name__}: {problem}"
+            # The text of an error may quote a webhook's address, whose path is often the password.
+            told = "" if isinstance(action, Webhook) else f": {problem}"
+            result = f"failed: {type(problem).__name__}{told}"
         with contextlib.suppress(Exception):
             self._report(f"{action}: {result}")
 
@@ -131,8 +133,13 @@ def _kill(process: subprocess.Popen[bytes], number: int) -> None:
 
 def _post(action: Webhook, facts: dict[str, Any]) -> str:
     # Importing http, ssl and email takes 0.1 s: only where a webhook is used.
-    from urllib.error import HTTPError
+    from base64 import b64encode
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+    from urllib.parse import unquote, urlsplit
     from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    from penstock.monitor.alerts.deadline import Deadline
 
     class NoRedirects(HTTPRedirectHandler):
         def redirect_request(self, *_: Any, **__: Any) -> None:
@@ -140,12 +147,24 @@ def _post(action: Webhook, facts: dict[str, Any]) -> str:
             return None
 
     headers = {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}"}
+    parts = urlsplit(action.url)
+    user, at, host = parts.netloc.rpartition("@")
+    if at:
+        # urllib would take both together for the name of the host.
+        headers["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
     body = json.dumps(facts, default=str).encode()
-    request = Request(action.url, data=body, headers=headers, method="POST")
-    try:
-        with build_opener(NoRedirects()).open(request, timeout=action.within_s) as answer:
-            answer.read(_LONGEST_ANSWER_BYTES)
-            return f"answered {answer.status}"
-    except HTTPError as refused:
-        refused.close()
-        return f"failed: answered {refused.code}"
+    request = Request(parts._replace(netloc=host).geturl(), data=body, headers=headers, method="POST")
+    with Deadline(action.within_s) as deadline:
+        try:
+            with build_opener(NoRedirects(), *deadline.handlers).open(request, timeout=action.within_s) as answer:
+                answer.read(_LONGEST_ANSWER_BYTES)
+                status = f"answered {answer.status}"
+        except HTTPError as refused:
+            refused.close()
+            status = f"failed: answered {refused.code}"
+        except (URLError, OSError, HTTPException) as problem:
+            if deadline.is_over or isinstance(getattr(problem, "reason", problem), TimeoutError):
+                return f"failed: timed out, no whole answer within {action.within_s:g} s"
+            reason = getattr(problem, "reason", problem)
+            return f"failed: {getattr(reason, 'strerror', None) or type(reason).__name__}"
+    return f"failed: timed out, no whole answer within {action.within_s:g} s" if deadline.is_over else status

@@ -68,20 +68,25 @@ class Command:
 @dataclass(frozen=True, kw_only=True)
 class Webhook:
     """Send the facts as JSON to an address when the alert is raised and when it is over: ``text`` is a sentence,
-    ``state`` is raised or cleared."""
+    ``state`` is raised or cleared. A name and password before the host are sent as basic authentication."""
 
     url: str
     within_s: float = 10.0
-    """Time limit of each exchange."""
+    """Time limit of the exchange, from the connection to the end of the answer."""
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            # urlsplit removes some of these silently, and http.client refuses the rest when an alert is raised.
+            is_plain = self.url.isascii() and self.url.isprintable() and " " not in self.url
+            is_address = is_plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except (ValueError, AttributeError, TypeError):
             is_address = False
         if not is_address:
-            raise ConfigError("a webhook's url begins with http:// or https:// and names a host")
+            raise ConfigError(
+                "a webhook's url begins with http:// or https:// and names a host; spaces and letters outside ASCII "
+                "are written as %20 and the like"
+            )
         _check_seconds("within_s", self.within_s, least=0.1)
 
     def __str__(self) -> str:
