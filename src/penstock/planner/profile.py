@@ -123,7 +123,10 @@ class Profile:
 
 def is_amount(value: object) -> bool:
     """Whether it is a size or a length of time: a finite number of at least 0."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 _RETIRED_COSTS = frozenset({"creep_bytes", "crowding", "lag"})
@@ -148,7 +151,7 @@ def read_profile(source: Path | Mapping[str, Any]) -> Profile:
         )
     try:
         return _made(given)
-    except (TypeError, ValueError, KeyError) as problem:
+    except (TypeError, ValueError, KeyError, OverflowError) as problem:
         raise ConfigError(f"{where} is no profile: {problem}") from problem
 
 
@@ -170,4 +173,24 @@ def _made(given: dict[str, Any]) -> Profile:
         if name in given:
             cost = dict(given[name])
             given[name] = LoaderCost(**{key: figure for key, figure in cost.items() if key not in _RETIRED_COSTS})
-    return Profile(samples=samples, **{"name": "the dataset", "length": None, **given})
+    return _checked(Profile(samples=samples, **{"name": "the dataset", "length": None, **given}))
+
+
+def _short(value: object) -> str:
+    # Python does not convert whole numbers of thousands of digits to text.
+    return "a number of hundreds of digits" if isinstance(value, int) and abs(value) > 1 << 200 else repr(value)[:60]
+
+
+def _checked(profile: Profile) -> Profile:
+    """The profile, if each figure is of its kind. Raises TypeError."""
+    if not isinstance(profile.name, str):
+        raise TypeError(f"name={profile.name!r} is not a text")
+    if profile.length is not None and (type(profile.length) is not int or not is_amount(profile.length)):
+        raise TypeError(f"length={profile.length!r} is not a number of samples")
+    amounts = [("containers_bytes", profile.containers_bytes)]
+    amounts += [pair for each in profile.samples for pair in asdict(each).items()]
+    amounts += [pair for cost in (profile.torchs, profile.ours) for pair in asdict(cost).items()]
+    for name, amount in amounts:
+        if not is_amount(amount):
+            raise TypeError(f"{name}={_short(amount)} is not a size or a length of time")
+    return profile

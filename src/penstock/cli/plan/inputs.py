@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from penstock.advice.machine import gather_facts
-from penstock.cli.options import write_text
+from penstock.cli.options import echo, write_text
 from penstock.environment import local_ranks
 from penstock.errors import ConfigError
 from penstock.meter import Roots
@@ -77,7 +77,7 @@ def read_given_profile(path: Path) -> GivenProfile:
         given = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {problem.strerror or problem}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # ValueError also for numbers of thousands of digits
         raise ConfigError(f"{path} cannot be read as a profile: {problem}") from None
     if not isinstance(given, dict):
         raise ConfigError(f"{path} is not a profile: it holds {type(given).__name__}, and named figures are needed")
@@ -88,7 +88,7 @@ def read_given_profile(path: Path) -> GivenProfile:
         )
     step_s, beside = given.pop("step_s", None), given.pop("beside", {})
     if step_s is not None and not is_amount(step_s):
-        raise ConfigError(f"{path}: step_s={step_s!r} is not a length of time; write seconds")
+        raise ConfigError(f"{path}: step_s={str(step_s)[:60]} is not a length of time; write seconds")
     try:
         profile = read_profile(given)
         for sample in profile.samples:
@@ -127,16 +127,16 @@ def ask() -> str:
     place = FIRST
     while place in QUESTIONS:
         question = QUESTIONS[place]
-        click.echo(f"{question.text} [{'/'.join(question.answers)}] ", err=True, nl=False)
+        echo(f"{question.text} [{'/'.join(question.answers)}] ", err=True, nl=False)
         line = sys.stdin.readline()
         if not line:
-            click.echo(err=True)
+            echo(err=True)
             raise click.UsageError(
                 "the answers ended before the questions did; give one line for each question, or leave out --ask"
             )
         found = question.leads_to(line)
         if found is None:
-            click.echo(f"{line.strip()!r} is not one of {', '.join(question.answers)}.", err=True)
+            echo(f"{line.strip()!r} is not one of {', '.join(question.answers)}.", err=True)
         else:
             place = found
     return place
