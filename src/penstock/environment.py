@@ -88,7 +88,7 @@ def runtime_folder() -> Path | None:
     return Path(base)
 
 
-def temporary_folder() -> Path:
+def own_temporary_folder() -> Path:
     """``penstock-UID`` in the temporary folder, made and checked: any user may have put something of that name there.
 
     Raises PenstockError."""
@@ -152,7 +152,7 @@ def _user_folder(variable: str, below_home: str) -> Path:
     try:
         return Path.home() / below_home / "penstock"
     except RuntimeError:
-        return temporary_folder() / below_home.rpartition("/")[2].lstrip(".")
+        return own_temporary_folder() / below_home.rpartition("/")[2].lstrip(".")
 
 
 def _count(variable: str, default: int) -> int:

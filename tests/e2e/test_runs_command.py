@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.monitor.runs.format import RunOutcome
+from support.commands import RunHere
 from support.recorded_runs import begin_run, fill
 
 TRAINING = """
@@ -125,3 +127,52 @@ def test_the_commands_do_not_import_torch(home: Path) -> None:
         "sys.exit(3 if {'torch', 'numpy'} & set(sys.modules) else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def ended(home: Path) -> Path:
+    with begin_run(home, "intact") as record:
+        fill(record, 3, ended_s=time.time())
+    return record.path
+
+
+def test_commands_say_how_many_records_were_passed_over(home: Path, run_here: RunHere) -> None:
+    ended(home)
+    (home / "runs" / "261116-000000-aaaa.sqlite").write_text("no record")
+    done = run_here("runs")
+    assert done.returncode == 0 and "intact" in done.stdout
+    assert f"1 file in {home}/runs is not an intact record and left out: 261116-000000-aaaa.sqlite" in done.stderr
+
+
+TOO_LONG = "/x" * 10 + "/" + "long" * 100
+"""A folder that no user can enter, not even root."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["runs", "top --once", "set last workers=1", "report last", "runs rm --older-than 1h"],
+)
+def test_a_home_that_cannot_be_entered_is_one_line(run_here: RunHere, command: str) -> None:
+    done = run_here(*command.split(), PENSTOCK_HOME=TOO_LONG)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "cannot be read: File name too long; set PENSTOCK_HOME" in done.stderr
+
+
+def test_a_record_that_cannot_be_removed_is_one_line(
+    home: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ended(home)
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        done = run_here("runs", "rm", path.stem)
+    assert done.returncode == 1
+    assert done.stderr == f"penstock: {path} cannot be removed: Read-only file system\n"
+
+
+def test_a_number_of_thousands_of_digits_is_wrong_usage(run_here: RunHere) -> None:
+    done = run_here("set", "last", f"workers={'9' * 5000}")
+    assert done.returncode == 2 and "is not a number of workers; write workers=8" in done.stderr
+    assert len(done.stderr) < 400

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from penstock.cache.store.locks import TooLong, release, wait_for
 from penstock.cache.store.region import Region
-from penstock.environment import private_folder, runtime_folder, temporary_folder
+from penstock.environment import own_temporary_folder, private_folder, runtime_folder
 from penstock.errors import CacheError, PenstockError
 
 _L_REGISTRY = 1 << 40
@@ -82,7 +82,7 @@ def folder() -> Path:
     """The folder that lists this user's caches. No other user can read it."""
     base = runtime_folder()
     try:
-        return temporary_folder() if base is None else private_folder(base / "penstock", is_in_public=True)
+        return own_temporary_folder() if base is None else private_folder(base / "penstock", is_in_public=True)
     except PenstockError as problem:
         raise CacheError(f"The folder that lists caches cannot be used: {problem}") from problem
 

@@ -18,6 +18,7 @@ from difflib import get_close_matches
 import click
 
 from penstock._version import __version__
+from penstock.cli.options import echo
 from penstock.cli.signals import INTERRUPTED
 from penstock.errors import PenstockError
 from penstock.meter import Roots
@@ -95,10 +96,12 @@ def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -
             # A write that fails at interpreter exit would print a traceback and end with status 120.
             sys.stdout.flush()
     except click.ClickException as wrong:
-        wrong.show()
+        shown = io.StringIO()
+        wrong.show(shown)
+        echo(shown.getvalue(), err=True, nl=False)
         return wrong.exit_code
     except PenstockError as failed:
-        click.echo(f"penstock: {failed}", err=True)
+        echo(f"penstock: {failed}", err=True)
         return 1
     except (click.Abort, KeyboardInterrupt):
         _drop_output()
@@ -114,7 +117,7 @@ def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -
         if refused.errno not in _UNWRITABLE or refused.filename is not None:
             raise
         _drop_output()
-        click.echo(f"penstock: cannot write the output: {refused.strerror}", err=True)
+        echo(f"penstock: cannot write the output: {refused.strerror}", err=True)
         return 1
     return status if isinstance(status, int) else 0
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.options import echo
 from penstock.errors import CacheError
 from penstock.formatting import counted
 from penstock.units import format_bytes
@@ -26,7 +27,7 @@ class ListedCache:
     name: str
     """Its name, or the folder of a cache on disk."""
     state: str
-    """live, stale (its processes have ended), or disk."""
+    """live, stale (its processes have ended), elsewhere (only processes of other containers have it), or disk."""
     pids: list[int]
     figures: dict[str, int | float]
     """Empty for a stale cache: its memory ended with its processes."""
@@ -52,12 +53,12 @@ def stats(name: str, json_wanted: bool) -> None:
     """Show the figures of the cache NAME, or of the disk cache in the folder NAME."""
     found = _find(name)
     if json_wanted:
-        click.echo(json.dumps(asdict(found), indent=2))
+        echo(json.dumps(asdict(found), indent=2))
         return
-    click.echo(f"[{found.name}] {found.state}" + (f", processes {_joined(found.pids)}" if found.pids else ""))
+    echo(f"[{found.name}] {found.state}" + (f", processes {_joined(found.pids)}" if found.pids else ""))
     for word, value in found.figures.items():
         shown = f"{value:.2%}" if word == "hit_rate" else format_bytes(value) if word.endswith("bytes") else value
-        click.echo(f"  - {word}: {shown}")
+        echo(f"  - {word}: {shown}")
 
 
 @command.command()
@@ -74,13 +75,13 @@ def clear(names: tuple[str, ...], stale: bool) -> None:
         if found.state == "stale":
             stale = True
             continue
+        if found.state == "elsewhere":
+            raise CacheError(f"only processes of another container have {name!r} open; clear it in that container")
         _clear(found)
-        click.echo(
-            f"cleared {found.name}: {counted(found.figures['items'], 'item')}, {format_bytes(found.figures['bytes'])}"
-        )
+        echo(f"cleared {found.name}: {counted(found.figures['items'], 'item')}, {format_bytes(found.figures['bytes'])}")
     if stale:
         gone = registry.remove_stale()
-        click.echo(f"removed {counted(len(gone), 'stale cache')}" + (f": {', '.join(gone)}" if gone else ""))
+        echo(f"removed {counted(len(gone), 'stale cache')}" + (f": {', '.join(gone)}" if gone else ""))
 
 
 def _in_memory() -> list[ListedCache]:
@@ -88,29 +89,37 @@ def _in_memory() -> list[ListedCache]:
 
     listed = []
     for name, members in registry.listed().items():
-        region = registry.visit(name, locks=False) if members else None
+        here = [each for each in members if each.is_here]
+        region = registry.visit(name, locks=False) if here else None
         figures = {} if region is None else _figures(region)
         if region is not None:
             region.close()
-        state = "live" if members else "stale"
-        listed.append(ListedCache(name=name, state=state, pids=sorted({each.pid for each in members}), figures=figures))
+        state = "live" if here else "elsewhere" if members else "stale"
+        listed.append(ListedCache(name=name, state=state, pids=sorted({each.pid for each in here}), figures=figures))
     return listed
 
 
 def _on_disk(folder: Path) -> ListedCache:
     from penstock.cache.store import disk
 
-    if not (folder / "cache.index").exists():
+    if not _is_disk_cache(folder):
         raise CacheError(f"there is no disk cache in {str(folder)!r}")
     with disk.visit(folder) as (region, _):
         return ListedCache(name=str(folder), state="disk", pids=[], figures=_figures(region))
+
+
+def _is_disk_cache(folder: Path) -> bool:
+    try:
+        return (folder / "cache.index").exists()
+    except OSError as refused:
+        raise CacheError(f"{folder} cannot be read: {refused.strerror}") from None
 
 
 def _find(name: str) -> ListedCache:
     found = next((each for each in _in_memory() if each.name == name), None)
     if found is not None:
         return found
-    if (Path(name) / "cache.index").exists():
+    if _is_disk_cache(Path(name)):
         return _on_disk(Path(name))
     known = ", ".join(each.name for each in _in_memory()) or "none"
     raise CacheError(
@@ -144,14 +153,14 @@ def _figures(region: Any) -> dict[str, int | float]:
 
 def _show(listed: list[ListedCache], json_wanted: bool) -> None:
     if json_wanted:
-        click.echo(json.dumps([asdict(each) for each in listed], indent=2))
+        echo(json.dumps([asdict(each) for each in listed], indent=2))
         return
     from penstock.cli.console import make_console, make_grid
 
     if not listed:
         from penstock.cache import registry
 
-        click.echo(f"no caches on this node are listed in {registry.folder()}")
+        echo(f"no caches on this node are listed in {registry.folder()}")
         return
     grid = make_grid("bold", "", "", "", "", "")
     grid.add_row("cache", "state", "items", "memory", "hit rate", "processes")

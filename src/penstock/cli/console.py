@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from penstock.findings import Finding
-from penstock.formatting import counted
+from penstock.formatting import counted, visible
 
 NARROWEST_COLUMNS = 20
 """In fewer columns rich cuts words away; some terminals without a window report COLUMNS=0."""
@@ -27,9 +28,28 @@ _STYLES = {"hurts": "bold red", "warning": "yellow", "info": "cyan"}
 def make_console(*, stderr: bool = False) -> Console:
     """A console for pages; with ``stderr`` one for progress, which must not be written into a pipe."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console.push_render_hook(_VisibleHook())
     if console.width < NARROWEST_COLUMNS:
         console.width = NARROWEST_COLUMNS
     return console
+
+
+class Visible:
+    """Anything that rich can print, with control characters of its text as symbols. rich's own stay: they are apart."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._content, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+class _VisibleHook(RenderHook):
+    """Makes everything that a console prints visible."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [Visible(each) for each in renderables]
 
 
 def make_grid(*columns: str) -> Table:

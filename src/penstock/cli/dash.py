@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 import click
 
+from penstock.cli.options import echo
 from penstock.cli.signals import sigterm_as_exit
 from penstock.environment import DASH_TOKEN_VARIABLE, dash_token
 from penstock.errors import PenstockError
@@ -76,7 +77,7 @@ def command(
     if grafana_wanted:
         from penstock.monitor.export.prometheus import grafana_dashboard
 
-        click.echo(grafana_dashboard())
+        echo(grafana_dashboard())
         return
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -99,16 +100,16 @@ def command(
         url = f"http://{_shown_host(host, access)}:{port}/#token={quote(access.token, safe='')}"
         url += "" if run_id is None else f"&run={quote(run_id, safe='')}"
         if not access.is_loopback:
-            click.echo(
+            echo(
                 f"penstock: other machines can reach {host}. Anyone with the token can read the figures of all runs "
                 "and change their settings, and the connection is not encrypted; with ssh -L, 127.0.0.1 is enough",
                 err=True,
             )
         if json_wanted:
             answer = {"url": url, "host": host, "port": port, "token": access.token, "run": run_id, "home": str(home)}
-            click.echo(json.dumps(answer))
+            echo(json.dumps(answer))
         else:
-            click.echo(f"penstock dash: {url}  (stop with Ctrl-C)")
+            echo(f"penstock dash: {url}  (stop with Ctrl-C)")
         if open_wanted:
             redirect = _redirect_to(url)
             left.callback(redirect.unlink, missing_ok=True)
@@ -208,7 +209,7 @@ def _open_browser(page: Path) -> None:
     except (webbrowser.Error, OSError):
         is_open = False
     if not is_open:
-        click.echo("penstock: no browser could be started here; open the address above", err=True)
+        echo("penstock: no browser could be started here; open the address above", err=True)
     # The token must not stay in a file while the server runs.
     time.sleep(_REDIRECT_S)
     page.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import click
 
 from penstock._version import __version__
 from penstock.errors import ConfigError, PenstockError
+from penstock.formatting import visible
 from penstock.units import parse_bytes, parse_size
 
 _BATCH_SIZE = 32
@@ -24,9 +25,14 @@ _BATCH_SIZE = 32
 json_option = click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of a page.")
 
 
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text that may quote files, records or other programs: escape sequences in it reach no terminal."""
+    click.echo(visible(str(text)), err=err, nl=nl)
+
+
 def print_json(answer: Mapping[str, Any]) -> None:
     """Print an answer, with penstock's version as its first entry."""
-    click.echo(json.dumps({"penstock": __version__, **answer}, indent=2))
+    echo(json.dumps({"penstock": __version__, **answer}, indent=2))
 
 
 # -- numbers and sizes ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import check_bytes, json_option
+from penstock.cli.options import check_bytes, echo, json_option
 from penstock.cli.progress import measuring
 from penstock.formatting import counted
 from penstock.meter import Roots, limits
@@ -56,20 +56,18 @@ def command(
     try:
         packed = _pack(source, destination, to=to, shard_bytes=shard_size, workers=workers, force=force)
     except KeyboardInterrupt:
-        click.echo(
-            f"stopped; finished shards stay in {destination}, and the same command continues from here", err=True
-        )
+        echo(f"stopped; finished shards stay in {destination}, and the same command continues from here", err=True)
         raise click.Abort from None
     if json_wanted:
-        click.echo(json.dumps({"destination": str(destination), "format": to, **asdict(packed)}, indent=2))
+        echo(json.dumps({"destination": str(destination), "format": to, **asdict(packed)}, indent=2))
         return
     kept = f" ({packed.kept} of them from an earlier run)" if packed.kept else ""
-    click.echo(
+    echo(
         f"{counted(packed.samples, 'sample')}, {format_bytes(packed.bytes)} in {counted(packed.shards, 'shard')}{kept} "
         f"in {destination}, read again and compared, in {packed.seconds:.1f} s"
     )
     if packed.skipped:
-        click.echo(
+        echo(
             f"{counted(len(packed.skipped), 'file or folder', 'files and folders')} outside samples left out, such as "
             f"{', '.join(_examples(packed.skipped))}"
         )
@@ -84,7 +82,7 @@ def _pack(source: str, destination: Path, **arguments: Any) -> PackResult:
             show_progress(f"packing {total:,} samples", done / max(1, total))
 
         def show(message: Warning | str, *_: object) -> None:
-            click.echo(f"warning: {message}", err=True)
+            echo(f"warning: {message}", err=True)
 
         given: Any = load_target(source) if _is_target(source) else source
         show_progress("packing", 0.0)

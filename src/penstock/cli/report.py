@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.options import echo
 from penstock.drafts import open_draft
 from penstock.errors import PenstockError
 
@@ -61,9 +62,9 @@ def command(run: str, out: str | None, force: bool, plan: str | None, json_wante
     if file is not None:
         _write(file, report.html(), force=force)
     if json_wanted:
-        click.echo(json.dumps(report.as_json(), indent=2))
+        echo(json.dumps(report.as_json(), indent=2))
     elif file is None:
-        click.echo(report.html(), nl=False)
+        echo(report.html(), nl=False)
     else:
         _print_verdict(report, file)
     if open_wanted and file is not None:
@@ -77,7 +78,7 @@ def _print_verdict(report: Report, file: Path) -> None:
     console.print(report.verdict.headline)
     for each in report.verdict.changes:
         console.print(f"  {each.title}: {each.fix}")
-    click.echo(f"{file}")
+    echo(f"{file}")
 
 
 def _read_plans(file: Path) -> tuple[Prediction, ...]:

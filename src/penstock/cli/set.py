@@ -12,11 +12,13 @@ from typing import Any
 
 import click
 
-from penstock.cli.options import json_option
+from penstock.cli.options import echo, json_option
 from penstock.errors import ConfigError, PenstockError
+from penstock.formatting import one_line
 from penstock.units import format_bytes, parse_size
 
 _COUNTS = ("workers", "depth")
+_MOST_DIGITS = 18
 _NAMES = {"num_workers": "workers"}
 
 
@@ -46,12 +48,10 @@ def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
         raise PenstockError(str(answer.get("why", "the training refused without a reason")))
     now: dict[str, Any] = answer.get("now", {})
     if json_wanted:
-        click.echo(json.dumps({"run": found.id, **now}, indent=2))
+        echo(json.dumps({"run": found.id, **now}, indent=2))
         return
-    from penstock.formatting import one_line
-
     remark = f" ({now['remark']})" if now.get("remark") else ""
-    click.echo(
+    echo(
         f"{found.id}, {one_line(str(now.get('loader')))}: workers {now.get('workers')}, depth {now.get('depth')}, "
         f"memory {format_bytes(now.get('memory_bytes') or 0)}{remark}"
     )
@@ -66,8 +66,9 @@ def _read(values: tuple[str, ...]) -> dict[str, Any]:
             raise click.UsageError(f"{each!r} is not a setting; write workers=8, depth=3, memory=6GB or loader=NAME")
         if name in wanted:
             raise click.UsageError(f"{name} is given twice")
-        if name in _COUNTS and not value.strip().isdecimal():
-            raise click.UsageError(f"{each!r}: {value!r} is not a whole number")
+        # Python converts no more than 4,300 digits.
+        if name in _COUNTS and not (value.strip().isdecimal() and len(value) <= _MOST_DIGITS):
+            raise click.UsageError(f"{one_line(value)!r} is not a number of {name}; write {name}=8")
         try:
             if name == "memory":
                 parse_size(value)

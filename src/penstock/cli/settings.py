@@ -16,7 +16,7 @@ import click
 
 from penstock.advice.machine import gather_facts
 from penstock.advice.settings import find_in_settings
-from penstock.cli.options import check_section, json_option
+from penstock.cli.options import check_section, echo, json_option
 from penstock.findings import Finding
 from penstock.meter import Roots
 from penstock.settings import Settings
@@ -42,7 +42,7 @@ def command(roots: Roots, file: str, section: str, json_wanted: bool) -> None:
     if json_wanted:
         answer = {**asdict(settings), "file": file, "findings": [finding.as_json() for finding in found]}
         # A date in place of a number is printed as it is written.
-        click.echo(json.dumps(answer, indent=2, default=str))
+        echo(json.dumps(answer, indent=2, default=str))
         return
     from penstock.cli.console import make_console
 

@@ -7,13 +7,18 @@ import re
 from dataclasses import replace
 
 import pytest
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from penstock.advice.machine import MachineFacts, find_in_machine
+from penstock.cli.app import run
 from penstock.cli.bench import show_bench
-from penstock.cli.console import make_progress
+from penstock.cli.console import Visible, indented, make_console, make_progress, make_table
 from penstock.cli.demo import show_comparison, show_machine
 from penstock.cli.doctor.view import show_doctor
+from penstock.cli.options import echo
 from penstock.cli.plan.view import show_plans
 from penstock.lab.comparison import LoaderComparison, LoaderResult, Round
 from penstock.loader.rules import LoaderRules
@@ -213,3 +218,36 @@ def test_a_row_of_plans_fits_80_columns_without_folded_figures(budget_bytes: int
     assert max(len(line) for line in text.splitlines()) <= 80 and "…" not in text
     rows = text.partition("plan ")[2].partition("* recommended")[0]
     assert len(re.findall(r"[\d.]+-[\d.]+ [MG]iB +[\d.]+ [MG]iB ", rows)) == 5, rows
+
+
+HOSTILE = "name\x1b]0;title\x07\x9b31m\x7f"
+
+
+def test_escape_sequences_in_texts_reach_no_terminal_and_colours_do(capsys: pytest.CaptureFixture[str]) -> None:
+    console, written = make_console(), io.StringIO()
+    console.file, console._force_terminal, console._color_system = written, True, ColorSystem.STANDARD
+    table = make_table("name", "figure", last="text")
+    table.add_row(HOSTILE, "1", Text(HOSTILE, style="red"))
+    console.print(HOSTILE, style="bold")
+    console.print(table)
+    console.print(indented(HOSTILE))
+    with Live(console=console, auto_refresh=False) as live:
+        live.update(Visible(Text(HOSTILE)), refresh=True)
+    shown = written.getvalue()
+    # rich itself leaves bells out.
+    assert "\x1b[1mname" in shown and shown.count("\u241b]0;title\ufffd31m\u2421") == 5
+    assert "\x1b]" not in shown and "\x07" not in shown and "\x9b" not in shown
+    echo(f"{HOSTILE}\tend")
+    assert capsys.readouterr().out == "name\u241b]0;title\u2407\ufffd31m\u2421\tend\n"
+
+
+def test_errors_and_wrong_usage_that_quote_escape_sequences_are_harmless(capfd: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["settings", f"{HOSTILE}.yaml"],
+        ["cache", "stats", HOSTILE],
+        ["set", "last", HOSTILE],
+        [HOSTILE],
+    ):
+        assert run(arguments) in (1, 2)
+        shown = capfd.readouterr()
+        assert "name" in shown.err and not set(shown.err + shown.out) & {"\x1b", "\x07", "\x9b", "\x7f"}

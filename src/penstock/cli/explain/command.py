@@ -21,6 +21,7 @@ from penstock.cli.options import (
     FiniteRange,
     check_bytes,
     dataset_options,
+    echo,
     filled,
     json_option,
     print_json,
@@ -144,7 +145,7 @@ def command(
 
     show_explanation(make_console(), explanation, gpu_memory)
     if plot is not None:
-        click.echo(f"Drawn: {plot}")
+        echo(f"Drawn: {plot}")
 
 
 def _estimate(name: str, batch_size: int, memory_bytes: int | None, **training: Any) -> GpuMemory:

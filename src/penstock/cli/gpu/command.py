@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.gpu.model import load_model, memory_here, training_options
-from penstock.cli.options import check_bytes, json_option, print_json, svg_option, write_text
+from penstock.cli.options import check_bytes, echo, json_option, print_json, svg_option, write_text
 
 if TYPE_CHECKING:
     from penstock.cli.gpu.model import Model
@@ -81,7 +81,7 @@ def command(
 
         show_answer(make_console(), answer)
         if plot is not None:
-            click.echo(f"Drawn: {plot}")
+            echo(f"Drawn: {plot}")
     return int(answer.found is not None and not answer.found.batch_size)
 
 
@@ -118,7 +118,7 @@ def _list_examples(*, json_wanted: bool) -> None:
     if json_wanted:
         print_json({"examples": {name: example.what for name, example in EXAMPLES.items()}})
         return
-    click.echo("Examples to try:")
+    echo("Examples to try:")
     for name, example in EXAMPLES.items():
-        click.echo(f"  penstock gpu {name:<12} {example.what}")
-    click.echo("Your own: penstock gpu train.py:make_model --batch-size 8,16,24 --memory 20GB --precision bf16")
+        echo(f"  penstock gpu {name:<12} {example.what}")
+    echo("Your own: penstock gpu train.py:make_model --batch-size 8,16,24 --memory 20GB --precision bf16")

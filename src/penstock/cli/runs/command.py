@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.console import make_console
+from penstock.cli.options import echo
 from penstock.cli.runs.view import comparison, listing
 from penstock.environment import state_folder
 from penstock.errors import PenstockError
@@ -45,14 +48,16 @@ def command(ctx: click.Context, json_wanted: bool, limit: int) -> None:
     found = list_runs(home)
     shown = found[:limit]
     if json_wanted:
-        click.echo(json.dumps([_as_json(each) for each in shown], indent=2))
+        echo(json.dumps([_as_json(each) for each in shown], indent=2))
         return
+    if found.unreadable:
+        echo(_passed_over(found.unreadable), err=True)
     if not found:
-        click.echo(f"no runs are recorded in {home}; penstock.Monitor(loader) in a training records one")
+        echo(f"no runs are recorded in {home}; penstock.Monitor(loader) in a training records one")
         return
     make_console().print(listing(shown))
     if len(found) > limit:
-        click.echo(f"and {counted(len(found) - limit, 'older run')}; penstock runs -n {len(found)} lists all")
+        echo(f"and {counted(len(found) - limit, 'older run')}; penstock runs -n {len(found)} lists all")
 
 
 @command.command()
@@ -73,7 +78,7 @@ def compare(runs: tuple[str, ...], json_wanted: bool) -> None:
     rows = [row for each in found for row in _tried(each)]
     rows.sort(key=lambda row: -(row["samples_per_s"] or 0.0))
     if json_wanted:
-        click.echo(json.dumps(rows, indent=2))
+        echo(json.dumps(rows, indent=2))
         return
     if not rows:
         raise PenstockError("there is nothing to compare: no run has delivered samples yet")
@@ -96,9 +101,15 @@ def remove(runs: tuple[str, ...], older_than: str | None) -> None:
     for which in dict.fromkeys(names):
         with open_run(home, which) as run:
             delete_run(run)
-            click.echo(f"removed {run.id}")
+            echo(f"removed {run.id}")
     if not names:
-        click.echo(f"no run is older than {older_than}")
+        echo(f"no run is older than {older_than}")
+
+
+def _passed_over(files: Sequence[Path]) -> str:
+    several = "is not an intact record" if len(files) == 1 else "are not intact records"
+    more = "" if len(files) == 1 else ", ..."
+    return f"{counted(len(files), 'file')} in {files[0].parent} {several} and left out: {files[0].name}{more}"
 
 
 def _age_s(text: str) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.options import echo
 from penstock.cli.signals import sigterm_as_exit
 from penstock.meter import Roots
 
@@ -59,7 +60,7 @@ def command(
                 "machine": system_levels(roots),
                 "trainings": [asdict(each) for each in found],
             }
-            click.echo(json.dumps(answer, indent=2))
+            echo(json.dumps(answer, indent=2))
         elif once or not console.is_terminal:
             from penstock.cli.top.view import Page
 

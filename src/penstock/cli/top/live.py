@@ -15,6 +15,7 @@ from dataclasses import replace
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from penstock.cli.console import Visible
 from penstock.cli.top.keys import Keys
 from penstock.cli.top.trainings import TrainingSnapshot, TrainingSource
 from penstock.cli.top.view import Choice, Page
@@ -69,7 +70,7 @@ def _painter(console: Console) -> Iterator[Callable[[RenderableType], None]]:
         console=console, screen=True, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     )
     with live:
-        yield lambda frame: live.update(frame, refresh=True)
+        yield lambda frame: live.update(Visible(frame), refresh=True)
 
 
 def _pressed(key: str, choice: Choice, trainings: list[TrainingSnapshot], source: TrainingSource) -> Choice:

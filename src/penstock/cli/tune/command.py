@@ -15,7 +15,7 @@ import click
 
 from penstock._version import __version__
 from penstock.advice.machine import gather_facts
-from penstock.cli.options import FiniteRange, dataset_options, filled, json_option, read_own_settings
+from penstock.cli.options import FiniteRange, dataset_options, echo, filled, json_option, read_own_settings
 from penstock.cli.progress import measuring
 from penstock.cli.tune.view import show_records, show_tuned
 from penstock.errors import PenstockError
@@ -71,11 +71,11 @@ def command(
         # The result of a minute's measuring is printed in any case.
         not_kept = problem
     if json_wanted:
-        click.echo(json.dumps({**answer, "record": None if record is None else str(record)}, indent=2))
+        echo(json.dumps({**answer, "record": None if record is None else str(record)}, indent=2))
     else:
         show_tuned(make_console(), settings, tuned)
         if record is not None:
-            click.echo(f"The record is {record}. All records: penstock tune {target} --compare")
+            echo(f"The record is {record}. All records: penstock tune {target} --compare")
     if not_kept is not None:
         raise not_kept
     if tuned.winner is None:
@@ -113,7 +113,7 @@ def _compare(target: str, records: list[dict[str, Any]], json_wanted: bool) -> N
     from penstock.cli.console import make_console
 
     if json_wanted:
-        click.echo(json.dumps(records, indent=2))
+        echo(json.dumps(records, indent=2))
     elif records:
         show_records(make_console(), target, records)
     else:

@@ -15,8 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
+from penstock.cli.options import echo
 from penstock.cli.watch.subjects import Subject
 from penstock.monitor.alerts.actions import ActionRunner
 from penstock.monitor.alerts.rules import AlertRule
@@ -55,21 +54,21 @@ class AlertPrinter:
             with self._lock:
                 self._wipe()
                 line = f"{_time(time.time())[11:]}{' !' if is_raised else ''} {text}"[: columns - 1]
-                click.echo(line, nl=False, err=True)
+                echo(line, nl=False, err=True)
                 self._shown = len(line)
         elif not self._has_begun:
-            click.echo(f"penstock: watching, {text}", err=True)
+            echo(f"penstock: watching, {text}", err=True)
         self._has_begun = True
 
     def once(self, figures: dict[str, float], rules: Sequence[AlertRule], found: Sequence[dict[str, Any]]) -> None:
         if self._json:
             answer = {"t_s": time.time(), "subject": self._subject.whose, "figures": figures, "alerts": list(found)}
-            click.echo(json.dumps(answer, indent=2))
+            echo(json.dumps(answer, indent=2))
         elif found:
             for facts in found:
-                click.echo(f"ALERT {facts['text']}")
+                echo(f"ALERT {facts['text']}")
         else:
-            click.echo(self._status(figures, rules))
+            echo(self._status(figures, rules))
 
     def close(self) -> None:
         """End the commands that are still running."""
@@ -82,19 +81,19 @@ class AlertPrinter:
     def _line(self, facts: dict[str, Any], text: str) -> None:
         with self._lock:
             self._wipe()
-            click.echo(json.dumps(facts) if self._json else text)
+            echo(json.dumps(facts) if self._json else text)
             # A reader at the other end of a pipe must get the line now.
             sys.stdout.flush()
 
     def _show_result(self, text: str) -> None:
         with self._lock:
             self._wipe()
-            click.echo(f"  {text}", err=True)
+            echo(f"  {text}", err=True)
 
     def _wipe(self) -> None:
         if self._shown:
             # Spaces work on terminals without escape sequences too.
-            click.echo("\r" + " " * self._shown + "\r", nl=False, err=True)
+            echo("\r" + " " * self._shown + "\r", nl=False, err=True)
             self._shown = 0
 
     def _status(self, figures: dict[str, float], rules: Sequence[AlertRule]) -> str:
