@@ -143,7 +143,7 @@ def test_commands_say_how_many_records_were_passed_over(home: Path, run_here: Ru
     assert f"1 file in {home}/runs is not an intact record and left out: 261116-000000-aaaa.sqlite" in done.stderr
 
 
-TOO_LONG = "/x" * 10 + "/" + "long" * 100
+TOO_LONG = "/" + "long" * 100
 """A folder that no user can enter, not even root."""
 
 
