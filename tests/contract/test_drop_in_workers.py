@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-import torch.utils.data
+import torch.utils.data.dataloader
 
 from support.datasets.contract import (
     AfterAllStarted,
