@@ -314,8 +314,8 @@ def test_wrong_usage_is_status_two(plan_here: Plan, folder: Path, arguments: tup
         ("[]", "it holds list"),
         ("{}", "neither samples nor sample_bytes"),
         ('{"samples": []}', "no samples"),
-        ('{"samples": [{"size_bytes": "x", "wait_s": 0, "cpu_s": 0}]}', "does not consist of sizes and times"),
-        ('{"samples": [{"size_bytes": 1, "wait_s": NaN, "cpu_s": 0}]}', "does not consist of sizes and times"),
+        ('{"samples": [{"size_bytes": "x", "wait_s": 0, "cpu_s": 0}]}', "is not a size or a length of time"),
+        ('{"samples": [{"size_bytes": 1, "wait_s": NaN, "cpu_s": 0}]}', "is not a size or a length of time"),
         ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "step_s": "x"}', "is not a length of time"),
         (
             '{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "speed": 1}',
