@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import click
+
 from penstock.cli.options import echo
 from penstock.cli.watch.subjects import Subject
 from penstock.monitor.alerts.actions import ActionRunner
@@ -92,8 +94,8 @@ class AlertPrinter:
 
     def _wipe(self) -> None:
         if self._shown:
-            # Spaces work on terminals without escape sequences too.
-            echo("\r" + " " * self._shown + "\r", nl=False, err=True)
+            # Spaces work on terminals without escape sequences too. ``echo`` would show "\\r" as a symbol.
+            click.echo("\r" + " " * self._shown + "\r", nl=False, err=True)
             self._shown = 0
 
     def _status(self, figures: dict[str, float], rules: Sequence[AlertRule]) -> str:
