@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -54,6 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chance.shuffle(tests)
     chance.shuffle(groups)
     items[:] = [item for tests in groups for item in tests]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Collected tests and imported libraries live as long as the process: collections, of which tests make many here
+    and in forked workers, pass over them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
