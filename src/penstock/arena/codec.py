@@ -112,6 +112,11 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         return _empty_tensor, (tensor.dtype, tuple(tensor.shape))
     if tensor.is_contiguous():
         return _tensor_over, (_raw_bytes(tensor), tensor.dtype, tuple(tensor.shape))
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if span < tensor.numel():
+        # Expanded, or windows that overlap: the bytes behind it travel once.
+        flat = tensor.as_strided((span,), (1,))
+        return _strided_tensor_over, (_raw_bytes(flat), tensor.dtype, tuple(tensor.shape), tensor.stride())
     # Transposed and channels-last tensors keep their strides, as they do in torch's DataLoader.
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     if not tensor.permute(order).is_contiguous():
@@ -164,12 +169,40 @@ def _permuted_tensor_over(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...
     return _tensor_over(buffer, dtype, shape).permute(back)
 
 
-@functools.cache
-def _dispatch_table(exactly: bool) -> dict[type, Callable[[Any], Any]]:
+def _strided_tensor_over(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    return _tensor_over(buffer, dtype, (-1,)).as_strided(shape, strides)
+
+
+_Reducers = dict[type, Callable[[Any], Any]]
+
+_registered: tuple[_Reducers, int] = ({}, 0)
+"""copyreg's reducers, and the number of multiprocessing's, that the tables below were made of."""
+_tables: tuple[_Reducers, _Reducers] = ({}, {})
+
+
+def _dispatch_table(exactly: bool) -> _Reducers:
     """multiprocessing's reducers, but plain CPU tensors become raw buffers: torch's would open one file per tensor."""
-    extra: dict[type, Callable[[Any], Any]] = dict(copyreg.dispatch_table)
-    for kind, reducer in ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
-        if isinstance(kind, type) and issubclass(kind, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
-            continue
-        extra[kind] = reducer
-    return {**extra, np.ndarray: functools.partial(_reduce_array, exactly=exactly), torch.Tensor: _reduce_tensor}
+    global _registered, _tables
+    between_processes: _Reducers = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    # Users may register reducers at any time. This runs for every message, and multiprocessing has many.
+    if _registered != (copyreg.dispatch_table, len(between_processes)):
+        everywhere: _Reducers = dict(copyreg.dispatch_table)
+        _tables = (
+            _merged(everywhere, between_processes, exactly=False),
+            _merged(everywhere, between_processes, exactly=True),
+        )
+        _registered = everywhere, len(between_processes)
+    return _tables[exactly]
+
+
+def _merged(everywhere: _Reducers, between_processes: _Reducers, *, exactly: bool) -> _Reducers:
+    storages = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
+    extra = {
+        kind: reducer
+        for kind, reducer in between_processes.items()
+        if not (isinstance(kind, type) and issubclass(kind, storages))
+    }
+    own = {np.ndarray: functools.partial(_reduce_array, exactly=exactly), torch.Tensor: _reduce_tensor}
+    return {**everywhere, **extra, **own}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import copyreg
 import dataclasses
 import datetime
 import decimal
 import enum
 import pickle
+import threading
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +116,29 @@ def test_views_come_back_with_their_values_and_dense_ones_with_their_strides(
     dense = tensor.numel() == tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
     if dense and tensor.dim() == 4:
         assert back.stride() == tensor.stride()
+
+
+@either_way
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda t: t[:4].view(4, 1, 1).expand(4, 8192, 1024), id="expanded"),
+        pytest.param(lambda t: t[3].expand(1 << 20), id="one number expanded"),
+        pytest.param(lambda t: t.unfold(0, 50, 1), id="windows that overlap"),
+        pytest.param(lambda t: t[10:40:3].expand(1000, 10), id="every third expanded"),
+        pytest.param(lambda t: t.view(10, 10).t().unsqueeze(1).expand(10, 7, 10), id="transposed and expanded"),
+    ],
+)
+def test_elements_that_share_memory_travel_once_and_share_it_afterwards(
+    travel: Any, view: Any, dtype: torch.dtype
+) -> None:
+    tensor = view(torch.arange(100.0).to(dtype))
+    back = travel(tensor)
+    assert_same(back, tensor)
+    assert back.stride() == tensor.stride()
+    assert encode(tensor).total_bytes <= 100 * dtype.itemsize
+    assert back.untyped_storage().nbytes() <= 100 * dtype.itemsize + 64
 
 
 @either_way
@@ -269,6 +295,32 @@ def test_large_things_of_other_kinds_are_seen_by_the_budget(value: Any) -> None:
     encoded = encode(value)
     assert encoded.pickled is None or len(encoded.pickled) < 1 << 20, "bytes travel outside the arena"
     assert encoded.total_bytes >= 8 << 20
+
+
+class Locked:
+    """What pickle refuses until a reducer is registered."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.Lock()
+
+
+@either_way
+@pytest.mark.parametrize("register", [copyreg.pickle, ForkingPickler.register], ids=["copyreg", "multiprocessing"])
+def test_a_reducer_that_is_registered_later_is_used(register: Any, travel: Any) -> None:
+    tables = copyreg.dispatch_table, ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    kept = [dict(table) for table in tables]
+    try:
+        with pytest.raises(TypeError):
+            travel(Locked(5))
+        register(Locked, lambda value: (Locked, (value.number,)))
+        assert travel(Locked(5)).number == 5
+        copyreg.pickle(Locked, lambda value: (Locked, (-value.number,)))  # type: ignore[arg-type]
+        assert travel(Locked(5)).number == (-5 if register is copyreg.pickle else 5), "copyreg's may be replaced"
+    finally:
+        for table, before in zip(tables, kept, strict=True):
+            table.clear()
+            table.update(before)
 
 
 def test_objects_that_cannot_be_pickled_raise_the_error_of_pickle() -> None:
