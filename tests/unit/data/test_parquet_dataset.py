@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import os
 import pickle
 import signal
@@ -30,6 +31,20 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 MODES = ["mapped", "ultra", "memory"]
+
+
+def _reads_missing_fixed_lists() -> bool:
+    """Whether this pyarrow reads back a missing list of fixed size, as it writes it; older ones refuse."""
+    written = io.BytesIO()
+    pq.write_table(pa.table({"x": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))}), written)
+    try:
+        pq.read_table(written)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+READS_MISSING_FIXED_LISTS = _reads_missing_fixed_lists()
 
 
 def table(rows: int, first: int = 0) -> Any:
@@ -75,11 +90,12 @@ def test_rows_are_what_was_written_one_by_one_and_many_at_once(tmp_path: Path, m
 
 @pytest.mark.parametrize("mode", MODES)
 def test_lists_of_numbers_are_arrays_of_the_readers_own(tmp_path: Path, mode: str) -> None:
+    third = None if READS_MISSING_FIXED_LISTS else [7, 8]
     numbers = pa.table(
         {
             "list": pa.array([[1, 2], None, [], [3, None]], pa.list_(pa.int32())),
             "large": pa.array([[1.0], [2.0], [], None], pa.large_list(pa.float64())),
-            "fixed": pa.array([[1.0, 2.0], [3.0, 4.0], None, [5.0, 6.0]], pa.list_(pa.float32(), 2)),
+            "fixed": pa.array([[1, 2], [3, 4], third, [5, 6]], pa.list_(pa.float32(), 2)),
         }
     )
     pq.write_table(numbers, tmp_path / "a.parquet")
@@ -88,7 +104,7 @@ def test_lists_of_numbers_are_arrays_of_the_readers_own(tmp_path: Path, mode: st
         assert rows[0]["list"].dtype == np.int32 and rows[0]["list"].tolist() == [1, 2]
         assert rows[1]["list"] is None and rows[2]["list"].tolist() == [] and rows[3]["list"] == [3, None]
         assert [None if r["large"] is None else r["large"].tolist() for r in rows] == [[1.0], [2.0], [], None]
-        assert [None if r["fixed"] is None else r["fixed"].tolist() for r in rows] == [[1, 2], [3, 4], None, [5, 6]]
+        assert [None if r["fixed"] is None else r["fixed"].tolist() for r in rows] == [[1, 2], [3, 4], third, [5, 6]]
         rows[0]["list"][:] = 9
     assert dataset[0]["list"].tolist() == [1, 2]
 
@@ -631,6 +647,7 @@ def test_tensors_of_one_shape_keep_it(tmp_path: Path, mode: str) -> None:
     numbers = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
     made = pa.FixedShapeTensorArray.from_numpy_ndarray(numbers)
     turned = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
+    first = None if READS_MISSING_FIXED_LISTS else [0.0] * 6
     columns = {
         "x": made,
         "turned": pa.ExtensionArray.from_storage(turned, made.storage),
@@ -638,7 +655,7 @@ def test_tensors_of_one_shape_keep_it(tmp_path: Path, mode: str) -> None:
             pa.fixed_shape_tensor(pa.bool_(), [2, 1]), pa.array([[True, False]] * 10, pa.list_(pa.bool_(), 2))
         ),
         "maybe": pa.ExtensionArray.from_storage(
-            made.type, pa.array([None, *[[1.0] * 6] * 9], pa.list_(pa.float32(), 6))
+            made.type, pa.array([first, *[[1.0] * 6] * 9], pa.list_(pa.float32(), 6))
         ),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=4)
@@ -648,7 +665,8 @@ def test_tensors_of_one_shape_keep_it(tmp_path: Path, mode: str) -> None:
             assert row["x"].dtype == np.float32 and np.array_equal(row["x"], numbers[place])
             assert np.array_equal(row["turned"], numbers[place].T) and row["x"].flags.writeable
             assert row["truth"].tolist() == [[True], [False]]
-        assert rows[0]["maybe"] is None and rows[1]["maybe"].shape == (2, 3)
+        assert rows[1]["maybe"].shape == (2, 3)
+        assert rows[0]["maybe"] is None if first is None else not rows[0]["maybe"].any()
 
 
 @pytest.mark.parametrize("wrong", ["lots", "50%", "150%", 0.5, 1.5, "auto", 0])
