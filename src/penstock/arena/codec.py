@@ -47,6 +47,10 @@ class Encoded:
             end = start + buffer.nbytes
         self.total_bytes = end
 
+    def as_bytes(self) -> bytes:
+        """Everything in one piece, for objects too small to be worth a segment: see ``decode_bytes``."""
+        return pickle.dumps((self.pickled, [bytearray(buffer) for buffer in self.buffers]), protocol=_PROTOCOL)
+
     def write(self, target: np.ndarray) -> None:
         """Copy the buffers into ``target``, an array of at least ``total_bytes`` bytes."""
         for (start, count), buffer in zip(self.offsets, self.buffers, strict=True):
@@ -75,8 +79,14 @@ def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np
     return pickle.loads(buffers.pop() if pickled is None else pickled, buffers=buffers)
 
 
+def decode_bytes(data: bytes) -> Any:
+    """Rebuild an object from what ``Encoded.as_bytes`` returned."""
+    pickled, buffers = pickle.loads(data)
+    return pickle.loads(buffers.pop() if pickled is None else pickled, buffers=buffers)
+
+
 def encode_inline(value: object) -> bytes:
-    """One pickle with everything inside, for objects too small to be worth a segment."""
+    """One pickle with everything inside, for messages."""
     return _pickled(value, _dispatch_table(False), None)
 
 
@@ -104,10 +114,8 @@ def _reduce_array(array: np.ndarray, *, exactly: bool) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    if tensor.requires_grad and tensor.is_leaf and is_plain(tensor.detach()):
-        return _requiring_grad, (tensor.detach(),)
     if not is_plain(tensor):
-        return tensor.__reduce_ex__(_PROTOCOL)
+        return _reduce_as_torch(tensor)
     if tensor.numel() == 0:
         return _empty_tensor, (tensor.dtype, tuple(tensor.shape))
     if tensor.is_contiguous():
@@ -125,6 +133,41 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     return _permuted_tensor_over, (_raw_bytes(dense), tensor.dtype, tuple(dense.shape), order)
 
 
+def _reduce_as_torch(tensor: torch.Tensor) -> Any:
+    """torch's own way for subclasses, their attributes and all that is not plain bytes, but the bytes of strided
+    tensors, which torch would copy into the pickle together with the rest of their storage, stay outside it."""
+    reduced = tensor.__reduce_ex__(_PROTOCOL)
+    if type(reduced) is not tuple or len(reduced) != 2:
+        return reduced
+    rebuild, args = reduced
+    if rebuild is torch._tensor._rebuild_from_type_v2:
+        inner, kind, inner_args, state = args
+        return rebuild, (*_apart(inner, inner_args, kind), state)
+    rebuild, _, args = _apart(rebuild, args, None)
+    return rebuild, args
+
+
+def _apart(rebuild: Callable[..., Any], args: tuple[Any, ...], kind: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The same function, type and arguments, with a plain tensor over the storage instead of the storage."""
+    if rebuild not in _STRIDED_REBUILDS:
+        return rebuild, kind, args
+    storage, offset, shape, strides, *rest = args
+    is_typed = isinstance(storage, torch.storage.TypedStorage)
+    untyped, dtype = (storage._untyped_storage, storage.dtype) if is_typed else (storage, rest[2])
+    if untyped.device.type != "cpu":
+        return rebuild, kind, args
+    plain = torch.empty((0,), dtype=dtype).set_(untyped, offset, shape, strides)
+    return _rebuilt_over, kind, (rebuild, plain, *rest)
+
+
+def _rebuilt_over(rebuild: Callable[..., Any], plain: torch.Tensor, *rest: Any) -> torch.Tensor:
+    storage = torch.storage.TypedStorage(wrap_storage=plain.untyped_storage(), dtype=plain.dtype, _internal=True)
+    return rebuild(storage, plain.storage_offset(), tuple(plain.shape), plain.stride(), *rest)
+
+
+_STRIDED_REBUILDS = (torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3)
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor consists of its bytes, dtype and shape only."""
     return (
@@ -137,10 +180,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and not tensor.__dict__
     )
-
-
-def _requiring_grad(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.requires_grad_()
 
 
 def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
@@ -175,20 +214,28 @@ def _strided_tensor_over(
     return _tensor_over(buffer, dtype, (-1,)).as_strided(shape, strides)
 
 
-_Reducers = dict[type, Callable[[Any], Any]]
+class _Reducers(dict[type, Callable[[Any], Any]]):
+    """Reducers by type. A subclass of Tensor is added when it is first asked for."""
 
-_registered: tuple[_Reducers, int] = ({}, 0)
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        if not issubclass(kind, torch.Tensor):
+            raise KeyError(kind)
+        self[kind] = _reduce_as_torch
+        return _reduce_as_torch
+
+
+_registered: tuple[dict[type, Any], int] = ({}, 0)
 """copyreg's reducers, and the number of multiprocessing's, that the tables below were made of."""
-_tables: tuple[_Reducers, _Reducers] = ({}, {})
+_tables: tuple[_Reducers, _Reducers] = (_Reducers(), _Reducers())
 
 
 def _dispatch_table(exactly: bool) -> _Reducers:
     """multiprocessing's reducers, but plain CPU tensors become raw buffers: torch's would open one file per tensor."""
     global _registered, _tables
-    between_processes: _Reducers = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    between_processes: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     # Users may register reducers at any time. This runs for every message, and multiprocessing has many.
     if _registered != (copyreg.dispatch_table, len(between_processes)):
-        everywhere: _Reducers = dict(copyreg.dispatch_table)
+        everywhere: dict[type, Any] = dict(copyreg.dispatch_table)
         _tables = (
             _merged(everywhere, between_processes, exactly=False),
             _merged(everywhere, between_processes, exactly=True),
@@ -197,7 +244,7 @@ def _dispatch_table(exactly: bool) -> _Reducers:
     return _tables[exactly]
 
 
-def _merged(everywhere: _Reducers, between_processes: _Reducers, *, exactly: bool) -> _Reducers:
+def _merged(everywhere: dict[type, Any], between_processes: dict[type, Any], *, exactly: bool) -> _Reducers:
     storages = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
     extra = {
         kind: reducer
@@ -205,4 +252,4 @@ def _merged(everywhere: _Reducers, between_processes: _Reducers, *, exactly: boo
         if not (isinstance(kind, type) and issubclass(kind, storages))
     }
     own = {np.ndarray: functools.partial(_reduce_array, exactly=exactly), torch.Tensor: _reduce_tensor}
-    return {**everywhere, **extra, **own}
+    return _Reducers({**everywhere, **extra, **own})

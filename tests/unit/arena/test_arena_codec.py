@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.arena.codec import ALIGN_BYTES, decode, decode_inline, encode, encode_inline
+from penstock.arena.codec import ALIGN_BYTES, decode, decode_bytes, decode_inline, encode, encode_inline
 from support.arena_samples import assert_same, nested_values
 
 
@@ -53,6 +53,24 @@ class Marked(torch.Tensor):
     """A subclass of Tensor that torch rebuilds through its own reduction."""
 
 
+class Boxes(torch.Tensor):
+    """A subclass whose operations return plain tensors, with a state of its own."""
+
+    canvas: tuple[int, int]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class WithState(torch.Tensor):
+    """A subclass that restores its state itself."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.restored = state
+
+
 class Slotted:
     __slots__ = ("a",)
 
@@ -71,7 +89,11 @@ def through_message(value: Any) -> Any:
     return decode_inline(encode_inline(value))
 
 
-either_way = pytest.mark.parametrize("travel", [through_segment, through_message])
+def through_bytes(value: Any) -> Any:
+    return decode_bytes(encode(value).as_bytes())
+
+
+either_way = pytest.mark.parametrize("travel", [through_segment, through_bytes])
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32,
@@ -239,6 +261,44 @@ def test_tensors_that_are_not_plain_bytes_come_back_as_they_were(travel: Any) ->
     assert travel(nested).is_nested
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     assert [t.tolist() for t in travel(jagged).unbind()] == [[1, 1], [1, 1, 1]]
+
+
+def _boxes(tensor: torch.Tensor) -> torch.Tensor:
+    boxes = tensor.as_subclass(Boxes)
+    boxes.canvas = (4, 5)
+    return boxes
+
+
+@either_way
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[3:5], lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint16, torch.int64], ids=str)
+def test_subclasses_come_back_with_their_type_and_state_and_without_the_rest_of_their_storage(
+    travel: Any, view: Any, dtype: torch.dtype
+) -> None:
+    plain = view(torch.arange(8000).view(100, 80).to(dtype))
+    boxes = travel(_boxes(plain))
+    assert type(boxes) is Boxes and boxes.canvas == (4, 5)
+    assert_same(boxes.as_subclass(torch.Tensor), plain)
+    stated = plain.as_subclass(WithState)
+    stated.note = "mine"  # type: ignore[attr-defined]
+    restored = travel(stated)
+    assert type(restored) is WithState and restored.restored == {"note": "mine"}
+    needing = plain.as_subclass(Marked)
+    if dtype.is_floating_point:
+        needing.requires_grad_()
+    assert travel(needing).requires_grad == dtype.is_floating_point
+    encoded = encode([_boxes(plain)])
+    assert encoded.total_bytes == plain.nbytes and encoded.pickled is not None and len(encoded.pickled) < 1000
+
+
+def test_a_reducer_of_a_subclass_itself_is_used() -> None:
+    kept = dict(copyreg.dispatch_table)
+    try:
+        copyreg.pickle(Marked, lambda value: (int, (7,)))  # type: ignore[arg-type]
+        assert through_segment(torch.ones(2).as_subclass(Marked)) == 7
+    finally:
+        copyreg.dispatch_table.clear()
+        copyreg.dispatch_table.update(kept)
 
 
 @either_way

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.arena.arena import Arena
-from penstock.arena.codec import decode, decode_inline
+from penstock.arena.codec import decode, decode_bytes
 from penstock.arena.layout import layout_of
 from penstock.device.page_locks import PageLocks
 from penstock.loader.engine.batch import Batch
@@ -51,6 +51,6 @@ class Delivery:
             return layout.batch(token, batch.texts(), batch.row_count())
         if result.kind == "inline":
             assert result.pickled is not None
-            return decode_inline(result.pickled)
+            return decode_bytes(result.pickled)
         token = self._arena.lend(batch.extra[result.segment], result.used_bytes)
         return decode(result.pickled, result.offsets, token)

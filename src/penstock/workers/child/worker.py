@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
-from penstock.arena.codec import Encoded, encode, encode_inline
+from penstock.arena.codec import Encoded, encode
 from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.segment import Segment
 from penstock.arena.segment_sizes import round_up
@@ -296,7 +296,7 @@ class WorkerLoop:
         self.note_fullest(encoded.total_bytes)
         del samples
         if encoded.total_bytes <= INLINE_BYTES and encoded.pickled is not None:
-            return Outcome("inline", pickled=encode_inline(result))
+            return Outcome("inline", pickled=encoded.as_bytes())
         del result
         segment = self._write(task, encoded)
         return Outcome("object", pickled=encoded.pickled, offsets=encoded.offsets, segment=segment,
