@@ -56,6 +56,7 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
         # Blocked since before the process began, so that Ctrl-C during its imports prints nothing.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _reduce_footprint()
+        _keep_off_shared_memory()
         close_other_ends(sock)
         channel = Channel(sock)
         if watch:
@@ -83,6 +84,19 @@ def _reduce_footprint() -> None:
         if hasattr(libc, "mallopt"):
             libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     torch.set_num_threads(1)
+
+
+def _keep_off_shared_memory() -> None:
+    """Have torch's collate functions allocate ordinary memory.
+
+    Wherever there is worker info, they ask for shared memory, which may be as small as a container's /dev/shm, and from
+    which their result would be copied once more. In this process batches leave through the arena.
+    """
+
+    def new_ordinary(cls: type[torch.UntypedStorage], size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
+        return cls(size, device=device)
+
+    torch.UntypedStorage._new_shared = classmethod(new_ordinary)  # type: ignore[method-assign, assignment]
 
 
 def _set_up(setup: Setup, start: WorkerStart) -> None:

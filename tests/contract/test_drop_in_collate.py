@@ -1,0 +1,34 @@
+"""The user's own collate function: what it gets, where it runs, what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate, get_worker_info
+
+
+def _without_missing(samples: list[Any]) -> tuple[Any, bool, int]:
+    """A batch of those samples that are there, whether torch put it into shared memory, and the worker's number."""
+    batch = default_collate([sample for sample in samples if sample is not None])
+    info = get_worker_info()
+    return batch, batch.is_shared(), -1 if info is None else info.num_workers
+
+
+class Gaps(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return None if index % 4 == 1 else torch.full((2, 3), index)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_torchs_collate_inside_a_collate_function_takes_no_shared_memory_and_sees_worker_info(seeding: str) -> None:
+    from penstock import DataLoader
+
+    found = list(DataLoader(Gaps(), batch_size=4, num_workers=2, collate_fn=_without_missing, seeding=seeding))
+    assert [batch[:, 0, 0].tolist() for batch, _, _ in found] == [[0, 2, 3], [4, 6, 7], [8, 10, 11]]
+    assert [is_shared for _, is_shared, _ in found] == [False] * 3
+    assert [workers for _, _, workers in found] == [2] * 3
