@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._tensor import _rebuild_from_type_v2
+from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 
 ALIGN_BYTES = 64
 """Every buffer starts on a cache line, so that any dtype may be viewed in place."""
@@ -140,7 +142,7 @@ def _reduce_as_torch(tensor: torch.Tensor) -> Any:
     if type(reduced) is not tuple or len(reduced) != 2:
         return reduced
     rebuild, args = reduced
-    if rebuild is torch._tensor._rebuild_from_type_v2:
+    if rebuild is _rebuild_from_type_v2:
         inner, kind, inner_args, state = args
         return rebuild, (*_apart(inner, inner_args, kind), state)
     rebuild, _, args = _apart(rebuild, args, None)
@@ -165,7 +167,7 @@ def _rebuilt_over(rebuild: Callable[..., Any], plain: torch.Tensor, *rest: Any) 
     return rebuild(storage, plain.storage_offset(), tuple(plain.shape), plain.stride(), *rest)
 
 
-_STRIDED_REBUILDS = (torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3)
+_STRIDED_REBUILDS = (_rebuild_tensor_v2, _rebuild_tensor_v3)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
