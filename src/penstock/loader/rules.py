@@ -128,4 +128,4 @@ class Order:
     """Workers' generators continue from batch to batch and from epoch to epoch: seeding="worker"."""
     in_order: bool
     batch_rows: int
-    """Nominal batch length, for estimates."""
+    """Nominal batch length, for estimates until batches are drawn; 1 where a custom batch sampler decides."""

@@ -159,14 +159,16 @@ class Works:
         row_s: float | None = 0.02,
         max_slots: int = 256,
         depth: int | None = None,
+        nominal_rows: int | None = None,
     ) -> None:
+        """``nominal_rows``: the batch length known before any batch is drawn, if it is not ``batch_rows``."""
         rules = LoaderRules(most_slots=max_slots)
         order = Order(
             rows=rows,
             splittable=splittable,
             bound=bound,
             in_order=in_order,
-            batch_rows=batch_rows,
+            batch_rows=nominal_rows or batch_rows,
             keeps_generators=False,
         )
         self.workers = PaperWorkers(
@@ -209,7 +211,7 @@ class Works:
         for _ in range(count):
             first = self._drawn * self.batch_rows
             indices = list(range(first, first + self.batch_rows))
-            self.admission.upcoming.append(Batch(self._drawn, indices, self.batch_rows, seed=self._drawn))
+            self.dispatcher.offer(Batch(self._drawn, indices, self.batch_rows, seed=self._drawn))
             self._drawn += 1
         self.dispatcher.progress()
 
@@ -315,6 +317,14 @@ def test_rows_of_the_first_batch_are_shared_among_all_workers() -> None:
     assert rows == [0, 1, 2, 3]
     assert {worker.tasks[m.task].batch.number for worker, m in works.all_tasks()} == {0}
     assert all(m.indices == [m.first_row] and m.batch_rows == 8 and not m.alone for _, m in works.all_tasks())
+
+
+@pytest.mark.parametrize("row_s", [0.0001, 0.0005, 0.02])
+def test_depth_follows_the_length_of_the_batches_that_a_batch_sampler_draws(row_s: float) -> None:
+    by_size, by_sampler = (Works(workers=4, batch_rows=64, row_s=row_s, nominal_rows=rows) for rows in (64, 1))
+    for works in (by_size, by_sampler):
+        works.offer(2)
+    assert by_sampler.dispatcher.depth == by_size.dispatcher.depth
 
 
 def test_batches_are_delivered_in_order_whatever_order_their_rows_finish_in() -> None:

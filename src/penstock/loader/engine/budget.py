@@ -36,7 +36,7 @@ class MemoryBudget:
 
     def fetch_bytes(self) -> int:
         """What a worker holds while it fetches its share of a batch."""
-        rows = self._order.batch_rows
+        rows = self._pace.batch_rows
         if self._order.rows:
             return self._shapes.sample_bytes
         if not self._pace.splits or not rows:

@@ -41,6 +41,11 @@ class Dispatcher:
         self._most_queued = 1
         self._next_task = 0
 
+    def offer(self, batch: Batch) -> None:
+        """Add a batch drawn from the sampler; without the lock."""
+        self._pace.note_drawn(batch.rows)
+        self._admission.upcoming.append(batch)
+
     def progress(self) -> None:
         """Assign everything that can be assigned now."""
         self._admission.arena.collect_returned()
@@ -102,15 +107,15 @@ class Dispatcher:
         """Decide rows per task, tasks per worker and depth from the latest times; once per turn, since the result
         changes less than it costs."""
         order, pace = self._order, self._pace
-        pace.most_open = self._admission.most_open(order.batch_rows)
-        rows = pace.rows_per_task(order.batch_rows, self._workers.count)
+        pace.most_open = self._admission.most_open(pace.batch_rows)
+        rows = pace.rows_per_task(pace.batch_rows, self._workers.count)
         self._most_queued = pace.tasks_queued(rows, in_order=order.in_order)
         self.depth = self._decide_depth()
         self._slots = self._rules.slots(self.depth, user_holds=self._admission.user_holds)
 
     def _decide_depth(self) -> int:
         order, count = self._order, self._workers.count
-        depth = self.depth_wanted or self._pace.depth(order.batch_rows, count, in_order=order.in_order)
+        depth = self.depth_wanted or self._pace.depth(self._pace.batch_rows, count, in_order=order.in_order)
         if order.bound and not order.in_order:
             # A slow worker gets its share of the batches ahead, not all of them.
             depth = max(depth, _MOST_BOUND_TASKS * count)

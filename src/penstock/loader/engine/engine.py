@@ -147,7 +147,7 @@ class Engine:
 
     def offer(self, batch: Batch) -> None:
         """Add a batch drawn from the sampler, in order."""
-        self._admission.upcoming.append(batch)
+        self._dispatcher.offer(batch)
 
     def next_batch(self, timeout_s: float) -> Batch | None:
         """The next batch, to be delivered; None once every batch that was offered is taken or the workers are

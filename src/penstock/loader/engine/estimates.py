@@ -18,21 +18,32 @@ from penstock.loader.rules import LoaderRules
 
 _WEIGHT = 0.2
 """Weight of the latest task in the average time per row."""
+_RECENT_BATCHES = 8
+"""How many of the latest batches decide how many rows the next one is expected to have."""
 _AGREE_AFTER_CHANGE = 3
 """After samples have changed shape, this many batches in a row must agree before rows are laid out in advance again."""
 
 
 class Pace:
-    """How long a row takes, and what follows from it by the rules."""
+    """How long a row takes, how many rows a batch has, and what follows from them by the rules."""
 
-    def __init__(self, rules: LoaderRules, *, splits: bool) -> None:
+    def __init__(self, rules: LoaderRules, *, splits: bool, batch_rows: int = 1) -> None:
+        """``batch_rows``: the length of batches as far as it is known before the first is drawn."""
         self._rules = rules
+        self._drawn_rows: deque[int] = deque(maxlen=_RECENT_BATCHES)
+        self.batch_rows = batch_rows
+        """The mean length of the batches drawn last."""
         self.splits = splits
         """Whether rows of one batch may come from several workers."""
         self.row_s: float | None = None
         """Seconds that one worker takes per row; None until a task is done."""
         self.most_open = sys.maxsize
         """How many batches memory allows to be filled at a time."""
+
+    def note_drawn(self, rows: int) -> None:
+        """A batch of ``rows`` rows was drawn; a custom batch sampler alone decides how many that are."""
+        self._drawn_rows.append(rows)
+        self.batch_rows = max(1, round(sum(self._drawn_rows) / len(self._drawn_rows)))
 
     def note(self, rows: int, spent_s: float) -> None:
         if rows <= 0:
