@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import UserDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -213,10 +214,22 @@ def test_ranks_get_different_batches_of_the_same_number(made: Any) -> None:
     assert len(made(Sharded(7), Engine(1, 2))) == 7
 
 
+def test_a_settings_file_gives_the_batches_ahead(made: Any, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("dataloader_prefetch_per_worker = 4\n")
+    assert made(config=file).dataloader.prefetch_factor == 4
+    assert made(config=str(file)).dataloader.prefetch_factor == 4
+
+
 def test_settings_come_from_the_argument_the_configuration_or_the_default(made: Any) -> None:
     config = {"dataloader_prefetch_per_worker": 3}
     assert made(config=config).dataloader.prefetch_factor == 3
     assert made(config=config, prefetch_batches_per_worker=2).dataloader.prefetch_factor == 2
+    assert made(config={"train": config}).dataloader.prefetch_factor == 3
+    with pytest.raises(ConfigError, match="dataloader_prefetch_per_worker was probably meant"):
+        made(config={"dataloader_prefetch_per_wroker": 3})
+    with pytest.raises(ConfigError, match="at least 1 is needed"):
+        made(config={"dataloader_prefetch_per_worker": 0})
     assert made().dataloader.prefetch_factor == 1
     assert made(num_dataloader_workers=0).dataloader.prefetch_factor is None
     with pytest.raises(ConfigError, match="empty"):

@@ -87,7 +87,7 @@ class _Digester:
 
     def add(self, value: Any, depth: int) -> None:
         kind = type(value)
-        self._note(kind.__module__, kind.__qualname__)
+        self._note(_file_of(kind.__module__), kind.__qualname__)
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes, PurePath, enum.Enum)):
             self._note(value if isinstance(value, bytes) else repr(value))
         elif isinstance(value, (torch.dtype, torch.device, np.dtype, np.generic)):
@@ -119,7 +119,7 @@ class _Digester:
         elif isinstance(value, (type, types.FunctionType)):
             self._add_code(value, depth)
         elif isinstance(value, types.BuiltinFunctionType):
-            self._note(value.__module__, value.__qualname__)
+            self._note(_file_of(value.__module__), value.__qualname__)
             self.add(value.__self__, depth)
         else:
             self._add_code(type(value), depth)
@@ -152,7 +152,7 @@ class _Digester:
         self._note("\0".join(plain))
 
     def _add_code(self, value: Any, depth: int) -> None:
-        self._note(value.__module__, value.__qualname__)
+        self._note(_file_of(value.__module__), value.__qualname__)
         if isinstance(value, types.FunctionType):
             self._add_function(value, depth)
             return
@@ -240,6 +240,15 @@ _NO_DATA = (
     types.ModuleType, logging.Logger, io.IOBase, random.Random, torch.Generator, np.random.Generator,
     np.random.RandomState, types.GeneratorType,
 )  # fmt: skip
+
+
+def _file_of(module: str | None) -> str:
+    """The name of a module's file. A class has the same fingerprint in the script that defines it (``__main__``) and
+    where that script is imported."""
+    last = (module or "").rpartition(".")[2]
+    if last not in ("__main__", "__mp_main__"):
+        return last
+    return Path(getattr(sys.modules.get(last), "__file__", None) or last).stem
 
 
 def _is_ours(value: Any) -> bool:

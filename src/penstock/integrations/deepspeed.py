@@ -22,10 +22,10 @@ from torch.utils.data import Dataset
 from penstock.errors import ConfigError
 from penstock.integrations.stage_labels import StageLabels, rebuilt
 from penstock.loader.dataloader import DataLoader
+from penstock.settings import load
+from penstock.settings.files import Source
 from penstock.workers.rng import mix, seed_stretch
 
-PREFETCH_KEY = "dataloader_prefetch_per_worker"
-"""The name of the setting in training configurations."""
 DEFAULT_PREFETCH = 1
 _VERSION = 1
 
@@ -33,8 +33,9 @@ _VERSION = 1
 class PipelineDataLoader:
     """Iterates without end over a dataset of whole batches; ``epoch`` counts the passes, from 1.
 
-    ``prefetch_batches_per_worker``: how many batches a worker may be ahead. By default it is read from ``config`` under
-    ``dataloader_prefetch_per_worker``, so that training and evaluation use the same number; without that it is 1.
+    ``prefetch_batches_per_worker``: how many batches a worker may be ahead. By default it is read from ``config``, a
+    settings file or mapping with ``dataloader_prefetch_per_worker`` or another name for it (``penstock.settings``),
+    so that training and evaluation use the same number; without that it is 1.
     ``seed``: the seed of a sample's randomness, together with the data-parallel rank, the epoch and the index.
     ``loader_options`` go to ``penstock.DataLoader``: ``memory``, ``device``, ``pin_memory``.
     """
@@ -48,7 +49,7 @@ class PipelineDataLoader:
         num_dataloader_workers: int = 2,
         prefetch_batches_per_worker: int | None = None,
         *,
-        config: Mapping[str, Any] | None = None,
+        config: Source | None = None,
         seed: int = 0,
         **loader_options: Any,
     ) -> None:
@@ -58,7 +59,7 @@ class PipelineDataLoader:
             raise ConfigError(f"gradient_accumulation_steps={gradient_accumulation_steps} must be at least 1")
         prefetch = prefetch_batches_per_worker
         if prefetch is None:
-            prefetch = (config or {}).get(PREFETCH_KEY, DEFAULT_PREFETCH)
+            prefetch = _prefetch_of(config, num_dataloader_workers)
         self.dataset, self.model_engine, self.model = dataset, model_engine, model
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.eval_quantile: float | None = None
@@ -240,6 +241,12 @@ class _Seeded(Dataset):
         epoch, index = place
         seed_stretch(mix(self._seed, epoch, index), 0)
         return self._dataset[index]
+
+
+def _prefetch_of(config: Source | None, workers: int) -> int:
+    if config is None or not workers:
+        return DEFAULT_PREFETCH
+    return load(config, overrides={"num_workers": workers}).loader_arguments().get("prefetch_factor", DEFAULT_PREFETCH)
 
 
 def split(features: Any, label: Any, pieces: int) -> list[tuple[Any, Any]]:

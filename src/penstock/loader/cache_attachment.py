@@ -27,8 +27,8 @@ def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
     A dataset with a method ``keys(index)`` uses the cache itself; if its attribute ``cache`` is None, this function
     sets it. Of any other dataset, whole samples are cached.
     """
-    users = [dataset] if isinstance(dataset, CachedDataset) else _users_of(dataset)
-    own = next((user.cache for user in users if isinstance(getattr(user, "cache", None), Cache)), None)
+    users = _users_of(dataset)
+    own = _first_cache(users)
     if isinstance(given, Cache):
         cache = given
         if own is not None and own.name != cache.name:
@@ -54,6 +54,15 @@ def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
     return cache, dataset if users else cache.wrap(dataset)
 
 
+def cache_inside(dataset: Any) -> Cache | None:
+    """The cache that a dataset reads through by itself, such as one that ``Cache.wrap`` returned."""
+    return _first_cache(_users_of(dataset))
+
+
+def _first_cache(users: list[Any]) -> Cache | None:
+    return next((user.cache for user in users if isinstance(getattr(user, "cache", None), Cache)), None)
+
+
 def _users_of(dataset: Any) -> list[Any]:
     """The parts of a dataset that use a cache themselves; none unless all of its parts do."""
     if isinstance(dataset, Subset):
@@ -61,4 +70,4 @@ def _users_of(dataset: Any) -> list[Any]:
     if isinstance(dataset, ConcatDataset):
         parts = [_users_of(part) for part in dataset.datasets]
         return [user for part in parts for user in part] if all(parts) else []
-    return [] if keys_of(dataset) is None else [dataset]
+    return [dataset] if isinstance(dataset, CachedDataset) or keys_of(dataset) is not None else []

@@ -128,12 +128,18 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.backend = backend
         self.name = name
         self.cache: Cache | None = None
+        self._cache_inside: Cache | None = None
+        """A cache that the dataset reads through without the loader's help: the loader only shows its figures."""
         uncached = dataset
         if cache is not None:
             # Imported here because caches need Linux.
             from penstock.loader.cache_attachment import attach
 
             self.cache, dataset = attach(cache, dataset)
+        elif "penstock.cache.cache" in sys.modules:
+            from penstock.loader.cache_attachment import cache_inside
+
+            self._cache_inside = cache_inside(dataset)
         super().__init__(
             dataset,
             batch_size,
@@ -320,8 +326,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=share) // local_ranks())
 
     def _cache_stats(self) -> CacheStats | None:
+        cache = self.cache or self._cache_inside
         try:
-            return None if self.cache is None else self.cache.stats()
+            return None if cache is None else cache.stats()
         except CacheError:
             # The cache is closed.
             return None

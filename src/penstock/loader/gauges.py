@@ -55,6 +55,12 @@ def awaits_next_epoch(loader: DataLoader[Any]) -> bool:
     return any(iterator.is_outgrown(loader.num_workers) for iterator in loader._live())
 
 
+def cache_name(loader: DataLoader[Any]) -> str | None:
+    """The name of the cache whose figures its stats show."""
+    cache = loader.cache or loader._cache_inside
+    return None if cache is None else str(cache.name)
+
+
 def settings_keys(loader: DataLoader[Any]) -> Mapping[str, str]:
     """Argument -> its name in the settings it came from."""
     return loader._settings_keys

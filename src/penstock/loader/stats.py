@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.formatting import counted
+from penstock.units import format_bytes
+
 if TYPE_CHECKING:
     from penstock.loader.engine.engine import EngineGauges
 
@@ -62,6 +65,29 @@ class LoaderStats:
     device_ahead_bytes: int
     """Bytes of device memory in batches copied ahead of the user; 0 without ``device=``."""
     stages: StageTimes
+
+    def __str__(self) -> str:
+        """The figures that tell how a loader does, one per line."""
+        now, most, private, budget = map(
+            format_bytes,
+            (self.in_flight_bytes, self.peak_in_flight_bytes, self.workers_private_bytes, self.memory_bytes),
+        )
+        batches, samples = counted(self.batches, "batch", "batches"), counted(self.samples, "sample")
+        rows = {
+            "delivered": f"{batches}, {samples}, {self.samples_per_s:,.1f} samples/s",
+            "waiting": f"{self.wait_s:.1f} s for data; {self.stall_fraction:.0%} of the latest iteration",
+            "memory": f"{now} in flight (at most {most}) and {private} in workers, of a budget of {budget}",
+            "workers": f"{self.workers}, up to {counted(self.depth, 'batch', 'batches')} ahead; "
+            f"{counted(self.worker_restarts, 'restart')}",
+        }
+        if (cache := self.cache) is not None:
+            held, limit = format_bytes(cache.bytes), format_bytes(cache.limit_bytes)
+            rows["cache"] = f"{held} of {limit}, {counted(cache.items, 'item')}, {cache.hit_rate:.1%} hits"
+        return "\n".join(f"{name:<10}{text}" for name, text in rows.items())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows."""
+        printer.text(str(self))
 
 
 @dataclass

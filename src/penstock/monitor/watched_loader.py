@@ -84,7 +84,7 @@ class WatchedLoader:
             figures["device_ahead_bytes"] = stats.device_ahead_bytes
         key = None
         if stats.cache is not None:
-            key = str(loader.cache.name)
+            key = gauges.cache_name(loader)
             figures |= {
                 "cache_bytes": stats.cache.bytes, "cache_limit_bytes": stats.cache.limit_bytes,
                 "cache_hits": stats.cache.hits, "cache_misses": stats.cache.misses,
@@ -141,14 +141,13 @@ class WatchedLoader:
         loader = self.loader
         if loader is None:
             return {}
-        cache = getattr(loader, "cache", None)
         return {
             "workers": getattr(loader, "num_workers", None),
             "depth": gauges.depth_as_set(loader) if self.is_penstock else None,
             "prefetch_factor": getattr(loader, "prefetch_factor", None),
             "memory": _plain(getattr(loader, "memory", None)),
             "batch_size": getattr(loader, "batch_size", None),
-            "cache_bytes": None if cache is None else int(self._last.figures.get("cache_limit_bytes", 0)) or None,
+            "cache_bytes": int(self._last.figures.get("cache_limit_bytes", 0)) or None,
         }
 
     # -- valves -----------------------------------------------------------------------------

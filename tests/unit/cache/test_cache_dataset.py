@@ -213,6 +213,24 @@ def test_the_same_dataset_has_the_same_fingerprint_in_every_process() -> None:
     assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout.split()) == len(SAME)
 
 
+def test_a_class_has_one_fingerprint_in_its_script_and_where_the_script_is_imported(tmp_path: Path) -> None:
+    script = tmp_path / "training.py"
+    script.write_text(
+        "class Squares:\n"
+        "    def __init__(self, power): self.power = power\n"
+        "    def __len__(self): return 9\n"
+        "    def __getitem__(self, index): return index ** self.power\n"
+        "if __name__ == '__main__':\n"
+        "    from penstock.cache.fingerprint import fingerprint_of\n"
+        "    import training\n"
+        "    print(fingerprint_of(Squares(2)), fingerprint_of(training.Squares(2)), fingerprint_of(Squares(3)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    here, imported, other = ran.stdout.split()
+    assert here == imported != other
+
+
 def test_a_cache_inside_the_dataset_does_not_change_its_fingerprint() -> None:
     prints = set()
     for _ in range(2):

@@ -163,6 +163,15 @@ def test_a_dataset_whose_cache_is_none_gets_the_cache_of_the_loader(part: bool) 
         assert loader.stats().cache is None
 
 
+def test_stats_show_the_cache_of_a_wrapped_dataset(cache: penstock.Cache) -> None:
+    wrapped = cache.wrap(Plain())
+    for dataset in (wrapped, Subset(wrapped, [0, 1])):
+        with penstock.DataLoader(dataset, batch_size=2) as loader:
+            list(loader)
+            assert loader.cache is None, "the argument as it was given"
+            assert loader.stats().cache == cache.stats()
+
+
 def test_the_error_for_a_dataset_that_cannot_be_cached_says_what_to_do(cache: penstock.Cache) -> None:
     class Stream(IterableDataset):
         def __iter__(self) -> Iterator[int]:

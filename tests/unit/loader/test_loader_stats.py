@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,3 +56,21 @@ def test_figures_of_an_iteration_outlive_it() -> None:
     stats = loader.stats()
     assert stats.peak_in_flight_bytes > 0 and stats.in_flight_bytes == 0 and stats.shared_batches
     loader.close()
+
+
+def test_stats_are_readable_text() -> None:
+    with penstock.Cache("8MiB") as cache:
+        loader: penstock.DataLoader[Any] = penstock.DataLoader(
+            cache.wrap(TensorDataset(torch.zeros(64, 1000))), batch_size=8, memory=64 * MIB
+        )
+        list(loader)
+        stats = loader.stats()
+        lines = dict(line.split(maxsplit=1) for line in str(stats).splitlines())
+    assert list(lines) == ["delivered", "waiting", "memory", "workers", "cache"]
+    assert lines["delivered"].startswith("8 batches, 64 samples, ")
+    assert lines["memory"].endswith("of a budget of 64.0 MiB")
+    assert lines["cache"].endswith("of 8.0 MiB, 64 items, 0.0% hits")
+
+    printed: list[str] = []
+    stats._repr_pretty_(SimpleNamespace(text=printed.append), False)
+    assert printed == [str(stats)], "what a notebook shows"
