@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import warnings
 from typing import Any
 
@@ -11,10 +13,12 @@ from torch.utils.data import ChainDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from support.datasets.contract import (
+    BeginsAgain,
     BreaksAtOnce,
     BreaksMidway,
     CountsEpochs,
     Endless,
+    OddState,
     Sized,
     StuckStream,
     Unsharded,
@@ -98,6 +102,36 @@ def test_an_endless_stream_can_be_left(any_maker: MakeLoader) -> None:
     iterator = iter(any_maker(Endless(), batch_size=4, num_workers=2))
     found = [next(iterator).tolist() for _ in range(6)]
     assert found == [list(range(i, i + 4)) for i in (0, 0, 4, 4, 8, 8)]
+
+
+@pytest.mark.parametrize("given", [{"batch_size": 4}, {"batch_size": 5}, {"batch_size": None}], ids=str)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_stream_is_not_asked_again_after_its_end(
+    given: dict[str, Any], num_workers: int, penstock_maker: MakeLoader
+) -> None:
+    given = {"num_workers": num_workers, "persistent_workers": True, **given}
+    ours, theirs = penstock_maker(BeginsAgain(10), **given), TORCH(BeginsAgain(10), **given)
+    for _ in range(2):
+        # At most 20: the end of such a stream, if missed, never comes again.
+        assert_identical(list(itertools.islice(ours, 20)), list(theirs))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["takes arguments", "raises", "cannot be pickled", "cannot be loaded"])
+def test_a_stream_whose_state_cannot_be_taken_is_iterated_and_resumed_without_it(
+    kind: str, num_workers: int, penstock_maker: MakeLoader
+) -> None:
+    given: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers}
+    expected = list(TORCH(OddState(10, kind), **given))
+    loader = penstock_maker(OddState(10, kind), **given)
+    iterator = iter(loader)
+    found = [next(iterator)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the state of OddState is left out")
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+    other = penstock_maker(OddState(10, kind), **given)
+    other.load_state_dict(state)
+    assert_identical(found + list(other), expected)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

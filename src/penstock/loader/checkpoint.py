@@ -11,6 +11,8 @@ seeding="worker") the number must be the same.
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 from penstock.errors import ConfigError
 from penstock.workers.protocol import Resume
 from penstock.workers.rng import get_generators, set_generators
+from penstock.workers.setup import keeps_state
 
 VERSION = 1
 KEPT_BATCHES_AGO = 16
@@ -121,8 +124,26 @@ def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any)
         "generators": _plain(position.generators.state),
         "draws_seed": position.draws_seed,
         "finished": position.finished and batches_ago == 0,
-        "dataset": dataset.state_dict() if hasattr(dataset, "state_dict") else None,
+        "dataset": _state_of(dataset),
     }
+
+
+def _state_of(dataset: Any) -> Any:
+    """The dataset's own state, if it keeps one that can be saved."""
+    if not keeps_state(dataset):
+        return None
+    try:
+        found = dataset.state_dict()
+        pickle.dumps(found)
+    except Exception as problem:
+        warnings.warn(
+            f"the state of {type(dataset).__name__} is left out: {problem!r}; when the state is loaded, the samples "
+            "delivered so far are read again and dropped",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return found
 
 
 def _plain(value: Any) -> Any:

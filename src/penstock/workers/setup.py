@@ -7,6 +7,7 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,22 @@ def reseed_pipes(dataset: Any, shared_seed: int) -> None:
     generator = torch.Generator()
     generator.manual_seed(shared_seed)
     apply_random_seed(dataset, generator)
+
+
+def keeps_state(dataset: Any) -> bool:
+    """Whether a dataset has a state that can be saved, as torchdata defines it: ``state_dict`` without arguments and
+    ``load_state_dict`` with one. Other libraries use these names for methods of their own."""
+    save, load = getattr(dataset, "state_dict", None), getattr(dataset, "load_state_dict", None)
+    if not callable(save) or not callable(load):
+        return False
+    try:
+        inspect.signature(save).bind()
+        inspect.signature(load).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a function without a signature
+    return True
 
 
 def can_split(dataset: Any) -> bool:

@@ -292,6 +292,52 @@ class Endless(IterableDataset):
             number += 1
 
 
+class BeginsAgain(IterableDataset):
+    """Its iterator begins again if it is asked once more after its end."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.length:
+            self.at = 0
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+
+class OddState(Unsharded):
+    """It has methods named as torchdata's, which take arguments, raise, or give what cannot be pickled."""
+
+    def __init__(self, length: int, kind: str) -> None:
+        super().__init__(length)
+        if kind == "takes arguments":
+            self.state_dict = self._of
+        elif kind == "raises":
+            self.state_dict = self._raise
+        elif kind == "cannot be pickled":
+            self.state_dict = self._give_a_function
+        if kind != "cannot be loaded":
+            self.load_state_dict = self._refuse
+        else:
+            self.state_dict = dict
+
+    def _of(self, samples: int, from_the_beginning: bool) -> dict[str, Any]:
+        return {"samples": samples, "from the beginning": from_the_beginning}
+
+    def _raise(self) -> dict[str, Any]:
+        raise NotImplementedError("no state")
+
+    def _give_a_function(self) -> dict[str, Any]:
+        return {"function": lambda: None}
+
+    def _refuse(self, state: Any) -> None:
+        raise AssertionError(f"a state that nobody gave: {state}")
+
+
 class BreaksMidway(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         yield from range(5)

@@ -76,13 +76,26 @@ class Mailbox:
     def say(self, done: Done) -> None:
         """Report a finished task at once, because the next one may take long.
 
-        If a result or exception cannot be pickled, its text is sent as an error.
+        If a result or exception cannot be pickled, its text is sent as an error; a dataset's state that cannot be
+        pickled is left out.
         """
         try:
             self._channel.send(done)
         except _CANNOT_TRAVEL as problem:
+            without = done._replace(memo=None)
+            if done.memo is not None and self._has_sent(without):
+                return
             text = repr(problem) if done.error is None else done.error.exc_msg
-            self._channel.send(done._replace(outcome=Outcome("error"), error=_as_runtime_error(text, self._where)))
+            failed = {"outcome": Outcome("error"), "error": _as_runtime_error(text, self._where)}
+            if not self._has_sent(done._replace(**failed)):
+                self._channel.send(without._replace(**failed))
+
+    def _has_sent(self, done: Done) -> bool:
+        try:
+            self._channel.send(done)
+        except _CANNOT_TRAVEL:
+            return False
+        return True
 
 
 class Dropped(Exception):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import getitem
@@ -43,7 +42,7 @@ from penstock.workers.protocol import (
     Started,
 )
 from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators
-from penstock.workers.setup import Setup, can_split, reseed_pipes
+from penstock.workers.setup import Setup, can_split, keeps_state, reseed_pipes
 from penstock.workers.stretches import stretch_rows
 
 INLINE_BYTES = 16 << 10
@@ -76,8 +75,11 @@ class WorkerLoop:
         self._measure = measure
         self.template: Template | None = None
         self._iterator: Iterator[Any] | None = None
+        self._has_ended = False
+        """Whether the iterator has raised StopIteration: it may begin again if it is asked once more."""
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
+        self._keeps_state = keeps_state(setup.dataset)
 
     def run(self, init: Callable[[], None], resume: Resume | None) -> None:
         """Set up with the user's ``init``, then work until asked to stop. Raises ChannelClosed without a trainer."""
@@ -150,23 +152,42 @@ class WorkerLoop:
             return
         if resume is not None and resume.memo is not None:
             setup.dataset.load_state_dict(resume.memo)
-        self._iterator = iter(setup.dataset)
+        self._iterator, self._has_ended = iter(setup.dataset), False
         if resume is not None and resume.memo is None:
             self._read_past(resume.batches)
 
     def _read_past(self, batches: int) -> None:
         """Read and drop the samples that the predecessor had delivered."""
-        assert self._iterator is not None
         for _ in range(batches):
             # A batch that raised was delivered as its exception.
             with contextlib.suppress(Exception):
-                deque(itertools.islice(self._iterator, self._setup.batch_rows), maxlen=0)
+                # One by one: a batch of samples would be held at a time.
+                for _ in range(self._setup.batch_rows):
+                    self._read(1)
+
+    def _read(self, count: int) -> list[Any]:
+        """The next ``count`` samples of the iterable dataset, or those that are left."""
+        assert self._iterator is not None
+        samples = [] if self._has_ended else list(itertools.islice(self._iterator, count))
+        self._has_ended |= len(samples) < count
+        return samples
 
     def _memo(self) -> Any:
         """What a successor needs to continue from here."""
         if self._setup.is_iterable:
-            return self._setup.dataset.state_dict() if hasattr(self._setup.dataset, "state_dict") else None
+            return self._stream_state()
         return get_generators() if self._setup.keeps_generators else None
+
+    def _stream_state(self) -> Any:
+        """The dataset's own state, if it keeps one. After the first failure it is not asked again: a successor reads
+        past what was delivered instead."""
+        if not self._keeps_state:
+            return None
+        try:
+            return self._setup.dataset.state_dict()
+        except Exception:
+            self._keeps_state = False
+            return None
 
     def _restart(self, message: Restart) -> None:
         try:
@@ -230,11 +251,10 @@ class WorkerLoop:
         """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
         its own seed."""
         if self._setup.is_iterable:
-            assert self._iterator is not None
             left = task.batch_rows
-            while left:
-                group = list(itertools.islice(self._iterator, min(left, rows.group_rows if rows else left)))
-                left = left - len(group) if group else 0
+            while left and not self._has_ended:
+                group = self._read(min(left, rows.group_rows if rows else left))
+                left -= len(group)
                 yield group
                 del group
             return
@@ -270,11 +290,10 @@ class WorkerLoop:
 
     def _one_sample(self, task: Fetch) -> Any:
         if self._setup.is_iterable:
-            assert self._iterator is not None
-            try:
-                return next(self._iterator)
-            except StopIteration:
-                raise _Exhausted from None
+            found = self._read(1)
+            if not found:
+                raise _Exhausted
+            return found[0]
         self._at_row(0)
         self._seed(task, 0)
         return self._setup.dataset[task.indices]
