@@ -69,7 +69,7 @@ def test_stats_are_readable_text() -> None:
     assert list(lines) == ["delivered", "waiting", "memory", "workers", "cache"]
     assert lines["delivered"].startswith("8 batches, 64 samples, ")
     assert lines["memory"].endswith("of a budget of 64.0 MiB")
-    assert lines["cache"].endswith("of 8.0 MiB, 64 items, 0.0% hits")
+    assert lines["cache"].endswith("of 8.00 MiB, 64 items, 0.0% hits")
 
     printed: list[str] = []
     stats._repr_pretty_(SimpleNamespace(text=printed.append), False)
