@@ -86,6 +86,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._bound = setup.is_iterable or loader.seeding == "worker"
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
+        self._lists_indices = self._auto_collation and not setup.is_iterable and not setup.fetches_whole_lists
         resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
         self.engine = self._build_engine(loader, setup, resume)
         self._finalizer = weakref.finalize(
@@ -259,7 +260,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._sampler_done = True
         rows = 1
         if self._auto_collation and failure is None:
-            if self._splittable and not isinstance(indices, list):
+            if self._lists_indices and not isinstance(indices, list):
                 indices = list(indices)
             rows = len(indices)
         seed = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.workers import forecast_position
 from penstock.workers.rng import KeptGenerators, seed_collate, seed_stretch
-from penstock.workers.setup import Setup, can_split
+from penstock.workers.setup import Setup
 from penstock.workers.stretches import stretch_rows
 
 
@@ -36,7 +36,7 @@ class InlineFetcher:
 
     def _fetch(self, indices: Any, seed: int | None) -> Any:
         setup = self._setup
-        if not setup.auto_collation or not can_split(setup.dataset):
+        if not setup.auto_collation or setup.fetches_whole_lists:
             if seed is not None:
                 seed_stretch(seed, 0)
             found = setup.dataset.__getitems__(indices) if setup.auto_collation else setup.dataset[indices]

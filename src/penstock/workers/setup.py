@@ -7,6 +7,7 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ class Setup:
     @property
     def is_iterable(self) -> bool:
         return isinstance(self.dataset, IterableDataset)
+
+    @functools.cached_property
+    def fetches_whole_lists(self) -> bool:
+        """Whether ``__getitems__`` is called with all indices of a batch, since it must see them together."""
+        return bool(getattr(self.dataset, "__getitems__", None)) and not can_split(self.dataset)
 
     @property
     def writes_rows(self) -> bool:
@@ -69,8 +75,24 @@ def keeps_state(dataset: Any) -> bool:
 def can_split(dataset: Any) -> bool:
     """Whether rows of one batch may be fetched by several workers.
 
-    A dataset with ``__getitems__`` sees whole batches unless it says ``splittable = True``.
+    A dataset says so with ``splittable``. One that says nothing must see whole batches if it has ``__getitems__``, or
+    if it wraps a dataset that says ``splittable = False``.
     """
+    says = getattr(dataset, "splittable", None)
+    if says is not None:
+        return bool(says)
     if type(dataset) is Subset:
         return can_split(dataset.dataset)
-    return not getattr(dataset, "__getitems__", None) or bool(getattr(dataset, "splittable", False))
+    return not getattr(dataset, "__getitems__", None) and not _wraps_whole(dataset)
+
+
+def _wraps_whole(dataset: Any) -> bool:
+    """Whether a dataset wraps, as ``dataset`` or among its ``datasets``, one that says ``splittable = False``."""
+    several = getattr(dataset, "datasets", ())
+    inner = [getattr(dataset, "dataset", None), *(several if isinstance(several, list | tuple) else ())]
+    for each in inner:
+        if each is not None and each is not dataset:
+            says = getattr(each, "splittable", None)
+            if _wraps_whole(each) if says is None else not says:
+                return True
+    return False

@@ -42,7 +42,7 @@ from penstock.workers.protocol import (
     Started,
 )
 from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators
-from penstock.workers.setup import Setup, can_split, keeps_state, reseed_pipes
+from penstock.workers.setup import Setup, keeps_state, reseed_pipes
 from penstock.workers.stretches import stretch_rows
 
 INLINE_BYTES = 16 << 10
@@ -205,7 +205,7 @@ class WorkerLoop:
             return self._finish(task, self._one_sample(task))
         if task.batch_rows == 0:
             return self._finish(task, [])
-        if not setup.is_iterable and not can_split(setup.dataset):
+        if not setup.is_iterable and setup.fetches_whole_lists:
             self._at_row(0)
             self._seed(task, 0)
             found = setup.dataset.__getitems__(task.indices)
