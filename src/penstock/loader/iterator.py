@@ -298,7 +298,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         found = self._wait_for_next()
         self._note(found)
         data = self.engine.deliver(found)
-        self._counters.note_batch(found.rows)
+        self._counters.note_batch(found.samples)
         if self._pin_memory:
             data = torch_pinning.pin_memory(data, self._pin_memory_device)
         return data if self._device is None else move(data, self._device)
@@ -312,7 +312,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._note(sent.batch)
         self._counters.device_ahead_bytes = self._ahead.device_bytes
         data = self._ahead.hand_out(sent)
-        self._counters.note_batch(sent.batch.rows)
+        self._counters.note_batch(sent.batch.samples)
         return data
 
     def _wait_for_next(self) -> Batch:

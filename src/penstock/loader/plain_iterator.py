@@ -8,6 +8,7 @@ Runs in: trainer.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -25,6 +26,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
         kept, before = Generators.begin(loader.generator, state)
         super().__init__(loader)
+        self._collating = self._dataset_fetcher.collate_fn = _Collating(loader.collate_fn)
         self._counters = loader._counters
         self._device = loader._device
         self.position = Position(base_seed=int(self._base_seed), epoch=0, generators=before, draws_seed=True)
@@ -57,6 +59,18 @@ class PlainIterator(_SingleProcessDataLoaderIter):
             self._counters.end_iteration()
             raise
         self._counters.note_wait(self._counters.clock() - began)
-        self._counters.note_batch(1)
+        self._counters.note_batch(self._collating.samples if self._auto_collation else 1)
         self._note(self._num_yielded + 1)
         return data if self._device is None else move(data, self._device)
+
+
+class _Collating:
+    """The loader's collate function, which notes how many samples the latest batch was made of."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+        self.samples = 0
+
+    def __call__(self, samples: Any) -> Any:
+        self.samples = len(samples) if isinstance(samples, Sized) else 1
+        return self._collate_fn(samples)

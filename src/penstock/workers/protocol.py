@@ -170,7 +170,7 @@ class Outcome(NamedTuple):
     """rows: written by template; part: samples to collate; object: a batch, encoded; inline: a batch, in ``pickled``;
     exhausted, error, dropped, "cannot travel": nothing."""
     rows: int = 0
-    """Rows written by the template."""
+    """Rows written by the template; of a batch of an iterable dataset, the samples that it was made of."""
     texts: list[list[Any]] = []  # noqa: RUF012  (never mutated: messages are rebuilt by pickle on the other side)
     pickled: bytes | None = None
     offsets: list[tuple[int, int]] = []  # noqa: RUF012

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock
 from penstock.units import parse_size
@@ -74,3 +74,28 @@ def test_stats_are_readable_text() -> None:
     printed: list[str] = []
     stats._repr_pretty_(SimpleNamespace(text=printed.append), False)
     assert printed == [str(stats)], "what a notebook shows"
+
+
+class Ten(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("dataset", "more"),
+    [
+        (Ten(), {"batch_size": 4}),
+        (Ten(), {"batch_size": 4, "collate_fn": tuple}),
+        (Ten(), {"batch_size": None}),
+        (list(range(10)), {"batch_size": 4, "seeding": "worker"}),
+        (list(range(10)), {"batch_size": 4}),
+        (list(range(10)), {"batch_size": None, "seeding": "worker"}),
+    ],
+    ids=str,
+)
+def test_samples_are_counted_whatever_fetches_them(dataset: Any, more: dict[str, Any], workers: int) -> None:
+    backend = "thread" if workers else None
+    loader: penstock.DataLoader[Any] = penstock.DataLoader(dataset, num_workers=workers, backend=backend, **more)
+    batches = list(loader)
+    assert (loader.stats().batches, loader.stats().samples) == (len(batches), 10)

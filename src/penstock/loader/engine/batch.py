@@ -91,6 +91,13 @@ class Batch:
         return rows + sum(s.capacity_bytes for s in self.extra.values())
 
     @property
+    def samples(self) -> int:
+        """How many samples it was made of: at the end of a stream, fewer than its rows."""
+        if self.result is not None:
+            return self.result.rows or self.rows
+        return self.row_count() if self.pieces else self.rows
+
+    @property
     def collate_bytes(self) -> int:
         """Private memory for collating it: tensors are read in place and copied once, pickles are also unpacked."""
         copies = 2 if any(o.pickled is None and o.offsets for _, o in self.pieces.values()) else 1

@@ -75,6 +75,8 @@ class WorkerLoop:
         self._measure = measure
         self.template: Template | None = None
         self._iterator: Iterator[Any] | None = None
+        self._read_rows = 0
+        """Samples of an iterable dataset in the latest batch."""
         self._has_ended = False
         """Whether the iterator has raised StopIteration: it may begin again if it is asked once more."""
         self._init_error: ExceptionWrapper | None = None
@@ -117,6 +119,8 @@ class WorkerLoop:
             try:
                 forecast_position.begin(task.forecast_position)
                 outcome = job(task)
+                if outcome.kind in ("object", "inline"):
+                    outcome = outcome._replace(rows=self._read_rows)
             except Dropped:
                 outcome = Outcome("dropped")
             except _Exhausted:
@@ -291,6 +295,7 @@ class WorkerLoop:
     def _one_sample(self, task: Fetch) -> Any:
         if self._setup.is_iterable:
             found = self._read(1)
+            self._read_rows = len(found)
             if not found:
                 raise _Exhausted
             return found[0]
@@ -299,6 +304,7 @@ class WorkerLoop:
         return self._setup.dataset[task.indices]
 
     def _check_not_exhausted(self, task: Fetch, got: int) -> None:
+        self._read_rows = got
         if got == 0 or (got < task.batch_rows and self._setup.drop_last):
             raise _Exhausted
 
