@@ -239,3 +239,37 @@ def test_batches_can_be_taken_and_dropped_in_other_threads(loader: Any) -> None:
         thread.join(120)
     assert not failures
     assert found == list(range(12))
+
+
+def look_later(batch: dict[str, Any], go: Any, outbox: Any) -> None:
+    torch.set_num_threads(1)
+    go.wait(60)
+    outbox.put((float(batch["x"].double().sum()), batch["y"].tolist(), batch["name"]))
+
+
+@pytest.mark.parametrize("ending", ["goes on", "closes"])
+def test_a_forked_child_keeps_its_batch_whatever_the_trainer_does_next(ending: str, any_maker: MakeLoader) -> None:
+    context = multiprocessing.get_context("fork")
+    go, outbox = context.Event(), context.SimpleQueue()
+    loader = any_maker(LARGE, batch_size=BATCH, num_workers=2)
+    iterator = iter(loader)
+    readers = []
+    for place in range(2):
+        batch = next(iterator)
+        readers.append(context.Process(target=look_later, args=(batch, go, outbox), daemon=True))
+        readers[-1].start()
+        assert_intact(batch, place)
+        del batch
+    if ending == "goes on":
+        for _ in iterator:
+            pass
+    # Free segments are emptied now, not only reused.
+    del iterator, loader
+    gc.collect()
+    go.set()
+    for reader in readers:
+        reader.join(60)
+    assert [reader.exitcode for reader in readers] == [0, 0]
+    found = sorted((outbox.get() for _ in readers), key=lambda each: each[2])
+    right = [expected(place) for place in range(2)]
+    assert found == [(float(each["x"].double().sum()), each["y"].tolist(), each["name"]) for each in right]

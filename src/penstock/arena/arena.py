@@ -9,6 +9,8 @@ keep their pages for the next batch; they are closed as soon as another segment 
 holds a lent segment when the next batch needs its bytes, the segment is *handed over*: it leaves the arena unchanged,
 which takes as much memory as a private copy, without the copying.
 
+A batch that is lent while somebody forks is left to the child: its segment is neither filled again nor emptied.
+
 A lent segment that is page-locked for a device comes back *fenced*: the user may have queued copies from it that the
 device has not made yet, so it is neither refilled nor unmapped before the device has made them.
 """
@@ -23,6 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
+from penstock.arena import forks
 from penstock.arena.segment import HAS_MEMFD, Segment, create_segment
 from penstock.arena.segment_sizes import RECENT_NEEDS, REUSE_ANY_BELOW_BYTES, REUSE_UP_TO, capacity_for
 
@@ -48,7 +51,7 @@ class Barrier(Protocol):
 class Lease:
     """One batch that the user holds. It ends when the last tensor over the token is gone."""
 
-    __slots__ = ("_ref", "ended", "fenced", "handed_over", "passing", "pid", "segment", "used_bytes")
+    __slots__ = ("_ref", "ended", "fenced", "handed_over", "inherited", "passing", "pid", "segment", "used_bytes")
 
     def __init__(self, segment: Segment, used_bytes: int, token: np.ndarray, ended: Callable[[Lease], None]) -> None:
         self.segment = segment
@@ -58,6 +61,8 @@ class Lease:
         """Whether the device may still read the segment when the lease ends."""
         self.passing = False
         """Whether the batch is being copied to a device: the user does not hold it, and the lease ends by itself."""
+        self.inherited = False
+        """Whether a child was forked meanwhile, which may use the batch for longer than this process."""
         self.pid = os.getpid()
         self.ended = ended
         self._ref = weakref.ref(token, self._token_gone)
@@ -117,6 +122,7 @@ class Arena:
         self.peak_bytes = 0
         self.handed_over_bytes = 0
         """Bytes of all batches handed over to the user so far."""
+        forks.keep_noted(self)
 
     def segment(self, number: int) -> Segment:
         """A segment that is in use, by number."""
@@ -208,7 +214,7 @@ class Arena:
                 assert self._fence is not None
                 self._fence.put(lease)
             elif not lease.handed_over:
-                self.release(lease.segment)
+                self._take_back(lease)
                 is_any_free = True
         return is_any_free
 
@@ -315,7 +321,21 @@ class Arena:
             self._unlock(lease.segment)
             lease.segment.close()
         else:
+            self._take_back(lease)
+
+    def _take_back(self, lease: Lease) -> None:
+        if not lease.inherited:
             self.release(lease.segment)
+            return
+        # Its pages live on for as long as the child maps them.
+        self._in_use.pop(lease.segment.number)
+        self.in_use_bytes -= lease.segment.capacity_bytes
+        self._retire(lease.segment)
+
+    def note_fork(self) -> None:
+        """A child inherits every batch that is lent. Any thread, without the lock."""
+        for lease in list(self._leases.values()):
+            lease.inherited = True
 
     def _unlock(self, segment: Segment) -> None:
         if self._locks is not None:

@@ -15,6 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from penstock.arena.forks import forking_worker
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.workers.board import Board
@@ -136,7 +137,7 @@ class ProcessStarter:
             if not self.starts_at_once:
                 # The resource tracker is started before signals are blocked: its start would unblock them.
                 resource_tracker.ensure_running()
-            with ctrl_c_blocked():
+            with ctrl_c_blocked(), forking_worker():
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             channel.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.arena import forks
 from penstock.arena.arena import Arena
 from penstock.arena.segment import HAS_MEMFD, Segment
 from penstock.arena.segment_sizes import PAGE_BYTES, capacity_for
@@ -367,3 +368,29 @@ def test_a_segment_too_large_for_recent_needs_goes_before_small_ones() -> None:
     assert giant.number in world.closed
     assert {world.take(4 * MIB).number for _ in small} == {segment.number for segment in small}
     world.arena.close()
+
+
+@needs_memfd
+def test_a_segment_that_was_lent_during_a_fork_is_neither_reused_nor_kept() -> None:
+    world = World(10 * MIB)
+    lent = world.take(2 * MIB)
+    token = world.arena.lend(lent, 2 * MIB)
+    with forks.forking_worker():
+        reap(os.fork())
+    del token
+    world.arena.collect_returned()
+    assert world.take(2 * MIB) is lent, "workers use no batch of the trainer's"
+    token = world.arena.lend(lent, 2 * MIB)
+    reap(os.fork())
+    del token
+    world.arena.collect_returned()
+    assert (world.arena.in_use_bytes, world.arena.free_bytes, open_segments()) == (0, 0, 0)
+    assert world.closed == [lent.number]
+    assert world.take(2 * MIB) is not lent
+    world.arena.close()
+
+
+def reap(pid: int) -> None:
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)

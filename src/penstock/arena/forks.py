@@ -1,0 +1,60 @@
+"""Which arenas hear of a fork: a child may use the batches that it inherited for longer than the trainer does.
+
+In:  arenas; forks of this process, by whatever library.
+Out: a note to every arena when a child is forked that is no worker of penstock's.
+Runs in: trainer, in the thread that forks, around the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class Lender(Protocol):
+    def note_fork(self) -> None: ...
+
+
+_lenders: tuple[weakref.ref[Lender], ...] = ()
+"""Replaced as a whole, because a fork in another thread reads it without the lock."""
+_lock = threading.Lock()
+_here = threading.local()
+
+
+def keep_noted(lender: Lender) -> None:
+    """Have the lender hear of every fork from now on."""
+    global _lenders
+    with _lock:
+        _lenders = (*(ref for ref in _lenders if ref() is not None), weakref.ref(lender))
+
+
+@contextlib.contextmanager
+def forking_worker() -> Iterator[None]:
+    """A child that is forked inside is a worker: it uses no batch of the trainer's, and lives as long as its loader."""
+    _here.is_worker = True
+    try:
+        yield
+    finally:
+        _here.is_worker = False
+
+
+def _note() -> None:
+    if not getattr(_here, "is_worker", False):
+        for ref in _lenders:
+            if (lender := ref()) is not None:
+                lender.note_fork()
+
+
+def _begin_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _here.is_worker = False
+
+
+if hasattr(os, "register_at_fork"):
+    # Afterwards too: another thread may be given a batch between the first note and the fork.
+    os.register_at_fork(before=_note, after_in_parent=_note, after_in_child=_begin_child)
