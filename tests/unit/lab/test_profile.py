@@ -117,6 +117,18 @@ def test_an_error_is_one_line_and_leaves_no_process(dataset: Any, said: str) -> 
     assert children() <= before
 
 
+class FailsInThreads(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("file 3.bin is broken")
+        return super().__getitem__(index)
+
+
+def test_an_error_while_reading_in_threads_is_not_called_one_of_collating() -> None:
+    with pytest.raises(DataError, match=r"^index 0, read in one of two threads, failed: ValueError: file 3"):
+        probed(FailsInThreads())
+
+
 class Missing(Slow):
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.load(f"/nowhere/{index}.pt")

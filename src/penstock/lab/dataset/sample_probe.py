@@ -175,6 +175,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _Pr
         warm = samples[len(samples) // 8 :] if len(samples) >= 16 else samples[1:] if len(samples) > 3 else samples
         holds_gil = None
         if limits.tries_threads and stand_in is None and _mean_s(warm) * _FEWEST_READS <= _THREADS_S:
+            where = _IN_THREADS
             holds_gil = _holds_gil(dataset)
         is_repeated = stand_in is not None and gives_all_to_each(dataset, first, stand_in)
         line.send(
@@ -194,6 +195,8 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _Pr
         last = traceback.extract_tb(error.__traceback__)[-1]
         kind = "lacking" if isinstance(error, FileNotFoundError) else "failed"
         then = f" ({last.filename}:{last.lineno})"
+        if where == _IN_THREADS and hasattr(error, "__notes__"):
+            where = f"{error.__notes__[-1]}, read in one of two threads,"
         if where == "collating" and collate_fn is default_collate:
             # The last line of the traceback is inside torch, and does not help the user.
             then = f"; {GIVE_COLLATE}"
@@ -210,6 +213,7 @@ def _reads(dataset: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 _END = object()
+_IN_THREADS = "reading in two threads"
 
 
 def spread_indices(length: int, count: int) -> list[int]:
@@ -232,7 +236,12 @@ def _holds_gil(dataset: Any) -> bool | None:
     def count(until_s: float, offset: int) -> int:
         done = 0
         while time.perf_counter() < until_s:
-            dataset[indices[(done + offset) % len(indices)]]
+            index = indices[(done + offset) % len(indices)]
+            try:
+                dataset[index]
+            except Exception as error:
+                error.add_note(f"index {index}")
+                raise
             done += 1
         return done
 

@@ -176,6 +176,7 @@ class Alarm:
         try:
             # The recorder notes the change and its source.
             recorder.turn(recorder.loaders[step.number], {step.valve: step.to}, who="alert")
+            say(logging.WARNING, f"{each.rule.on} alert: {step.valve} of loader {step.number} lowered to {step.to}")
         except Exception as problem:
             # A loader that is just ending, or refuses: the others can still release something.
             each.refused.add(step.number)
