@@ -22,7 +22,7 @@ from penstock.cli.options import (
     read_own_settings,
 )
 from penstock.cli.progress import measuring
-from penstock.formatting import counted
+from penstock.formatting import counted, rate
 from penstock.meter import Roots
 from penstock.units import format_bytes
 
@@ -106,5 +106,13 @@ def show_bench(console: Console, settings: BenchSettings, measured: BenchResult)
 def _cells(result: LoaderResult, link: float | None) -> list[str]:
     growth = "unknown" if result.peak_growth_bytes is None else format_bytes(result.peak_growth_bytes)
     share = [] if link is None else [f"{100 * result.bytes_per_s / link:.0f}%"]
-    rate = f"{result.samples_per_s:.0f}" if result.samples_per_s >= 10 else f"{result.samples_per_s:.2g}"
-    return [result.name, rate, f"{result.bytes_per_s / 1e9:.3g}", *share, f"{result.first_batch_s:.2f} s", growth]
+    slowest, fastest = min(result.rates), max(result.rates)
+    span = f" ({rate(slowest)}-{rate(fastest)})" if fastest > 1.1 * slowest else ""
+    return [
+        result.name,
+        rate(result.samples_per_s) + span,
+        f"{result.bytes_per_s / 1e9:.3g}",
+        *share,
+        f"{result.first_batch_s:.2f} s",
+        growth,
+    ]

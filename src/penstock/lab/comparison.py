@@ -15,6 +15,8 @@ from penstock.units import format_bytes
 
 ALIKE_FRACTION = 0.05
 """Two loaders that differ by less count as alike even if every round agreed: machines vary by as much."""
+UNCLEAR_FRACTION = 0.25
+"""Two loaders whose rounds overlap, and whose medians differ by more, are neither alike nor different."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,13 @@ class LoaderResult:
     """In the order they ran."""
 
     @property
+    def rates(self) -> list[float]:
+        """Samples per second of each round."""
+        return [each.samples_per_s for each in self.rounds]
+
+    @property
     def samples_per_s(self) -> float:
-        return statistics.median(each.samples_per_s for each in self.rounds)
+        return statistics.median(self.rates)
 
     @property
     def bytes_per_s(self) -> float:
@@ -111,16 +118,14 @@ class LoaderComparison:
 
     def verdict(self) -> str:
         """The comparison in one sentence."""
-        speed = _compare(
-            [each.samples_per_s for each in self.penstock.rounds],
-            [each.samples_per_s for each in self.torch.rounds],
-        )
+        speed = _compare(self.penstock.rates, self.torch.rates)
         first = _compare(
             [each.first_batch_s for each in self.penstock.rounds],
             [each.first_batch_s for each in self.torch.rounds],
         )
+        alike = "no clear difference in samples per second" if self.is_unclear else "about as many samples per second"
         parts = [
-            f"{speed:.2g} times the samples per second" if speed else "about as many samples per second",
+            f"{speed:.2g} times the samples per second" if speed else alike,
             _first_batch_words(first),
         ]
         ours, theirs = self.penstock.peak_growth_bytes, self.torch.peak_growth_bytes
@@ -128,7 +133,22 @@ class LoaderComparison:
             parts.append(f"memory growth of {format_bytes(ours)} against {format_bytes(theirs)}")
         same = {None: "", True: " the same samples with", False: " DIFFERENT samples with"}[self.same_samples]
         *most, last = parts
-        return f"Beside torch's DataLoader, penstock delivered{same} {', '.join(most)} and {last}."
+        more = ""
+        if self.is_unclear:
+            more = f" Rounds of one loader lie up to {100 * self.spread:.0f}% apart: longer or more rounds would tell."
+        return f"Beside torch's DataLoader, penstock delivered{same} {', '.join(most)} and {last}.{more}"
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the rounds overlap although their medians lie far apart: there are too few, or they are too short."""
+        ours, theirs = self.penstock.rates, self.torch.rates
+        slower, faster = sorted((statistics.median(ours), statistics.median(theirs)))
+        return _compare(ours, theirs) is None and faster > slower * (1 + UNCLEAR_FRACTION)
+
+    @property
+    def spread(self) -> float:
+        """By how much the fastest round of one loader exceeds its slowest, as a share of the slowest."""
+        return max(max(each.rates) / max(min(each.rates), 1e-9) for each in (self.penstock, self.torch)) - 1
 
 
 def _first_batch_words(ratio: float | None) -> str:

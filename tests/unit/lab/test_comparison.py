@@ -58,6 +58,12 @@ def test_loaders_without_a_measurable_difference_are_called_alike(ours: list[flo
     assert "a first batch about as soon" in verdict
 
 
+def test_rounds_that_overlap_far_from_each_other_give_no_verdict_and_say_what_would() -> None:
+    verdict = compare([make_round(5), make_round(9)], [make_round(8), make_round(20)]).verdict()
+    assert "no clear difference in samples per second" in verdict
+    assert verdict.endswith("Rounds of one loader lie up to 150% apart: longer or more rounds would tell.")
+
+
 def test_growth_that_could_not_be_read_is_left_out() -> None:
     comparison = compare([make_round(100, growth_mib=None)], [make_round(100, growth_mib=None)])
     assert "memory" not in comparison.verdict()
