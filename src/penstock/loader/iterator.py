@@ -21,6 +21,7 @@ from torch.utils.data._utils import pin_memory as torch_pinning
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
+    _InfiniteConstantSampler,
     _sharding_worker_init_fn,
 )
 
@@ -230,7 +231,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         """How many batches of indices should be drawn and not delivered."""
         if self._num_workers:
             as_torch = self._most_ahead * self._num_workers
-            return max(_DRAWN_AHEAD, as_torch, self.engine.depth + 1) if self._reads_unseen else as_torch
+            return max(_DRAWN_AHEAD, as_torch, 2 * self.engine.depth) if self._reads_unseen else as_torch
         # The end of a sampler with a state must be noticed while its state is still that of this epoch.
         return 0 if self._state_keeper() is None else 1
 
@@ -239,7 +240,12 @@ class PipelineIterator(_BaseDataLoaderIter):
         sampler = self._index_sampler
         if type(sampler) is BatchSampler:
             sampler = sampler.sampler
-        return type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and sampler.generator is None)
+        if type(sampler) in (SequentialSampler, _InfiniteConstantSampler):
+            return True
+        return type(sampler) is RandomSampler and sampler.generator is None
+
+    def _draw_wanted(self) -> None:
+        self._draw_ahead(self._wanted_ahead())
 
     def _draw_ahead(self, count: int) -> None:
         """Draw until ``count`` batches of indices are drawn and not delivered, or the sampler ends."""
@@ -319,7 +325,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         """Wait for the next batch. Ends the epoch if there is none."""
         self._draw_ahead(1)
         try:
-            found = self.engine.next_batch(self._timeout)
+            found = self.engine.next_batch(self._timeout, self._draw_wanted)
         except TimedOut as late:
             raise WorkerError(f"DataLoader timed out after {self._timeout} seconds\n{late}".strip()) from None
         if found is None:
@@ -337,7 +343,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             batches=self._at.batches + 1, turn=batch.number + 1, sampler=batch.sampler_state, resume=resume
         )
         self.position.waypoints.append(self._at)
-        self._draw_ahead(self._wanted_ahead())
+        self._draw_wanted()
         if self._cache_forecast is not None:
             # Without workers it has yet to be fetched.
             self._cache_forecast.advance(batch.number + batch.ready)

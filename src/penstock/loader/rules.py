@@ -33,8 +33,26 @@ class LoaderRules:
     """Tasks of at least this length are never queued behind another task: a slow sample would delay them."""
     most_queued: int = 24
     """The most tasks a worker has at a time."""
+    absent_from: float = 0.125
+    """A trainer that answers later than this share of a task's time, while its loop has to wait, counts as absent:
+    workers then have work queued for as long as it stays away, however long their tasks are."""
     split_always: bool = False
     """Whether every batch is cut into single stretches, however short it is."""
+
+    # -- running ahead ------------------------------------------------------------------
+
+    ahead_share: float = 0.125
+    """Share of the batches' memory up to which the depth may grow beyond the least."""
+    ahead_per_worker: int = 2
+    """Batches ahead per worker where one worker builds each batch, as in torch, and the most where a batch has bytes
+    that nobody counts."""
+    bound_per_worker: int = 4
+    """The most batches ahead per worker where batches belong to workers in turn: if one is always slow, the others
+    would only run away from it."""
+    remembered: float = 0.9
+    """Share of what idle workers could have made that still counts one batch later."""
+    shrink_after: int = 64
+    """After this many batches, at least, the depth shrinks if fewer ahead would have done."""
 
     # -- memory -------------------------------------------------------------------------
 
@@ -82,20 +100,59 @@ class LoaderRules:
             rows = max(stretch, batch_rows * most_open // workers // stretch * stretch)
         return rows
 
-    def tasks_queued(self, row_s: float | None, rows: int, *, in_order: bool = True) -> int:
-        """How many tasks of ``rows`` rows a worker may have at a time."""
-        if row_s is None or not in_order:
+    def tasks_queued(
+        self, row_s: float | None, rows: int, *, in_order: bool = True, absence_s: float = 0.0
+    ) -> int:
+        """How many tasks of ``rows`` rows a worker may have at a time; ``absence_s``: how long the trainer takes to
+        answer."""
+        if row_s is None:
             return 1
-        task_s = row_s * rows
-        if task_s >= self.patient_s:
-            return 1
-        return min(self.most_queued, max(2, 1 + math.ceil(self.queue_s / max(task_s, 1e-6))))
+        task_s = max(row_s * rows, 1e-6)
+        queued = 1
+        if in_order and task_s < self.patient_s:
+            queued = max(2, 1 + math.ceil(self.queue_s / task_s))
+        if absence_s >= self.absent_from * task_s:
+            queued = max(queued, 1 + math.ceil(absence_s / task_s))
+        return min(self.most_queued, queued)
 
-    def depth(self, row_s: float | None, batch_rows: int, workers: int, *, rows: int, in_order: bool = True) -> int:
-        """The least number of batches ahead that keeps all workers busy with tasks of ``rows`` rows, at least 2."""
+    def depth(
+        self,
+        row_s: float | None,
+        batch_rows: int,
+        workers: int,
+        *,
+        rows: int,
+        in_order: bool = True,
+        absence_s: float = 0.0,
+        most: int = 0,
+    ) -> int:
+        """The least number of batches ahead that keeps all workers busy with tasks of ``rows`` rows, at least 2.
+
+        ``most``: how many batches are worth their memory; up to that many, workers that build whole batches have a next
+        one, and have work for as long as the trainer is absent.
+        """
         tasks_per_batch = max(1, math.ceil(batch_rows / max(1, rows)))
-        tasks = workers * self.tasks_queued(row_s, rows, in_order=in_order)
-        return max(2, math.ceil(tasks / tasks_per_batch) + 1)
+
+        def keeps_busy(tasks: int) -> int:
+            return max(2, math.ceil(workers * tasks / tasks_per_batch) + 1)
+
+        least = keeps_busy(self.tasks_queued(row_s, rows, in_order=in_order))
+        wanted = keeps_busy(self.tasks_queued(row_s, rows, in_order=in_order, absence_s=absence_s))
+        if row_s and absence_s >= self.absent_from * row_s * rows:
+            # What workers finish while the trainer is absent stays in their place until it is back.
+            wanted += math.ceil(absence_s * workers / (row_s * max(1, batch_rows)))
+        if rows >= batch_rows:
+            wanted = max(wanted, self.ahead_per_worker * workers)
+        return max(least, min(wanted, most))
+
+    def most_ahead(self, batch_bytes: int, limit_bytes: int, workers: int, *, per_worker: int = 0) -> int:
+        """How many batches of ``batch_bytes`` are worth their memory, out of the ``limit_bytes`` that batches may take.
+
+        ``per_worker``: how many for each worker, where more would not help, or where a batch has bytes that nobody
+        counts; 0: any number.
+        """
+        most = min(self.most_slots, int(self.ahead_share * limit_bytes) // max(1, batch_bytes))
+        return min(most, per_worker * workers) if per_worker else most
 
     def slots(self, depth: int, *, user_holds: int = 1) -> int:
         """How many batches the arena may hold at a time: those ahead and those the user holds."""

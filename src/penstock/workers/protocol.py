@@ -161,6 +161,8 @@ class Done(NamedTuple):
     """The most private memory the worker had since its last report; 0 if it was not measured since."""
     memo: Any
     """What a replacement needs to continue from here, where order matters: see ``Resume``. Otherwise None."""
+    sent_s: float = 0.0
+    """When it was sent, on the monotonic clock, which all processes of a machine share."""
 
 
 class Outcome(NamedTuple):

@@ -693,6 +693,34 @@ def test_a_successful_start_resets_the_count_of_crashes() -> None:
     assert works.peer(0).private_bytes == 5
 
 
+@pytest.mark.parametrize(
+    ("waits", "depth", "limit_mib", "most_open"),
+    [
+        (False, None, 100, 2),  # the user computes: nothing is late
+        (True, None, 100, 9),  # as far as the indices that were drawn
+        (True, 3, 100, 3),  # the user has set the depth
+        (True, None, 1, 4),  # an eighth of 1 MiB is worth four batches of 32 KiB
+    ],
+)
+def test_while_the_loop_waits_for_a_slow_sample_free_workers_go_on_where_memory_is_cheap(
+    waits: bool, depth: int | None, limit_mib: int, most_open: int
+) -> None:
+    template = image(4)
+    works = Works(workers=4, depth=depth, limit_bytes=limit_mib * MIB)
+    works.offer(2)
+    works.finish_everything(template)
+    works.offer(9)
+    works.admission.trainer_waits = waits
+    slow, *others = works.all_tasks()
+    for _ in range(1000):
+        if not others:
+            break
+        works.do(*others[0], template)
+        others = [pair for pair in works.all_tasks() if pair[1].task != slow[1].task]
+    assert len(works.admission.open) == works.dispatcher.depth == most_open
+    assert works.finish_everything(template)[:1] == [2]
+
+
 def test_bound_batches_belong_to_workers_in_turn() -> None:
     works = Works(workers=3, bound=True, splittable=False, depth=6)
     works.offer(6)

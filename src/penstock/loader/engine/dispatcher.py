@@ -11,9 +11,12 @@ seeding="worker", belong to workers in turn instead, as in torch.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
+from operator import attrgetter
 
+from penstock.loader.engine.ahead import Ahead
 from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.parts import EngineParts
@@ -37,6 +40,9 @@ class Dispatcher:
         """The depth the user has set."""
         self.depth_ceiling: int | None = None
         self.paused = False
+        self._ahead = Ahead(self._rules)
+        self._idle_workers, self._idle_from_s = 0, 0.0
+        """Workers to which the depth left nothing to do at the latest turn, and when that was."""
         self._slots = 3
         self._most_queued = 1
         self._next_task = 0
@@ -61,6 +67,7 @@ class Dispatcher:
         elif self._is_worth_assigning():
             self._decide_pace()
             self._assign_free()
+        self._note_idle()
 
     @property
     def queues_many(self) -> bool:
@@ -114,12 +121,71 @@ class Dispatcher:
         self._slots = self._rules.slots(self.depth, user_holds=self._admission.user_holds)
 
     def _decide_depth(self) -> int:
-        order, count = self._order, self._workers.count
-        depth = self.depth_wanted or self._pace.depth(self._pace.batch_rows, count, in_order=order.in_order)
+        order, pace, count = self._order, self._pace, self._workers.count
+        if self.depth_wanted:
+            return self._allowed(self.depth_wanted)
+        most = self._allowed(self._most_ahead())
+        least = pace.depth(pace.batch_rows, count, in_order=order.in_order, most=most)
         if order.bound and not order.in_order:
             # A slow worker gets its share of the batches ahead, not all of them.
-            depth = max(depth, _MOST_BOUND_TASKS * count)
+            least = max(least, _MOST_BOUND_TASKS * count)
+        return self._ahead.bound(self._allowed(least), most)
+
+    def _allowed(self, depth: int) -> int:
         return depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
+
+    def _most_ahead(self) -> int:
+        """How far the depth may grow: as far as batches are cheap, or as the user's own ceiling allows."""
+        shapes, order, rules = self._admission.shapes, self._order, self._rules
+        expected = shapes.expected_bytes(self._pace.batch_rows)
+        if expected is None:
+            return 0
+        if self.depth_ceiling is not None:
+            return self.depth_ceiling
+        per_worker = rules.bound_per_worker if order.bound else 0
+        if not (order.rows and shapes.counts_all):
+            per_worker = rules.ahead_per_worker
+        limit_bytes = self._admission.arena.limit_bytes
+        return rules.most_ahead(expected, limit_bytes, self._workers.count, per_worker=per_worker)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether the batch that is due is ready."""
+        due = self._admission.due
+        return due is not None and due.ready
+
+    def note_asked(self) -> None:
+        """The training loop asks for a batch."""
+        has_ready = self.has_ready
+        self._pace.note_asked(waits=not has_ready)
+        ready = sum(1 for _ in itertools.takewhile(attrgetter("ready"), self._admission.open.values()))
+        self._ahead.note_taken(ready if has_ready else 0)
+
+    def note_answer(self, late_s: float) -> None:
+        """A worker's report of a task was read ``late_s`` after it was sent."""
+        self._pace.note_answer(late_s)
+
+    def note_wait(self, wait_s: float) -> None:
+        """The training loop has waited for a batch."""
+        batch_s = self._batch_s
+        if batch_s > 0:
+            self._ahead.note_wait(wait_s * self._workers.count / batch_s)
+
+    @property
+    def _batch_s(self) -> float:
+        """How long one worker takes for a batch."""
+        return (self._pace.row_s or 0.0) * self._pace.batch_rows
+
+    def _note_idle(self) -> None:
+        """Remember how much idle workers could have made if the depth had left them something to do."""
+        admission, now_s = self._admission, 0.0
+        is_full = bool(admission.upcoming) and len(admission.open) >= self.depth
+        if self._idle_workers or is_full:
+            now_s = time.monotonic()
+        if self._idle_workers and (batch_s := self._batch_s):
+            self._ahead.note_idle(self._idle_workers * (now_s - self._idle_from_s) / batch_s)
+        self._idle_workers = sum(not w.tasks and w.peer.started for w in self._workers.members) if is_full else 0
+        self._idle_from_s = now_s
 
     # -- assigning --------------------------------------------------------------------------
 
@@ -146,7 +212,7 @@ class Dispatcher:
             while begun and not begun[0].has_work:
                 begun.popleft()
             if not begun:
-                batch = self._open_next()
+                batch = self._open_next(is_wanted=not worker.tasks)
                 if batch is None:
                     return
                 begun.append(batch)
@@ -168,29 +234,41 @@ class Dispatcher:
 
     def _assign_bound(self) -> None:
         """Open batches for the workers in turn; each gets its own."""
-        while self._open_next() is not None:
-            pass
-        for worker in self._workers.members:
-            for batch in self._admission.open.values():
-                if len(worker.tasks) >= _MOST_BOUND_TASKS or not worker.peer.started:
-                    break
-                if batch.worker_id != worker.worker_id or not batch.todo:
-                    continue
-                if worker.exhausted:
-                    batch.todo.clear()
-                    batch.result, batch.ready = Outcome("exhausted"), True
-                else:
-                    self._assign_rows(worker, batch)
+        while True:
+            while self._open_next() is not None:
+                pass
+            for worker in self._workers.members:
+                self._assign_own(worker)
+            if not any(not w.tasks and w.peer.started and not w.exhausted for w in self._workers.members):
+                return
+            if self._open_next(is_wanted=True) is None:
+                return
 
-    def _open_next(self) -> Batch | None:
+    def _assign_own(self, worker: WorkerEntry) -> None:
+        """Give a worker the batches that belong to it."""
+        for batch in self._admission.open.values():
+            if len(worker.tasks) >= max(_MOST_BOUND_TASKS, self._most_queued) or not worker.peer.started:
+                return
+            if batch.worker_id != worker.worker_id or not batch.todo:
+                continue
+            if worker.exhausted:
+                batch.todo.clear()
+                batch.result, batch.ready = Outcome("exhausted"), True
+            else:
+                self._assign_rows(worker, batch)
+
+    def _open_next(self, *, is_wanted: bool = False) -> Batch | None:
+        """Open the next batch within the depth; ``is_wanted``, by a worker that has nothing to do: beyond it, if the
+        training loop waits and memory is cheap."""
         admission, splits_rows = self._admission, self._pace.splits
         # A batch that was evicted may be due while later ones are ready.
-        if not admission.upcoming or (len(admission.open) >= self.depth and not admission.is_next_due):
+        is_beyond = len(admission.open) >= self.depth and not admission.is_next_due
+        if not admission.upcoming or (is_beyond and not (is_wanted and self._may_grow)):
             return None
         upcoming = admission.upcoming[0]
         splits = splits_rows and self._pace.rows_per_task(upcoming.rows, self._workers.count) < upcoming.rows
         batch = admission.open_next(
-            slots=self._slots,
+            slots=min(self._slots + is_beyond, self._rules.most_slots),
             # Workers that write rows ask as soon as they hold one sample, so each may start one batch of unknown size.
             start_blind=self._workers.count if self._order.rows and not splits else 1,
             # Parts, and the batch made of them, exist side by side for a moment.
@@ -198,9 +276,17 @@ class Dispatcher:
             rows_ahead=self._order.rows,
             private_bytes=self._most_growth_bytes(upcoming),
         )
+        if batch is not None and is_beyond:
+            self._ahead.grow()
+            self.depth = self._ahead.depth
+            self._slots = self._rules.slots(self.depth, user_holds=admission.user_holds)
         if batch is not None and self._order.bound:
             batch.worker_id = batch.number % self._workers.count if self._order.in_order else self._least_loaded()
         return batch
+
+    @property
+    def _may_grow(self) -> bool:
+        return self.depth_wanted is None and self._admission.trainer_waits and self._ahead.may_grow
 
     def _most_growth_bytes(self, batch: Batch) -> int:
         """The most that any free worker would grow while it builds ``batch`` alone."""

@@ -149,10 +149,10 @@ class Engine:
         """Add a batch drawn from the sampler, in order."""
         self._dispatcher.offer(batch)
 
-    def next_batch(self, timeout_s: float) -> Batch | None:
+    def next_batch(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
         """The next batch, to be delivered; None once every batch that was offered is taken or the workers are
-        exhausted. Raises ``TimedOut``."""
-        return self._pump.next_batch(timeout_s)
+        exhausted. ``draw_ahead`` is called during a wait, to offer more. Raises ``TimedOut``."""
+        return self._pump.next_batch(timeout_s, draw_ahead)
 
     def try_next(self) -> Batch | None:
         """The next batch if it is ready now."""

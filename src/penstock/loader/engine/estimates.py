@@ -18,6 +18,8 @@ from penstock.loader.rules import LoaderRules
 
 _WEIGHT = 0.2
 """Weight of the latest task in the average time per row."""
+_ABSENCE_WEIGHT, _ABSENCE_KEPT = 0.5, 0.98
+"""Weight of a longer absence of the trainer after which its loop had to wait; share of the estimate kept otherwise."""
 _RECENT_BATCHES = 8
 """How many of the latest batches decide how many rows the next one is expected to have."""
 _AGREE_AFTER_CHANGE = 3
@@ -37,6 +39,10 @@ class Pace:
         """Whether rows of one batch may come from several workers."""
         self.row_s: float | None = None
         """Seconds that one worker takes per row; None until a task is done."""
+        self.absence_s = 0.0
+        """How late the trainer answers workers, as far as its loop has to wait for it."""
+        self._latest_s = 0.0
+        """The latest answer since the loop last asked for a batch."""
         self.most_open = sys.maxsize
         """How many batches memory allows to be filled at a time."""
 
@@ -57,14 +63,29 @@ class Pace:
             return batch_rows
         return self._rules.rows_per_task(self.row_s, batch_rows, workers=workers, most_open=self.most_open)
 
+    def note_answer(self, late_s: float) -> None:
+        """A report of a worker was read ``late_s`` after it was sent."""
+        self._latest_s = max(self._latest_s, late_s)
+
+    def note_asked(self, *, waits: bool) -> None:
+        """The training loop asked for a batch, and has to wait for it or not."""
+        if waits and self._latest_s > self.absence_s:
+            self.absence_s += _ABSENCE_WEIGHT * (self._latest_s - self.absence_s)
+        else:
+            self.absence_s *= _ABSENCE_KEPT
+        self._latest_s = 0.0
+
     def tasks_queued(self, rows: int, *, in_order: bool) -> int:
         """How many tasks of ``rows`` rows a worker may have at a time."""
-        return self._rules.tasks_queued(self.row_s, rows, in_order=in_order)
+        return self._rules.tasks_queued(self.row_s, rows, in_order=in_order, absence_s=self.absence_s)
 
-    def depth(self, batch_rows: int, workers: int, *, in_order: bool) -> int:
-        """The least number of batches ahead that keeps all workers busy, at least 2."""
+    def depth(self, batch_rows: int, workers: int, *, in_order: bool, most: int = 0) -> int:
+        """The least number of batches ahead that keeps all workers busy, at least 2; ``most``: how many are worth their
+        memory."""
         rows = self.rows_per_task(batch_rows, workers)
-        return self._rules.depth(self.row_s, batch_rows, workers, rows=rows, in_order=in_order)
+        return self._rules.depth(
+            self.row_s, batch_rows, workers, rows=rows, in_order=in_order, absence_s=self.absence_s, most=most
+        )
 
 
 class Shapes:
@@ -98,6 +119,11 @@ class Shapes:
 
     def note_sample(self, sample_bytes: int) -> None:
         self._sample_sizes.append(sample_bytes)
+
+    @property
+    def counts_all(self) -> bool:
+        """Whether the expected bytes are all that a batch takes: texts and small objects travel in messages."""
+        return self.template is not None and all(leaf.kind != "text" for leaf in self.template.leaves)
 
     @property
     def sample_bytes(self) -> int:

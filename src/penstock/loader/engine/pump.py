@@ -217,16 +217,19 @@ class Pump:
             self._workers.hang_up(worker)
             self._settlement.on_crash(worker)
             return
+        now_s = time.monotonic()
         for message in messages:
             if isinstance(message, Done):
+                self._dispatcher.note_answer(now_s - message.sent_s)
                 self._counters.fetch_s += message.fetch_s
                 self._counters.collate_s += message.collate_s
             self._settlement.on_message(worker, message)
 
     # -- the training thread ----------------------------------------------------------------
 
-    def next_batch(self, timeout_s: float) -> Batch | None:
-        """The next batch; None once every batch that was offered is taken or the workers are exhausted."""
+    def next_batch(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
+        """The next batch; None once every batch that was offered is taken or the workers are exhausted.
+        ``draw_ahead``: draws and offers more batches, if the depth has grown during the wait."""
         self._askers += 1
         try:
             with self._lock:
@@ -236,9 +239,10 @@ class Pump:
                 self._arena.pass_fence()
                 self._dispatcher.paused = False
                 self._admission.user_holds = max(1, self._arena.lent_count)
+                self._dispatcher.note_asked()
                 batch = self._take()
             if batch is None:
-                batch = self._wait(timeout_s)
+                batch = self._wait(timeout_s, draw_ahead)
             return batch
         finally:
             self._left_s = time.monotonic()
@@ -252,6 +256,8 @@ class Pump:
             self._last_asked_s = self._left_s = time.monotonic()
             self._away_s = 0.0
             self._dispatcher.paused = False
+            if self._dispatcher.has_ready:
+                self._dispatcher.note_asked()
             batch = self._settlement.take_ready()
         if batch is None:
             self.turn(0.0)
@@ -267,7 +273,7 @@ class Pump:
     def end_epoch(self) -> None:
         self._patience_s = self._rules.epoch_end_release_s
 
-    def _wait(self, timeout_s: float) -> Batch | None:
+    def _wait(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
         """Pump until a batch is ready or there will be none."""
         began = self._counters.waits_since_s = time.perf_counter()
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
@@ -287,10 +293,14 @@ class Pump:
                     with self._lock:
                         raise TimedOut(timeout_report(self._workers, self._admission.due))
                 self.turn(wait_s)
+                draw_ahead()
         finally:
             self._admission.trainer_waits = False
             self._counters.waits_since_s = None
-            self._counters.note_wait(time.perf_counter() - began)
+            wait_s = time.perf_counter() - began
+            self._counters.note_wait(wait_s)
+            with self._lock:
+                self._dispatcher.note_wait(wait_s)
 
     def _take(self) -> Batch | None:
         batch = self._settlement.take_ready()

@@ -139,6 +139,7 @@ class WorkerLoop:
                 collate_s=self._collate_s,
                 private_bytes=self._private_bytes(),
                 memo=self._memo(),
+                sent_s=time.monotonic(),
             )
         )
 
