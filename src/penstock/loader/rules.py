@@ -100,9 +100,7 @@ class LoaderRules:
             rows = max(stretch, batch_rows * most_open // workers // stretch * stretch)
         return rows
 
-    def tasks_queued(
-        self, row_s: float | None, rows: int, *, in_order: bool = True, absence_s: float = 0.0
-    ) -> int:
+    def tasks_queued(self, row_s: float | None, rows: int, *, in_order: bool = True, absence_s: float = 0.0) -> int:
         """How many tasks of ``rows`` rows a worker may have at a time; ``absence_s``: how long the trainer takes to
         answer."""
         if row_s is None:

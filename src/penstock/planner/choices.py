@@ -55,7 +55,8 @@ def try_all(load: Load, *, room_bytes: int, most_workers: int | None = None) -> 
     best, since = 0.0, 0
     for workers in worker_counts(load.profile, load.cores, most_workers):
         here = replace(load, workers=workers)
-        room, usual = batches_within(here, room_bytes), here.usual_depth
+        room = batches_within(here, room_bytes)
+        usual = here.depth_within(room)
         depths = {
             max(1, min(depth, slots_within(here, depth, room) - 1))
             for depth in (1, 2, (usual + 2) // 2, usual)
@@ -74,7 +75,7 @@ def try_all(load: Load, *, room_bytes: int, most_workers: int | None = None) -> 
 
 def _try(load: Load, depth: int, room: int | None) -> Tried:
     """``room``: how many batches fit; None: the budget holds the loader to this depth."""
-    outcome = simulate_held(load, depth) if room is None else simulate_penstock(load, depth, room)
+    outcome = simulate_held(load, depth) if room is None else simulate_penstock(load, None, room)
     return Tried(load=load, depth=depth, is_own=room is not None, outcome=outcome)
 
 

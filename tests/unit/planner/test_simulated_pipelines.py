@@ -253,3 +253,16 @@ def test_a_huge_batch_is_simulated_as_fast_as_a_small_one(play: Any, monkeypatch
     assert outcome.most_batches_bytes / batch_bytes == pytest.approx(
         round(outcome.most_batches_bytes / batch_bytes), rel=0.01
     )
+
+
+def test_penstocks_depth_grows_beyond_slow_samples_where_memory_is_cheap_and_nowhere_else() -> None:
+    usual = load(wait_s=0.01, workers=8, cores=16)
+    quick, slow = usual.profile.samples[0], replace(usual.profile.samples[0], wait_s=0.2)
+    uneven = replace(usual, profile=replace(usual.profile, samples=(quick,) * 24 + (slow,)))
+    ideal = 8 / uneven.row_s
+    roomy, tight = simulate_penstock(uneven, room=400), simulate_penstock(uneven, room=16)
+    assert roomy.samples_per_s > 0.9 * ideal
+    assert tight.samples_per_s < 0.7 * ideal
+    assert tight.most_batches_bytes <= (uneven.usual_depth + 1) * 8 * MB
+    even = simulate_penstock(usual, room=400)
+    assert even.most_batches_bytes <= (usual.usual_depth + 1) * 8 * MB

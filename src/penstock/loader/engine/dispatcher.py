@@ -286,7 +286,8 @@ class Dispatcher:
 
     @property
     def _may_grow(self) -> bool:
-        return self.depth_wanted is None and self._admission.trainer_waits and self._ahead.may_grow
+        waits = self._admission.trainer_waits and not self.has_ready
+        return waits and self.depth_wanted is None and self._ahead.may_grow
 
     def _most_growth_bytes(self, batch: Batch) -> int:
         """The most that any free worker would grow while it builds ``batch`` alone."""

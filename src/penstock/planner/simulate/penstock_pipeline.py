@@ -37,13 +37,15 @@ longest such wait. The operating system lets some workers wait for one core whil
 
 
 def simulate_penstock(load: Load, depth: int | None = None, room: float = math.inf) -> Simulation:
-    """``depth``: batches ahead; None: the loader's own. ``room``: how many batches the budget has room for."""
+    """``depth``: batches ahead; None: the loader's own, which grows. ``room``: how many batches the budget has room
+    for."""
     if not load.workers:
         return simulate_alone(load)
     profile, cost, rules = load.profile, load.profile.ours, load.rules
-    depth = load.usual_depth if depth is None else depth
+    most_ahead = load.most_ahead(room) if depth is None else 0
+    ahead = load.depth_within(room) if depth is None else depth
     is_made, is_apart = profile.has_collate, _is_apart(profile)
-    slots = slots_within(load, depth, room)
+    slots = slots_within(load, ahead, room)
     cores, memory, stream = Cores(load.cores), SimulatedMemory(), Stream(load)
     rows, lag = load.rows_per_task, _lag(load)
     trainer = Trainer(load, cost, cores, ahead=max(slots, load.workers * rows // load.batch_size))
@@ -61,10 +63,15 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
         return math.ceil(cost.copies * piece.size_bytes)
 
     def open_next() -> bool:
-        nonlocal opened
+        nonlocal opened, ahead, slots
+        waits = trainer.asked is not None and left.get(trainer.asked, 0) > 0
+        if waits and len(left) + len(ready) >= ahead and ahead < most_ahead:
+            # A worker has nothing to do while the training loop waits.
+            ahead += 1
+            slots = slots_within(load, ahead, room)
         # Samples and their batch exist at the same time for a moment.
         needed = len(in_slot) + 1 + (len(left) + 1 if is_apart else 0)
-        is_full = len(left) + len(ready) >= depth or len(in_slot) >= slots or needed > room
+        is_full = len(left) + len(ready) >= ahead or len(in_slot) >= slots or needed > room
         # The batch that is due next is opened even then if only lent batches take its room; while two are lent, only if
         # there is room.
         if is_full and (len(in_slot) > lent or len(in_slot) >= max(2, room)):

@@ -23,6 +23,8 @@ _STARTING_BYTES, _INDEX_BYTES = 3 << 19, 45
 """The least memory that a training process takes to start workers, and for every index of a shuffled order, which torch
 creates as a whole. A process that has loaded before, such as one that profiles, can reuse memory for part of it."""
 _LEAST_BATCHES, _MOST_BATCHES = 30, 240
+_PLENTY = 1 << 40
+"""Batches for which memory has room if nothing limits it."""
 _MOST_DRAWN = 256
 """The number of rows of a batch that are drawn; the other rows have the mean size and take the mean time."""
 
@@ -57,8 +59,20 @@ class Load:
 
     @property
     def usual_depth(self) -> int:
-        """Batches ahead in penstock's loader where the user has set nothing."""
-        return self.rules.depth(self.row_s, self.batch_size, self.workers, rows=self.rows_per_task)
+        """The fewest batches ahead that keep penstock's workers busy."""
+        return self.depth_within(0)
+
+    def depth_within(self, room: float) -> int:
+        """Batches ahead with which penstock's loader begins, if its memory has room for ``room`` batches."""
+        most = self.most_ahead(room)
+        return self.rules.depth(self.row_s, self.batch_size, self.workers, rows=self.rows_per_task, most=most)
+
+    def most_ahead(self, room: float) -> int:
+        """Batches ahead up to which penstock's loader goes where that helps."""
+        per_worker = 0 if self.profile.is_splittable else self.rules.bound_per_worker
+        if self.profile.has_collate:
+            per_worker = self.rules.ahead_per_worker
+        return self.rules.most_ahead(1, int(min(room, _PLENTY)), self.workers, per_worker=per_worker)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +162,8 @@ class Trainer:
         self._load, self._cost, self._cores = load, cost, cores
         self._at_a_time = at_a_time
         self.batches = max(_LEAST_BATCHES, 3 * at_a_time, min(_MOST_BATCHES, 6 * ahead + 12))
+        self.asked: int | None = None
+        """The batch that it waits for."""
         self._taken_s: list[float] = []
         self._waited_s: list[float] = []
 
@@ -160,7 +176,9 @@ class Trainer:
         before it."""
         for number in range(self.batches):
             asked_s = self._cores.now_s
+            self.asked = number
             yield Until(lambda number=number: is_ready(number))
+            self.asked = None
             yield Compute(self._cost.trainer_s)
             take(number)
             self._taken_s.append(self._cores.now_s)
