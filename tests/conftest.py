@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support.isolation import Isolation
+from support.ready_python import ReadyPython
 
 # Slow examples are slow because of what is tested; no example fails for its time or its size.
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
@@ -70,6 +72,13 @@ def own_world(request: pytest.FixtureRequest) -> Iterator[None]:
     """Records, caches and settings of a test are its own, and so is the state of the random generators."""
     with request.config.stash[_ISOLATION].one_test():
         yield
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[ReadyPython]:
+    """Starts Python processes that have imported torch before."""
+    with contextlib.closing(ReadyPython()) as made:
+        yield made
 
 
 @pytest.hookimpl(trylast=True)

@@ -27,6 +27,7 @@ import penstock
 from penstock.workers.process_worker import ProcessWorker
 from support.datasets.numbers import Counted, Endless, Numbers
 from support.faults.processes import HANG_S
+from support.ready_python import ReadyPython
 
 MIB = 1 << 20
 
@@ -303,7 +304,7 @@ def _span(line: str) -> int:
     return int(end, 16) - int(start, 16)
 
 
-def test_many_small_batches_can_be_kept_under_the_usual_limit_of_open_files() -> None:
+def test_many_small_batches_can_be_kept_under_the_usual_limit_of_open_files(run: Run) -> None:
     """list(loader) with more batches than a process may have files open."""
     code = """
 import resource
@@ -388,11 +389,12 @@ def pids():
 """
 
 
-def run(code: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    """A training that hangs, or waits for samples of 1,000 s, is an error."""
-    return subprocess.run(
-        [sys.executable, "-c", START + code], capture_output=True, text=True, timeout=HANG_S, check=False, **more
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(python: ReadyPython) -> Run:
+    return lambda code, **more: python.run(START + code, **more)
 
 
 def assert_gone(pids: list[int]) -> None:
@@ -423,7 +425,7 @@ print(*pids(), flush=True)
     ],
 )
 @pytest.mark.parametrize("more", ["", ", persistent_workers=True", ", backend='thread'"])
-def test_the_interpreter_exits_silently_with_iterators_alive(ending: str, status: int, more: str) -> None:
+def test_the_interpreter_exits_silently_with_iterators_alive(ending: str, status: int, more: str, run: Run) -> None:
     if "other" in ending and "persistent" in more:
         pytest.skip("a persistent loader has one iterator")
     done = run(LIVE.format(more=more) + ending)
@@ -431,7 +433,7 @@ def test_the_interpreter_exits_silently_with_iterators_alive(ending: str, status
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
-def test_workers_die_with_a_trainer_that_was_killed() -> None:
+def test_workers_die_with_a_trainer_that_was_killed(run: Run) -> None:
     done = run(LIVE.format(more="") + "os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
@@ -439,7 +441,7 @@ def test_workers_die_with_a_trainer_that_was_killed() -> None:
     assert_gone(pids)
 
 
-def test_workers_in_a_long_sample_die_with_a_trainer_that_was_killed() -> None:
+def test_workers_in_a_long_sample_die_with_a_trainer_that_was_killed(run: Run) -> None:
     code = """
 loader = penstock.DataLoader(Numbers(100, sample_s=1000), num_workers=2)
 iterator = iter(loader)
@@ -450,7 +452,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
-def test_a_trainer_exits_promptly_while_workers_are_in_a_long_sample() -> None:
+def test_a_trainer_exits_promptly_while_workers_are_in_a_long_sample(run: Run) -> None:
     code = """
 loader = penstock.DataLoader(Numbers(100, sample_s=1000), num_workers=2)
 iterator = iter(loader)
@@ -461,15 +463,15 @@ print(*pids(), flush=True)
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
-def test_ctrl_c_ends_the_training_with_one_traceback() -> None:
+def test_ctrl_c_ends_the_training_with_one_traceback(run: Run) -> None:
     code = LIVE.format(more="") + "os.killpg(os.getpid(), signal.SIGINT); time.sleep(1000)"
-    done = run(code, start_new_session=True)
+    done = run(code, own_session=True)
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
     assert_gone([int(pid) for pid in done.stdout.split()])
 
 
-def test_a_forked_child_that_exits_normally_causes_at_most_restarts() -> None:
+def test_a_forked_child_that_exits_normally_causes_at_most_restarts(run: Run) -> None:
     """Python terminates the daemons it believes to be the child's own at its exit; torch's loader dies of that."""
     code = """
 loader = penstock.DataLoader(Numbers(4000, 1 << 14), batch_size=8, num_workers=2)

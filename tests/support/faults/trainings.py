@@ -35,6 +35,10 @@ warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 code = None
 if __name__ == "__main__":
+    _ = penstock.DataLoader
+    # Collections in a training, the one at its exit above all, would copy every page of the modules.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
