@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from support.loaders import MAKERS, MakeLoader
+from support.ready_python import ReadyProcess, ReadyPython
 
 HERE = Path(__file__).parent
 EXIT_S = 60.0
@@ -81,14 +83,12 @@ ENDINGS = {
 }
 
 
-def start(script: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROLOGUE + textwrap.dedent(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=HERE,
-    )
+Start = Callable[[str], ReadyProcess]
+
+
+@pytest.fixture
+def start(python: ReadyPython) -> Start:
+    return lambda script: python.start(PROLOGUE + textwrap.dedent(script), folder=HERE)
 
 
 def assert_all_gone(pids: set[int]) -> None:
@@ -103,18 +103,25 @@ def assert_all_gone(pids: set[int]) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_python_ends_silently(ending: str) -> None:
+def test_python_ends_silently(ending: str, start: Start) -> None:
     with start(ENDINGS[ending]) as process:
-        output, complaints = process.communicate(timeout=EXIT_S)
+        output, complaints = process.communicate()
     assert complaints == ""
     assert process.returncode == 0
     assert_all_gone({int(pid) for pid in output.split()})
 
 
-def test_an_error_in_the_training_loop_is_all_that_is_printed() -> None:
+def test_python_that_imports_torch_itself_ends_silently_too() -> None:
+    script = PROLOGUE + textwrap.dedent(ENDINGS["with two loaders in a cycle"])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=HERE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_all_gone({int(pid) for pid in done.stdout.split()})
+
+
+def test_an_error_in_the_training_loop_is_all_that_is_printed(start: Start) -> None:
     script = "for batch in loader():\n    tell(batch)\n    raise LookupError('the loss is not a number')"
     with start(script) as process:
-        output, complaints = process.communicate(timeout=EXIT_S)
+        output, complaints = process.communicate()
     assert process.returncode == 1
     assert complaints.count("Traceback") == 1
     assert complaints.strip().splitlines()[-1] == "LookupError: the loss is not a number"
@@ -122,7 +129,7 @@ def test_an_error_in_the_training_loop_is_all_that_is_printed() -> None:
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
-def test_workers_do_not_outlive_a_trainer_that_is_killed(death: signal.Signals) -> None:
+def test_workers_do_not_outlive_a_trainer_that_is_killed(death: signal.Signals, start: Start) -> None:
     script = """
         iterator = iter(loader(persistent_workers=True))
         next(iterator)
@@ -131,11 +138,10 @@ def test_workers_do_not_outlive_a_trainer_that_is_killed(death: signal.Signals) 
         time.sleep(600)
         """
     with start(script) as process:
-        assert process.stdout is not None
         workers = {int(pid) for pid in process.stdout.readline().split()}
         assert len(workers) >= 2
         process.send_signal(death)
-        process.communicate(timeout=EXIT_S)
+        process.communicate()
     assert process.returncode != 0
     assert_all_gone(workers)
 

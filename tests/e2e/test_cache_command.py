@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import penstock
+from support.ready_python import ReadyPython
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd")
 
@@ -54,9 +55,9 @@ def test_a_live_cache_is_listed_counted_and_cleared_while_it_is_used(tmp_path: P
         assert cache.put("after", 1) and cache.get("after") == 1
 
 
-def test_stale_caches_are_shown_and_removed() -> None:
+def test_stale_caches_are_shown_and_removed(python: ReadyPython) -> None:
     code = "import os, penstock; cache = penstock.Cache('4MiB', name='gone'); cache.put(1, 1); os._exit(1)"
-    subprocess.run([sys.executable, "-c", code], check=False)
+    python.run(code)
     assert "stale" in run("list")
     assert run("clear", "--stale") == "removed 1 stale cache: gone\n"
     assert run("list").startswith("no caches on this node")

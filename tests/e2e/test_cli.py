@@ -16,6 +16,8 @@ import pytest
 
 from penstock import __version__
 from penstock.cli.app import COMMANDS
+from penstock.lab.demo import DemoSettings
+from support.ready_python import ReadyPython
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 ANSI = "\x1b["
@@ -96,19 +98,19 @@ def test_help_imports_no_command_and_no_page() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["doctor"]])
-def test_an_answer_takes_less_than_half_the_time_of_importing_torch(arguments: list[str]) -> None:
+def test_an_answer_takes_less_than_half_the_time_of_importing_torch() -> None:
     def time_s(command: list[str]) -> float:
         start_s = time.perf_counter()
         subprocess.run(command, capture_output=True, timeout=120)
         return time.perf_counter() - start_s
 
-    ours_s, torch_s = [], []
+    help_s, doctor_s, torch_s = [], [], []
     for _ in range(3):
-        ours_s.append(time_s([PENSTOCK, *arguments]))
+        help_s.append(time_s([PENSTOCK, "--help"]))
+        doctor_s.append(time_s([PENSTOCK, "doctor"]))
         torch_s.append(time_s([sys.executable, "-c", "import torch"]))
     # The minimum of each, because other programs use this machine too.
-    assert min(ours_s) < min(torch_s) / 2, (ours_s, torch_s)
+    assert max(min(help_s), min(doctor_s)) < min(torch_s) / 2, (help_s, doctor_s, torch_s)
 
 
 def test_the_doctors_json_has_the_shape_that_checks_rely_on() -> None:
@@ -253,8 +255,12 @@ def session_pids(session: int) -> list[int]:
     return found
 
 
-def test_the_demo_measures_both_loaders_and_prints_a_verdict() -> None:
-    done = run("demo", "--json")
+def test_the_demo_measures_both_loaders_and_prints_a_verdict(python: ReadyPython) -> None:
+    settings = DemoSettings()
+    assert 2 * settings.rounds * settings.round_s < 20, "the help promises about 20 seconds"
+    brief = "import functools; from penstock.lab import demo; demo.DemoSettings = functools.partial("
+    brief += "demo.DemoSettings, round_s=0.5); import sys; from penstock.cli import main; main()"
+    done = python.run(brief, "demo", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     answer = json.loads(done.stdout)
@@ -267,8 +273,6 @@ def test_the_demo_measures_both_loaders_and_prints_a_verdict() -> None:
         assert result["peak_growth_bytes"] > answer["settings"]["sample_bytes"]
         assert len(result["rounds"]) == answer["settings"]["rounds"]
     assert "penstock" in answer["verdict"]
-    settings = answer["settings"]
-    assert 2 * settings["rounds"] * settings["round_s"] < 20, "the help promises about 20 seconds"
 
 
 OWN_DATA = """
@@ -305,11 +309,13 @@ def own_data(tmp_path: Path) -> str:
     [["Slow", "--shuffle"], ["Slow", "--workers", "0"], ["Slow", "--collate", "collate"], ["Stream"]],
     ids=" ".join,
 )
-def test_the_bench_runs_the_users_dataset_through_both_loaders(own_data: str, arguments: list[str]) -> None:
+def test_the_bench_runs_the_users_dataset_through_both_loaders(
+    own_data: str, arguments: list[str], python: ReadyPython
+) -> None:
     attribute, *more = arguments
     if "--collate" in more:
         more[-1] = f"{own_data}:{more[-1]}"
-    done = run(
+    done = python.run_command(
         "bench", f"{own_data}:{attribute}", "--batch-size", "8", "--workers", "2", "--seconds", "0.3",
         "--rounds", "1", "--json", *more,
     )  # fmt: skip
@@ -333,25 +339,29 @@ def test_the_bench_runs_the_users_dataset_through_both_loaders(own_data: str, ar
     ],
     ids=["no attribute", "memory", "device", "empty", "failing", "failing here", "settings"],
 )
-def test_the_bench_reports_errors_in_one_line(own_data: str, arguments: list[str], status: int, said: str) -> None:
+def test_the_bench_reports_errors_in_one_line(
+    own_data: str, arguments: list[str], status: int, said: str, python: ReadyPython
+) -> None:
     target, *more = arguments
-    done = run("bench", str(Path(own_data).parent / target), "--workers", "1", "--seconds", "0.2", *more)
+    done = python.run_command("bench", str(Path(own_data).parent / target), "--workers", "1", "--seconds", "0.2", *more)
     assert done.returncode == status
     assert said in done.stderr
     assert status == 2 or done.stderr.count("\n") == 1
 
 
-def test_the_bench_suggests_a_collate_function(own_data: str) -> None:
-    done = run("bench", f"{own_data}:Ragged", "--workers", "1", "--seconds", "0.2")
+def test_the_bench_suggests_a_collate_function(own_data: str, python: ReadyPython) -> None:
+    done = python.run_command("bench", f"{own_data}:Ragged", "--workers", "1", "--seconds", "0.2")
     assert done.returncode == 1
     assert "equal size" in done.stderr and "--collate file.py:function" in done.stderr
 
 
-def test_the_bench_takes_missing_options_from_a_settings_file(own_data: str, tmp_path: Path) -> None:
+def test_the_bench_takes_missing_options_from_a_settings_file(
+    own_data: str, tmp_path: Path, python: ReadyPython
+) -> None:
     (tmp_path / "team.toml").write_text(
         "[train]\nbatch_size = 6\nnum_workers = 1\nprefetch_factor = 3\nmemory = '64MB'\n[eval]\nbatch_size = 5\n"
     )
-    done = run(
+    done = python.run_command(
         "bench", f"{own_data}:Slow", "--settings", str(tmp_path / "team.toml"), "--section", "eval", "--memory", "80MB",
         "--seconds", "0.2", "--rounds", "1", "--json",
     )  # fmt: skip

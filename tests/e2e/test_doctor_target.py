@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+from support.ready_python import ReadyPython
 
 DATASETS = """
 from torch.utils.data import Dataset, IterableDataset
@@ -48,14 +47,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "TERM"}}
-    command = [PENSTOCK, "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=280, cwd=folder, env=kept)
+Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_list_of_a_million_paths_is_found_with_its_cost_and_its_remedy(folder: Path) -> None:
-    done = doctor(folder, "mine.py:costly", "--json")
+@pytest.fixture
+def doctor(folder: Path, python: ReadyPython) -> Doctor:
+    return lambda *arguments: python.run_command("doctor", *arguments, folder=folder)
+
+
+def test_a_list_of_a_million_paths_is_found_with_its_cost_and_its_remedy(doctor: Doctor) -> None:
+    done = doctor("mine.py:costly", "--json")
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
     assert answer["dataset"]["type"] == "mine.Paths"
@@ -72,15 +73,15 @@ def test_a_list_of_a_million_paths_is_found_with_its_cost_and_its_remedy(folder:
     assert answer["memory"]["limit_bytes"] > 0
 
 
-def test_a_shared_list_of_paths_is_no_finding(folder: Path) -> None:
-    answer = json.loads(doctor(folder, "mine.py:shared", "--json").stdout)
+def test_a_shared_list_of_paths_is_no_finding(doctor: Doctor) -> None:
+    answer = json.loads(doctor("mine.py:shared", "--json").stdout)
     (container,) = answer["dataset"]["containers"]
     assert (container["kind"], container["per_worker_bytes"]) == ("SharedList", 0)
     assert "python-containers" not in {finding["id"] for finding in answer["findings"]}
 
 
-def test_the_page_fits_80_columns_and_names_the_container(folder: Path) -> None:
-    done = doctor(folder, "mine:costly")
+def test_the_page_fits_80_columns_and_names_the_container(doctor: Doctor) -> None:
+    done = doctor("mine:costly")
     assert done.returncode == 1, done.stderr
     assert done.stderr == ""
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
@@ -90,8 +91,8 @@ def test_the_page_fits_80_columns_and_names_the_container(folder: Path) -> None:
     assert "dataset.paths" in words
 
 
-def test_a_stream_has_no_length(folder: Path) -> None:
-    answer = json.loads(doctor(folder, "mine.py:Stream", "--json").stdout)
+def test_a_stream_has_no_length(doctor: Doctor) -> None:
+    answer = json.loads(doctor("mine.py:Stream", "--json").stdout)
     assert answer["dataset"] == {"type": "mine.Stream", "length": None, "containers": [], "complete": True}
 
 
@@ -104,22 +105,22 @@ def test_a_stream_has_no_length(folder: Path) -> None:
         ("mine.py", 2, "names no attribute"),
     ],
 )
-def test_a_wrong_target_is_an_error_and_nothing_is_printed(folder: Path, target: str, status: int, said: str) -> None:
-    done = doctor(folder, target)
+def test_a_wrong_target_is_an_error_and_nothing_is_printed(doctor: Doctor, target: str, status: int, said: str) -> None:
+    done = doctor(target)
     assert done.returncode == status
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_without_a_target_the_answer_has_no_dataset(folder: Path) -> None:
-    assert "dataset" not in json.loads(doctor(folder, "--json").stdout)
+def test_without_a_target_the_answer_has_no_dataset(doctor: Doctor) -> None:
+    assert "dataset" not in json.loads(doctor("--json").stdout)
 
 
-def test_the_workers_option_sets_the_number_of_workers(folder: Path) -> None:
-    answer = json.loads(doctor(folder, "mine.py:costly", "--json", "--workers", "12").stdout)
+def test_the_workers_option_sets_the_number_of_workers(doctor: Doctor) -> None:
+    answer = json.loads(doctor("mine.py:costly", "--json", "--workers", "12").stdout)
     (finding,) = [finding for finding in answer["findings"] if finding["id"] == "python-containers"]
     assert " in 12 (" in finding["what"]
     for wrong in (("mine.py:costly", "--workers", "0"), ("--workers", "3")):
-        done = doctor(folder, *wrong)
+        done = doctor(*wrong)
         assert done.returncode == 2 and "--workers" in done.stderr

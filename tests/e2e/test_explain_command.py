@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from support.ready_python import ReadyPython
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 MIB = 1 << 20
@@ -83,26 +86,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def explain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "TERM"}}
-    command = [PENSTOCK, "explain", *arguments, "--seconds", "0.2"]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=280, cwd=folder, env=kept)
+Explain = Callable[..., subprocess.CompletedProcess[str]]
+Answer = Callable[..., dict[str, Any]]
 
 
-def answer(folder: Path, *arguments: str) -> dict[str, Any]:
-    done = explain(folder, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def explain(folder: Path, python: ReadyPython) -> Explain:
+    """The process that measures is spawned, and imports torch itself."""
+    return lambda *arguments: python.run_command("explain", *arguments, "--seconds", "0.2", folder=folder)
+
+
+@pytest.fixture
+def answer(explain: Explain) -> Answer:
+    def found(*arguments: str) -> dict[str, Any]:
+        done = explain(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return found
 
 
 def parts_of(answer: dict[str, Any], loader: str) -> dict[str, dict[str, Any]]:
     return {part["name"]: part for part in answer["loaders"][loader]["components"]}
 
 
-def test_memory_is_split_for_both_loaders_with_a_step_and_against_no_workers(folder: Path) -> None:
+def test_memory_is_split_for_both_loaders_with_a_step_and_against_no_workers(answer: Answer) -> None:
     """One run of several seconds; what it prints is not in the answer."""
     usual = answer(
-        folder, "mine.py:Big", "--batch-size", "16", "--workers", "2", "--depth", "2", "--train", "mine.py:step",
+        "mine.py:Big", "--batch-size", "16", "--workers", "2", "--depth", "2", "--train", "mine.py:step",
         "--against", "workers=0,target=mine.py:made",
     )  # fmt: skip
     ours, theirs = parts_of(usual, "penstock"), parts_of(usual, "torch")
@@ -140,8 +151,8 @@ def test_memory_is_split_for_both_loaders_with_a_step_and_against_no_workers(fol
     assert found["compute_s"] / found["batches"] == pytest.approx(0.1, rel=0.2)
 
 
-def test_a_list_of_paths_and_a_short_step_are_findings_in_the_names_of_the_settings_file(folder: Path) -> None:
-    starved = answer(folder, "mine.py:Listed", "--settings", "s4.yaml", "--step-time", "0.002")
+def test_a_list_of_paths_and_a_short_step_are_findings_in_the_names_of_the_settings_file(answer: Answer) -> None:
+    starved = answer("mine.py:Listed", "--settings", "s4.yaml", "--step-time", "0.002")
     # The list grows with the dataset.
     parts = parts_of(starved, "penstock")
     assert parts["dataset"]["grows_with"] == ["dataset size"]
@@ -161,9 +172,9 @@ def test_a_list_of_paths_and_a_short_step_are_findings_in_the_names_of_the_setti
     assert "TRAIN.NUM_WORKERS" in finding["fix"]
 
 
-def test_a_stream_can_be_explained_against_a_dataset_that_is_in_memory(folder: Path) -> None:
+def test_a_stream_can_be_explained_against_a_dataset_that_is_in_memory(answer: Answer) -> None:
     given = ("--batch-size", "4", "--workers", "1", "--against", "target=mine.py:InMemory")
-    stream = answer(folder, "mine.py:Stream", *given)
+    stream = answer("mine.py:Stream", *given)
     assert stream["dataset"]["length"] is None
     assert parts_of(stream, "penstock")["batch"]["bytes"] == 4 * 4000
 
@@ -172,8 +183,8 @@ def test_a_stream_can_be_explained_against_a_dataset_that_is_in_memory(folder: P
     assert abs(changes["torch"]) < 10 * MIB
 
 
-def test_the_page_and_the_chart_are_written(folder: Path) -> None:
-    done = explain(folder, "mine.py:Big", "--batch-size", "4", "--workers", "0", "--plot", "memory.svg")
+def test_the_page_and_the_chart_are_written(folder: Path, explain: Explain) -> None:
+    done = explain("mine.py:Big", "--batch-size", "4", "--workers", "0", "--plot", "memory.svg")
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     for words in ("loader buffers", "together", "Is loading the bottleneck?", "Drawn: memory.svg"):
@@ -198,9 +209,9 @@ def test_the_page_and_the_chart_are_written(folder: Path) -> None:
     ],
 )
 def test_errors_of_explain_go_to_stderr_and_nothing_to_stdout(
-    folder: Path, arguments: list[str], status: int, said: str
+    explain: Explain, arguments: list[str], status: int, said: str
 ) -> None:
-    done = explain(folder, *arguments)
+    done = explain(*arguments)
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert "penstock/" not in done.stderr and "Traceback" not in done.stderr

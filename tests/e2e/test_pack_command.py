@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import app
 from penstock.data import ArrowDataset, TarDataset
+from support.ready_python import ReadyPython
 
 pytest.importorskip("pyarrow")
 
@@ -48,11 +50,18 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "penstock", "pack", *map(str, arguments)]
 
 
-def run(folder: Path, *arguments: object, status: int = 0) -> str:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout if status == 0 else done.stderr
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(folder: Path, python: ReadyPython) -> Run:
+    def ran(*arguments: str, status: int = 0) -> str:
+        done = python.run_command("pack", *arguments, folder=folder)
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+    return ran
 
 
 @pytest.fixture
@@ -61,21 +70,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_target_is_packed_and_packed_again(folder: Path) -> None:
-    told = json.loads(run(folder, "pack_me.py:Dataset", "out", "--shard-size", "100KB", "--workers", "2", "--json"))
+def test_a_target_is_packed_and_packed_again(folder: Path, run: Run) -> None:
+    told = json.loads(run("pack_me.py:Dataset", "out", "--shard-size", "100KB", "--workers", "2", "--json"))
     assert (told["samples"], told["shards"], told["kept"], told["format"]) == (40, 4, 0, "arrow")
     dataset = ArrowDataset(folder / "out")
     assert [dataset[place][1] for place in range(40)] == list(range(40)) and (dataset[7][0] == 7).all()
-    shown = run(folder, "pack_me.py:Dataset", "out", "--shard-size", "100KB")
+    shown = run("pack_me.py:Dataset", "out", "--shard-size", "100KB")
     assert shown.startswith("40 samples, ") and "(4 of them from an earlier run)" in shown
     assert "format was 'arrow' and is 'tar'" in run(
-        folder, "pack_me.py:Dataset", "out", "--to", "tar", "--shard-size", "100KB", status=1
+        "pack_me.py:Dataset", "out", "--to", "tar", "--shard-size", "100KB", status=1
     )
-    run(folder, "pack_me.py:Dataset", "out", "--to", "tar", "--force")
+    run("pack_me.py:Dataset", "out", "--to", "tar", "--force")
     assert TarDataset(folder / "out")[39][1] == 39 and not list((folder / "out").glob("*.arrow"))
 
 
-def test_ctrl_c_leaves_nothing_behind_and_the_same_command_continues(folder: Path) -> None:
+def test_ctrl_c_leaves_nothing_behind_and_the_same_command_continues(folder: Path, run: Run) -> None:
     arguments = ("pack_me.py:slow", "out", "--shard-size", "100KB", "--workers", "2", "--json")
     running = subprocess.Popen(
         command(*arguments), cwd=folder, start_new_session=True, stderr=subprocess.PIPE, text=True
@@ -95,7 +104,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_same_command_continues(folder: Pat
         os.killpg(running.pid, 0)
     left = sorted(path.name for path in (folder / "out").iterdir())
     assert left[-1] == "penstock-pack.journal" and not [name for name in left if "partial" in name]
-    told = json.loads(run(folder, *arguments))
+    told = json.loads(run(*arguments))
     assert told["kept"] >= 2 and told["samples"] == 400
     assert ArrowDataset(folder / "out")[399][1] == 399
 
@@ -128,8 +137,8 @@ def test_mistakes_are_reported_in_one_line(
     sys.modules.pop("pack_me", None)
 
 
-def test_a_warning_and_what_was_left_out_are_lines_of_their_own(folder: Path) -> None:
-    done = subprocess.run(command("pack_me.py:Augmented", "out"), capture_output=True, text=True, cwd=folder)
+def test_a_warning_and_what_was_left_out_are_lines_of_their_own(folder: Path, run: Run, python: ReadyPython) -> None:
+    done = python.run_command("pack", "pack_me.py:Augmented", "out", folder=folder)
     assert done.returncode == 0 and done.stdout.startswith("40 samples, ")
     (told,) = done.stderr.splitlines()
     assert told.startswith("warning: Augmented draws random numbers, and pack stores what it drew: every epoch gets")
@@ -137,5 +146,5 @@ def test_a_warning_and_what_was_left_out_are_lines_of_their_own(folder: Path) ->
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
     (folder / "in/more").symlink_to(folder)
-    shown = run(folder, "in", "files", "--to", "tar")
+    shown = run("in", "files", "--to", "tar")
     assert "3 files and folders outside samples left out, such as .git/, README" in shown

@@ -18,6 +18,7 @@ import pytest
 from penstock import settings
 from penstock.planner.plans import NAMES
 from support.commands import RunHere
+from support.ready_python import ReadyPython
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
@@ -91,20 +92,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def plan(
-    *arguments: str, folder: Path | None = None, status: int = 0, stdin: str | None = None, columns: int = 80
-) -> subprocess.CompletedProcess[str]:
-    """Run it in a session of its own, and see that nothing of that session is left."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "plan", *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-        start_new_session=True, env={**os.environ, "COLUMNS": str(columns)},
-    ) as process:  # fmt: skip
-        out, err = process.communicate(stdin or "", timeout=280)
-    assert process.returncode == status, (out, err)
-    assert "Traceback" not in err
-    assert is_session_empty(process.pid)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+Plan = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def plan(python: ReadyPython) -> Plan:
+    def planned(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run it in a session of its own, and see that nothing of that session is left."""
+        with python.start_command("plan", *arguments, folder=folder, own_session=True) as process:
+            out, err = process.communicate()
+        assert process.returncode == 0, (out, err)
+        assert "Traceback" not in err
+        assert is_session_empty(process.pid)
+        return subprocess.CompletedProcess(["penstock", "plan", *arguments], process.returncode, out, err)
+
+    return planned
 
 
 def is_session_empty(session: int) -> bool:
@@ -122,13 +124,6 @@ def _session_of(pid: int) -> int | None:
         return os.getsid(pid) if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else None
     except (OSError, psutil.Error):
         return None
-
-
-def plan_json(*arguments: str, **more: Any) -> dict[str, Any]:
-    return json.loads(plan(*arguments, "--json", **more).stdout)
-
-
-Plan = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -152,7 +147,7 @@ def lidar(*arguments: str) -> tuple[str, ...]:
     return ("--profile", str(LIDAR), *machine, *arguments)
 
 
-def test_a_dataset_is_measured_and_five_plans_are_shown_within_80_columns(folder: Path) -> None:
+def test_a_dataset_is_measured_and_five_plans_are_shown_within_80_columns(plan: Plan, folder: Path) -> None:
     page = plan("sets.py:Images", "--batch-size", "8", "--seconds", "1.5", "--step-time", "0.05", folder=folder).stdout
     assert max(map(len, page.splitlines())) <= 80
     rows = [line for line in page.splitlines() if line.startswith(NAMES)]
@@ -162,8 +157,8 @@ def test_a_dataset_is_measured_and_five_plans_are_shown_within_80_columns(folder
     assert "Recommended: " in page and "per rank" in page and "For it: " in page
 
 
-def test_samples_of_20_ms_are_planned_in_seconds(folder: Path) -> None:
-    answer = plan_json("sets.py:Slow", folder=folder)
+def test_samples_of_20_ms_are_planned_in_seconds(plan: Plan, folder: Path) -> None:
+    answer = as_json_of(plan, "sets.py:Slow", folder=folder)
     assert answer["profile"]["wait_s"] == pytest.approx(0.02, rel=0.3)
 
 
@@ -200,7 +195,7 @@ def test_the_lidar_example_has_five_plans_beside_the_teams_own_settings(plan_her
     assert all(each["memory"]["high"] < 6e9 for each in answer["plans"])
 
 
-def test_output_of_the_dataset_is_no_part_of_the_answer(folder: Path) -> None:
+def test_output_of_the_dataset_is_no_part_of_the_answer(plan: Plan, folder: Path) -> None:
     done = plan("sets.py:Loud", "--seconds", "0.5", "--json", folder=folder)
     assert json.loads(done.stdout)["profile"]["name"] == "sets.py:Loud"
     assert "reading 0" in done.stderr
@@ -397,7 +392,9 @@ def test_ctrl_c_leaves_nothing_running(folder: Path) -> None:
     assert is_session_empty(process.pid)
 
 
-def test_in_python_a_plan_is_made_for_the_share_of_each_rank_and_names_containers(folder: Path) -> None:
+def test_in_python_a_plan_is_made_for_the_share_of_each_rank_and_names_containers(
+    python: ReadyPython, folder: Path
+) -> None:
     code = """
 import json, sets, penstock
 listed = sets.Images()
@@ -416,10 +413,7 @@ for wrong in ({"batch_size": 0}, {"batch_size": 4, "step_s": -1}, {"batch_size":
         raise AssertionError(wrong)
 print(json.dumps([table.facts.ranks, table.budget_bytes, len(table.plans), batches, table.recommended.workers_on_node]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "LOCAL_WORLD_SIZE": "2"},
-    )  # fmt: skip
+    done = python.run(code, folder=folder, environment={**os.environ, "LOCAL_WORLD_SIZE": "2"})
     assert done.returncode == 0, done.stderr
     ranks, budget, plans, batches, on_node = json.loads(done.stdout)
     assert (ranks, budget, plans, batches) == (2, 600 * 10**6, 5, 25)

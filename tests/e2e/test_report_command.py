@@ -16,6 +16,7 @@ import pytest
 
 from penstock.monitor.runs.format import RunOutcome
 from support.commands import RunHere
+from support.ready_python import ReadyPython
 from support.recorded_runs import begin_run, fill
 
 TRAINING = """
@@ -55,9 +56,9 @@ def run_id(home: Path) -> str:
 
 
 def test_a_real_training_that_failed_is_reported_in_a_file_and_as_json(
-    home: Path, tmp_path: Path, run_here: RunHere
+    home: Path, tmp_path: Path, run_here: RunHere, python: ReadyPython
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, timeout=60)
+    done = python.run(TRAINING)
     assert "that was it" in done.stderr
     told = run_here("report", "frames", folder=tmp_path)
     assert told.returncode == 0, told.stderr

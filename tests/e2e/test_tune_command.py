@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from support.commands import RunHere
+from support.ready_python import ReadyPython
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
@@ -73,27 +74,28 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"PENSTOCK_HOME": str(folder / "home")}
 
 
-def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [PENSTOCK, "tune", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", timeout=280, cwd=folder, env=environment(folder)
-    )  # fmt: skip
+Tune = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def answer(folder: Path) -> Callable[..., dict[str, Any]]:
-    """The answer of a separate process: memory left by other tests must not change the measurements."""
+def tune(folder: Path, python: ReadyPython) -> Tune:
+    """In a separate process: memory left by other tests must not change the measurements."""
+    home = {"PENSTOCK_HOME": str(folder / "home")}
+    return lambda *arguments: python.run_command("tune", *arguments, folder=folder, environment=home)
 
+
+@pytest.fixture
+def answer(tune: Tune) -> Callable[..., dict[str, Any]]:
     def found(*arguments: str) -> dict[str, Any]:
-        done = tune(folder, *arguments, "--json")
+        done = tune(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     return found
 
 
-def test_waiting_samples_get_more_workers_and_a_record_is_kept(folder: Path, run_here: RunHere) -> None:
-    done = tune(folder, "mine.py:Slow", "--batch-size", "4", "--seconds", "15", "--most-workers", "4")
+def test_waiting_samples_get_more_workers_and_a_record_is_kept(tune: Tune, folder: Path, run_here: RunHere) -> None:
+    done = tune("mine.py:Slow", "--batch-size", "4", "--seconds", "15", "--most-workers", "4")
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines() if "The record is" not in line) <= 80
     assert "Best: " in done.stdout and "The model was off by" in done.stdout

@@ -159,9 +159,10 @@ class ReadyProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self) -> tuple[str, str]:
-        """What it printed until it and all that hold its streams have closed them."""
+    def communicate(self, text: str = "") -> tuple[str, str]:
+        """What it printed until it and all that hold its streams have closed them, after it was sent a short text."""
         if self.stdin is not None:
+            self.stdin.write(text)
             self.stdin.close()
         pieces: dict[IO[str], list[bytes]] = {self.stdout: [], self.stderr: []}
         with selectors.DefaultSelector() as selector:
