@@ -15,6 +15,7 @@ Runs in: both.
                                         <--   Done              rows written, object encoded, error, or exhausted
     Collate                             -->                     make one batch of samples that other workers fetched
                                         <--   Need / Done
+    KeepMemory                          -->                     keep the memory of samples, or return it to the system
     Restart                             -->                     next epoch of a persistent worker
     Stop                                -->                     exit
 
@@ -117,6 +118,15 @@ class Room(NamedTuple):
     task: int
     segment: int
     template: Template | None
+
+
+class KeepMemory(NamedTuple):
+    """Whether the budget has room for memory that the worker keeps from one sample for the next; at first it has not.
+
+    If not, the worker returns what it keeps at once.
+    """
+
+    allowed: bool
 
 
 class Restart(NamedTuple):

@@ -42,6 +42,7 @@ class ThreadWorker:
             segments=segments,
             trace_fd=-1,
             measure=None,
+            kept=None,
         )
         self._thread = threading.Thread(
             target=self._run, args=(loop,), name=f"penstock-worker-{worker_id}", daemon=True

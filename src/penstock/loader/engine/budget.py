@@ -1,7 +1,7 @@
 """How ``memory=`` is divided between the workers and the arena.
 
 In:  the budget, the workers' measured private memory, the expected size of samples and batches.
-Out: the arena's limit.
+Out: the arena's limit; whether workers may keep the memory of samples.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -14,6 +14,8 @@ from penstock.loader.engine.parts import EngineParts
 class MemoryBudget:
     def __init__(self, memory_bytes: int, parts: EngineParts) -> None:
         self.memory_bytes = memory_bytes
+        self._slots = 0
+        self._may_keep = False
         self._arena, self._workers, self._shapes = parts.arena, parts.workers, parts.admission.shapes
         self._pace, self._order, self._rules = parts.pace, parts.order, parts.rules
 
@@ -33,6 +35,23 @@ class MemoryBudget:
         if taken_bytes is not None:
             taken_bytes += self._rules.own_bytes(self.memory_bytes)
         self._arena.set_limit(max(0, self.memory_bytes - (taken_bytes or 0)))
+        self._may_keep = taken_bytes is not None and self._has_room_to_keep()
+        self._workers.allow_keeping(self._may_keep)
+
+    def set_slots(self, slots: int) -> None:
+        """How many batches are to fit: those ahead and those the user holds."""
+        if slots != self._slots:
+            self._slots = slots
+            self._workers.has_changed = True
+
+    def _has_room_to_keep(self) -> bool:
+        """Whether workers may keep the memory of samples. At most it doubles what they take now, and no batch waits
+        for it."""
+        batch_bytes = self._shapes.expected_bytes(self._pace.batch_rows)
+        if not batch_bytes or not self._slots:
+            return False
+        growth_bytes = 0 if self._may_keep else self._workers.samples_bytes
+        return self._slots * batch_bytes + growth_bytes <= self._arena.limit_bytes
 
     def fetch_bytes(self) -> int:
         """What a worker holds while it fetches its share of a batch."""

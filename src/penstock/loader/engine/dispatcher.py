@@ -88,6 +88,7 @@ class Dispatcher:
             self.abandon()
         self.paused = True
         self._admission.arena.close_free()
+        self._workers.return_kept()
 
     def abandon(self) -> None:
         """Drop all open batches; tasks that are running come to rest first."""
@@ -119,6 +120,7 @@ class Dispatcher:
         self._most_queued = pace.tasks_queued(rows, in_order=order.in_order)
         self.depth = self._decide_depth()
         self._slots = self._rules.slots(self.depth, user_holds=self._admission.user_holds)
+        self._budget.set_slots(self._slots)
 
     def _decide_depth(self) -> int:
         order, pace, count = self._order, self._pace, self._workers.count

@@ -19,7 +19,7 @@ from penstock.arena.segment import Segment
 from penstock.arena.template import Template
 from penstock.loader.engine.batch import Task
 from penstock.workers import stack_dump
-from penstock.workers.protocol import DROP, Learn, Resume, Room
+from penstock.workers.protocol import DROP, KeepMemory, Learn, Resume, Room
 from penstock.workers.worker import Worker, WorkerStarter, stop_deadline_s
 
 _FROM_THE_START = Resume(0, None)
@@ -67,6 +67,8 @@ class WorkerEntry:
     """Whether its socket is full and watched until it takes more."""
     base_bytes: int = 0
     """Its private memory before its first task."""
+    may_keep: bool = False
+    """Whether it may keep the memory of samples, as it was told last."""
     rows_done: int = 0
     """Samples it has fetched."""
     ending: str = ""
@@ -99,6 +101,12 @@ class WorkerEntry:
         if self.peer.template is not template:
             self.peer.template = template
             self.peer.post(Learn(template))
+
+    def allow_keeping(self, allowed: bool) -> None:
+        """Make sure that the worker keeps the memory of samples only if ``allowed``."""
+        if self.may_keep != allowed:
+            self.may_keep = allowed
+            self.peer.post(KeepMemory(allowed))
 
     def drop(self, task: Task) -> None:
         """Answer a worker that waits for room: it must drop its samples."""
@@ -309,6 +317,24 @@ class WorkerSet:
     @property
     def private_bytes(self) -> int:
         return sum(worker.peer.private_bytes for worker in self.members)
+
+    @property
+    def samples_bytes(self) -> int:
+        """Of the workers' private memory, what they took since they began to fetch samples."""
+        return sum(max(0, worker.peer.private_bytes - worker.base_bytes) for worker in self.members)
+
+    def allow_keeping(self, allowed: bool) -> None:
+        """Whether workers may keep the memory of one sample for the next."""
+        for worker in self.members:
+            if worker.peer.started:
+                worker.allow_keeping(allowed)
+
+    def return_kept(self) -> None:
+        """Have all workers return the memory that they keep."""
+        for worker in self.members:
+            if worker.may_keep:
+                worker.allow_keeping(False)
+                worker.allow_keeping(True)
 
     # -- leaving ----------------------------------------------------------------------------
 

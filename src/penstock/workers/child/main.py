@@ -7,14 +7,12 @@ Runs in: worker.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import random
 import select
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,12 +25,11 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock.workers import stack_dump as trace
 from penstock.workers.channel import Channel, ChannelClosed, close_other_ends
+from penstock.workers.child.kept_memory import KeptMemory, glibc_malloc
 from penstock.workers.child.private_memory import PrivateMemory
 from penstock.workers.child.worker import WorkerLoop
 from penstock.workers.protocol import Resume
 from penstock.workers.setup import Setup, reseed_pipes
-
-_M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +58,14 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
         channel = Channel(sock)
         if watch:
             _exit_with_the_trainer(sock)
+        measure, malloc = PrivateMemory(), glibc_malloc()
         loop = WorkerLoop(
             channel,
             setup,
             worker_id=start.worker_id,
             where=f"in DataLoader worker process {start.worker_id}",
-            measure=PrivateMemory(),
+            measure=measure,
+            kept=None if malloc is None else KeptMemory(malloc, measure.anonymous_bytes),
             trace_fd=trace.prepare(),
         )
         loop.run(lambda: _set_up(setup, start), start.resume)
@@ -78,11 +77,6 @@ def _reduce_footprint() -> None:
     """Keep this process small and single-threaded."""
     # Exclude all inherited objects from garbage collection, or its first pass copies every shared page.
     gc.freeze()
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        # Memory of large samples is released to the system at once instead of staying in this worker's heap.
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     torch.set_num_threads(1)
 
 

@@ -55,7 +55,7 @@ class PrivateMemory:
         if now < self._next_cheap_s and not sure:
             return
         self._next_cheap_s = now + _CHEAP_EVERY_S
-        self._anonymous_most = max(self._anonymous_most, self._anonymous_bytes())
+        self._anonymous_most = max(self._anonymous_most, self.anonymous_bytes())
 
     def read_bytes(self) -> int:
         """The figure to report, after an exact walk if one is due."""
@@ -72,10 +72,11 @@ class PrivateMemory:
         self._next_exact_s = began + max(_EXACT_EVERY_S, cost_s / _WALK_SHARE)
 
     def _take(self, source: Path) -> None:
-        self._anonymous_then, self._anonymous_most = self._anonymous_bytes(), 0
+        self._anonymous_then, self._anonymous_most = self.anonymous_bytes(), 0
         self._exact_bytes = _private_dirty_bytes(source)
 
-    def _anonymous_bytes(self) -> int:
+    def anonymous_bytes(self) -> int:
+        """Memory of this process that is no mapped file; 0 without /proc."""
         try:
             fields = os.pread(self._statm_fd, 200, 0).split()
         except OSError:

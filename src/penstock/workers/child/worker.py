@@ -24,6 +24,7 @@ from penstock.arena.segment import Segment
 from penstock.arena.segment_sizes import round_up
 from penstock.arena.template import Template
 from penstock.workers import forecast_position
+from penstock.workers.child.kept_memory import KeptMemory
 from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
 from penstock.workers.child.private_memory import PrivateMemory
 from penstock.workers.child.rows import Rows
@@ -33,6 +34,7 @@ from penstock.workers.protocol import (
     Collate,
     Done,
     Fetch,
+    KeepMemory,
     Learn,
     Need,
     Outcome,
@@ -64,6 +66,7 @@ class WorkerLoop:
         where: str,
         segments: dict[int, Segment] | None = None,
         measure: PrivateMemory | None,
+        kept: KeptMemory | None,
         trace_fd: int,
     ) -> None:
         """``where`` names this worker in errors; ``segments`` is the trainer's own table for threads."""
@@ -73,6 +76,8 @@ class WorkerLoop:
         self._views = Views(worker_id, segments)
         self._mailbox = Mailbox(channel, self._views, where=where)
         self._measure = measure
+        self._kept = kept
+        self._samples_done = 0
         self.template: Template | None = None
         self._iterator: Iterator[Any] | None = None
         self._read_rows = 0
@@ -103,6 +108,9 @@ class WorkerLoop:
                 self._work(message, self._collate)
             elif isinstance(message, Learn):
                 self.template = message.template
+            elif isinstance(message, KeepMemory):
+                if self._kept is not None:
+                    self._kept.allow(message.allowed)
             elif isinstance(message, Restart):
                 self._restart(message)
 
@@ -112,6 +120,7 @@ class WorkerLoop:
         if place is not None:
             place.begin(task.task)
         self._collate_s = 0.0
+        samples_done = self._samples_done
         error: ExceptionWrapper | None = None
         if self._init_error is not None:
             outcome, error, self._init_error = Outcome("error"), self._init_error, None
@@ -130,6 +139,8 @@ class WorkerLoop:
         spent_s = time.perf_counter() - began
         if place is not None:
             place.end()
+        if self._samples_done == samples_done:
+            self._sample_done()
         self._mailbox.say(
             Done(
                 task=task.task,
@@ -241,6 +252,8 @@ class WorkerLoop:
                 strays = rows.add(group)
             # Otherwise these samples stay in memory while the next ones are fetched.
             del group
+            if found is None:
+                self._sample_done()
         if not strays:
             strays = rows.flush()
         if self._setup.is_iterable:
@@ -369,6 +382,12 @@ class WorkerLoop:
     def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
         self.note_fullest()
         return self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
+
+    def _sample_done(self) -> None:
+        """One or a few samples were written and dropped, or all of a task: their memory is free."""
+        self._samples_done += 1
+        if self._kept is not None:
+            self._kept.sample_done()
 
     def note_fullest(self, held_bytes: int = 0) -> None:
         """This worker now holds the most memory, ``held_bytes`` of it known."""
