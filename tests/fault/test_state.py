@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 import penstock
 from support.datasets.faulty import Failing, Noisy, Ragged, StatefulSampler, Stream, listed, plain
@@ -76,7 +77,7 @@ def disturb() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_resuming_at_every_batch_with_another_number_of_workers_gives_the_same_epoch(order: str) -> None:
-    """One epoch of as many loaders as it has batches."""
+    """One epoch of as many loaders as it has batches, and a whole one by the last of them."""
     torch.manual_seed(11)
     random.seed(11)
     first = make(order, 2)
@@ -93,7 +94,7 @@ def test_resuming_at_every_batch_with_another_number_of_workers_gives_the_same_e
         disturb()
         loader = make(order, [3, 0, 1, 4, 2][number % 5])
         loader.load_state_dict(state)
-    assert list(loader) == []
+    assert len(list(loader)) == BATCHES
     loader.close()
     assert came == expected
 
@@ -106,11 +107,12 @@ def test_resuming_after_any_batch_gives_the_rest_of_the_epoch(order: str) -> Non
     for batch in loader:
         expected.append(plain(batch))
         states.append(saved(loader))
+    following = [plain(batch) for batch in loader]
     for number, state in enumerate(states):
         disturb()
         other = make(order, number % 4)
         other.load_state_dict(state)
-        assert [plain(batch) for batch in other] == expected[number + 1 :]
+        assert [plain(batch) for batch in other] == (expected[number + 1 :] or following)
         other.close()
 
 
@@ -203,6 +205,107 @@ def test_a_state_of_another_dataset_or_batch_size_is_a_clear_error() -> None:
         loader.load_state_dict({})
 
 
+# -- what comes after the resumed epoch ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["in order", "shuffled", "stateful sampler"])
+@pytest.mark.parametrize(("workers", "seeding"), [(0, "batch"), (2, "batch"), (0, "worker"), (2, "worker")])
+def test_a_script_that_seeds_itself_again_goes_on_as_if_it_had_not_been_interrupted(
+    order: str, workers: int, seeding: str
+) -> None:
+    """It would begin its orders, and its own random numbers, again."""
+
+    def begun() -> penstock.DataLoader[Any]:
+        torch.manual_seed(22)
+        random.seed(22)
+        np.random.seed(22)
+        return make(order, workers, seeding=seeding)
+
+    loader = begun()
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+        torch.rand(3)  # as a model with dropout
+    state = saved(loader)
+
+    def rest(iterator: Any, loader: Any) -> list[Any]:
+        came = [
+            ([plain(b) for b in each], torch.rand(2).tolist(), random.random()) for each in (iterator, *[loader] * 2)
+        ]
+        loader.close()
+        return came
+
+    expected = rest(iterator, loader)
+    again = begun()
+    again.load_state_dict(state)
+    assert rest(iter(again), again) == expected
+
+
+def test_a_script_with_another_seed_keeps_its_own_generators() -> None:
+    torch.manual_seed(23)
+    loader = make("shuffled", 0)
+    iterator = iter(loader)
+    first = plain(next(iterator))
+    state = saved(loader)
+    rest = [plain(b) for b in iterator]
+    torch.manual_seed(24)
+    drawn = torch.rand(2).tolist()
+    torch.manual_seed(24)
+    other = make("shuffled", 0)
+    other.load_state_dict(state)
+    assert [plain(b) for b in other] == rest
+    assert torch.rand(2).tolist() == drawn
+    assert sorted(row[0] for batch in [first, *rest] for row in batch) == list(range(ROWS * BATCHES))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("moment", ["never", "before iter", "after iter"])
+def test_the_epoch_that_a_sampler_is_told_before_the_first_batch_counts(moment: str, workers: int) -> None:
+    """Lightning makes the iterator first. Without being told, the sampler has the epoch of the state."""
+
+    def made(**more: Any) -> tuple[penstock.DataLoader[Any], DistributedSampler[Any]]:
+        sampler = DistributedSampler(list(range(ROWS * BATCHES)), num_replicas=2, rank=1)  # type: ignore[arg-type]
+        return penstock.DataLoader(Noisy(ROWS * BATCHES), ROWS, sampler=sampler, num_workers=workers), sampler
+
+    torch.manual_seed(25)
+    loader, sampler = made()
+    sampler.set_epoch(3)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = saved(loader)
+    expected = [plain(b) for b in iterator]
+    loader.close()
+    other, sampler = made()
+    other.load_state_dict(state)
+    if moment == "before iter":
+        sampler.set_epoch(3)
+    iterator = iter(other)
+    if moment == "after iter":
+        sampler.set_epoch(3)
+    found = [plain(b) for b in iterator]
+    other.close()
+    assert found == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_that_was_never_asked_leaves_the_state_to_the_next_one(workers: int) -> None:
+    loader = make("shuffled", workers)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = saved(loader)
+    expected = [plain(b) for b in iterator]
+    other = make("shuffled", workers)
+    other.load_state_dict(state)
+    iter(other)
+    assert pickle.dumps(other.state_dict()) == pickle.dumps(state)
+    assert [plain(b) for b in other] == expected
+    assert len(list(other)) == BATCHES
+    other.close()
+
+
 # -- streams and torch's own seeding: the number of workers stays ------------------------------------
 
 
@@ -233,6 +336,7 @@ class CountingStream(Stream):
 
 @pytest.mark.parametrize("kind", [Stream, CountingStream])
 def test_a_stream_resumes_at_every_batch(kind: Any) -> None:
+    """After the last one, with the next epoch."""
     expected = [plain(b) for b in penstock.DataLoader(kind(46), batch_size=4, num_workers=3)]
     for number in range(len(expected)):
         loader = penstock.DataLoader(kind(46), batch_size=4, num_workers=3)
@@ -242,15 +346,17 @@ def test_a_stream_resumes_at_every_batch(kind: Any) -> None:
         loader.close()
         other = penstock.DataLoader(kind(46), batch_size=4, num_workers=3)
         other.load_state_dict(state)
-        came += [plain(b) for b in other]
+        rest = [plain(b) for b in other]
         other.close()
-        assert came == expected
+        assert rest == (expected[number + 1 :] or expected)
+        assert came == expected[: number + 1]
 
 
 def test_torchs_own_seeding_resumes_at_every_third_batch() -> None:
     more: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "seeding": "worker", "shuffle": True}
     torch.manual_seed(16)
-    expected = [plain(b) for b in penstock.DataLoader(Noisy(64), **more)]
+    first = penstock.DataLoader(Noisy(64), **more)
+    expected = [plain(b) for _ in range(2) for b in first]
     for number in range(0, 16, 3):
         torch.manual_seed(16)
         loader = penstock.DataLoader(Noisy(64), **more)
@@ -263,7 +369,7 @@ def test_torchs_own_seeding_resumes_at_every_third_batch() -> None:
         other.load_state_dict(state)
         came += [plain(b) for b in other]
         other.close()
-        assert came == expected
+        assert came == expected[: 32 if number == 15 else 16]
 
 
 # -- StatefulDataLoader's habits ----------------------------------------------------------------------
@@ -331,20 +437,43 @@ def test_a_state_taken_at_the_end_begins_the_next_epoch(workers: int) -> None:
     other.close()
 
 
-@each_workers
-def test_a_state_taken_between_the_last_batch_and_the_end_resumes_with_an_empty_rest(workers: int) -> None:
-    """The epoch was not seen to end: what is left of it is nothing, and then comes a whole one."""
-    loader = make("in order", workers)
+def without_length(rows: list[list[int]]) -> Any:
+    """A batch sampler whose end shows only when it is asked."""
+    return type("Batches", (), {"__iter__": lambda _: iter(rows)})()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["map", "map without length", "worker", "stream", "stream with a state"])
+def test_a_state_taken_with_the_last_batch_in_hand_continues_with_the_next_epoch(kind: str, workers: int) -> None:
+    """A training that counts its batches goes on to the next epoch itself: an empty one would count as trained."""
+
+    def made() -> penstock.DataLoader[Any]:
+        if kind == "map without length":
+            batches = without_length([[4 * n, 4 * n + 1] for n in range(6)])
+            return penstock.DataLoader(Noisy(24), batch_sampler=batches, num_workers=workers)
+        if kind.startswith("stream"):
+            stream = CountingStream(22) if kind == "stream with a state" else Stream(22)
+            return penstock.DataLoader(stream, batch_size=4, num_workers=workers)
+        seeding = "worker" if kind == "worker" else "batch"
+        return penstock.DataLoader(Noisy(22), batch_size=4, shuffle=True, num_workers=workers, seeding=seeding)
+
+    torch.manual_seed(21)
+    random.seed(21)
+    loader = made()
     iterator = iter(loader)
-    for _ in range(BATCHES):
+    for _ in range(6):
         next(iterator)
     state = saved(loader)
+    assert list(iterator) == []
+    expected = [[plain(b) for b in loader] for _ in range(2)]
     loader.close()
-    other = make("in order", workers)
+    torch.manual_seed(21)  # as a script does that begins again
+    random.seed(21)
+    other = made()
     other.load_state_dict(state)
-    assert len(list(other)) == 0
-    assert len(list(other)) == BATCHES
+    found = [[plain(b) for b in other] for _ in range(2)]
     other.close()
+    assert found == expected
 
 
 @each_workers
@@ -472,3 +601,75 @@ def test_a_checkpoint_with_a_state_loads_with_weights_only(tmp_path: Path, seedi
     resumed = made()
     resumed.load_state_dict(torch.load(tmp_path / "checkpoint.pt")["loader"])
     assert [batch.tolist() for batch in resumed] == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", ["stream", "stream with a state", "shuffled", "stateful sampler", "worker"])
+def test_a_state_travels_through_a_distributed_checkpoint(kind: str, tmp_path: Path) -> None:
+    """It is loaded into the structure of a state that was taken before the first batch."""
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    def made() -> penstock.DataLoader[Any]:
+        if kind.startswith("stream"):
+            stream = CountingStream(40) if kind == "stream with a state" else Stream(40)
+            return penstock.DataLoader(stream, batch_size=4, num_workers=2)
+        if kind == "worker":
+            return make("shuffled", 2, seeding="worker")
+        return make(kind, 2)
+
+    loader = made()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    save({"loader": loader}, checkpoint_id=tmp_path)
+    expected = [plain(b) for b in iterator]
+    other = made()
+    load({"loader": other}, checkpoint_id=tmp_path)
+    assert [plain(b) for b in other] == expected
+    loader.close()
+    other.close()
+
+
+def of_version_1(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as the first version wrote it."""
+    kept = ("shape", "base_seed", "epoch", "batches", "turn", "draws_seed", "finished")
+    return {
+        **{name: state[name] for name in kept},
+        "version": 1,
+        "sampler": state["sampler"][0],
+        "drained": state["finished"],
+        "resume": {worker: (batches, memo) for worker, batches, memo in state["resume"]},
+        "generators": state["generators"][0],
+        "dataset": state["dataset"][0],
+    }
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "stateful sampler", "counting sampler", "stream"])
+def test_a_state_of_the_first_version_is_continued(kind: str) -> None:
+    def made() -> penstock.DataLoader[Any]:
+        if kind == "stream":
+            return penstock.DataLoader(CountingStream(40), batch_size=4, num_workers=2)
+        if kind == "counting sampler":
+            sampler = penstock.data.BlockShuffleSampler([8] * 12, window=3)
+            return penstock.DataLoader(Noisy(ROWS * BATCHES), ROWS, sampler=sampler, num_workers=2)
+        return make(kind, 2)
+
+    loader = made()
+    if kind == "counting sampler":
+        list(loader)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = of_version_1(saved(loader))
+    if kind == "counting sampler":
+        state["sampler"] = {"epoch": 1}
+    expected = [plain(b) for b in iterator]
+    other = made()
+    other.load_state_dict(state)
+    assert [plain(b) for b in other] == expected
+    assert len(list(other)) == len(expected) + 5
+    other.load_state_dict(of_version_1(saved(loader)))  # of an epoch's end
+    assert len(list(other)) == len(expected) + 5
+    loader.close()
+    other.close()

@@ -7,6 +7,13 @@ Runs in: trainer.
 A state names a batch, not what was read ahead: batches in flight are fetched again, with the same randomness. Map-style
 datasets can continue with any number of workers; where batches belong to workers in turn (iterable datasets,
 seeding="worker") the number must be the same.
+
+A state taken when all batches were delivered, the last one included, continues with the next epoch. The state alone
+decides the batches of the iteration that continues from it. The epochs after that draw from the global generators: a
+script that seeds them as the interrupted one did would repeat its orders, so they go on from where they were.
+
+What varies in a state lies in tuples: torch.distributed.checkpoint loads into the structure of a state that was taken
+before the first batch, and takes a tuple as one value.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from penstock.workers.protocol import Resume
 from penstock.workers.rng import get_generators, set_generators
 from penstock.workers.setup import keeps_state
 
-VERSION = 1
+VERSION = 2
 KEPT_BATCHES_AGO = 16
 """How many batches back a state can be asked for: frameworks read a batch or two ahead."""
 
@@ -42,8 +49,6 @@ class Waypoint:
     """The sampler's own state, if it has one."""
     resume: dict[int, Resume]
     """Where each worker continues, if batches belong to workers in turn."""
-    drained: bool = False
-    """Whether the sampler was at its end: its own state may already be that of the next epoch."""
 
 
 @dataclass(kw_only=True)
@@ -58,8 +63,13 @@ class Position:
     """All generators as they were before the sampler made its iterator."""
     draws_seed: bool
     """Whether the base seed was drawn after that, as in every epoch but the later ones of persistent workers."""
+    sampler_epoch: int | None = None
+    """Number of this epoch, for a sampler that is told it or counts it."""
+    drawn: int = 0
+    """Batches of indices drawn from the sampler in this epoch."""
     waypoints: deque[Waypoint] = field(default_factory=lambda: deque(maxlen=KEPT_BATCHES_AGO + 1))
     finished: bool = False
+    """Whether every batch was delivered."""
 
     def waypoint(self, batches_ago: int) -> Waypoint:
         if not 0 <= batches_ago < len(self.waypoints):
@@ -75,6 +85,8 @@ class Generators:
 
     def __init__(self, own: torch.Generator | None, state: dict[str, Any] | None = None) -> None:
         self._own = own
+        self.seed = torch.initial_seed()
+        """What torch's global generator was seeded with last."""
         self.state = state or {"global": get_generators(), "own": None if own is None else own.get_state()}
 
     @classmethod
@@ -83,7 +95,7 @@ class Generators:
         kept = cls(own)
         if state is None:
             return kept, kept
-        cls(own, state["generators"]).restore()
+        cls(own, state["generators"][0]).restore()
         return kept, cls(own)
 
     def restore(self) -> None:
@@ -94,6 +106,19 @@ class Generators:
     def restore_global(self) -> None:
         """Only the global ones: the loader's own continues from where its sampler left it."""
         set_generators(self.state["global"])
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """The sampler has drawn what ``state`` says: bring the global generators back to where they are here, unless
+        they were seeded as when the state was saved. Then they go on from there."""
+        if self.seed != state["seed"]:
+            self.restore_global()
+        elif (now := state["now"][0]) is not None:
+            set_generators(now["global"])
+
+    def plain(self) -> dict[str, Any]:
+        """Without numpy arrays, which ``torch.load`` refuses with ``weights_only=True``."""
+        python, numpy, torchs = self.state["global"]
+        return {"global": (python, (numpy[0], list(map(int, numpy[1])), *numpy[2:]), torchs), "own": self.state["own"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +134,23 @@ class Shape:
     """None unless batches belong to workers in turn."""
 
 
-def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What a state has from the loader itself."""
+
+    dataset: Any
+    generator: torch.Generator | None
+    """The loader's own."""
+    persistent: bool
+    sampler_epoch: int | None
+    """Number of the sampler's next epoch, if it has one."""
+    sampler: Any
+    """The sampler's own state now, if it has one."""
+
+
+def to_dict(position: Position, shape: Shape, around: Around, *, batches_ago: int) -> dict[str, Any]:
     waypoint = position.waypoint(batches_ago)
+    now = Generators(around.generator)
     return {
         "version": VERSION,
         "shape": vars(shape).copy(),
@@ -118,14 +158,49 @@ def to_dict(position: Position, shape: Shape, *, batches_ago: int, dataset: Any)
         "epoch": position.epoch,
         "batches": waypoint.batches,
         "turn": waypoint.turn,
-        "sampler": waypoint.sampler,
-        "drained": waypoint.drained,
-        "resume": {worker: _plain(tuple(resume)) for worker, resume in waypoint.resume.items()},
-        "generators": _plain(position.generators.state),
+        "drawn": position.drawn,
+        "sampler": (waypoint.sampler,),
+        "sampler_epoch": position.sampler_epoch,
+        "resume": tuple((worker, at.batches, _plain(at.memo)) for worker, at in waypoint.resume.items()),
+        "generators": (position.generators.plain(),),
         "draws_seed": position.draws_seed,
+        "dataset": (_state_of(around.dataset),),
         "finished": position.finished and batches_ago == 0,
-        "dataset": _state_of(dataset),
+        "next_sampler": (around.sampler,),
+        "next_sampler_epoch": around.sampler_epoch,
+        "persistent": around.persistent,
+        "now": (now.plain(),),
+        "seed": now.seed,
     }
+
+
+def next_epoch(state: dict[str, Any]) -> dict[str, Any] | None:
+    """The state at the start of the epoch after that of ``state``; None if an earlier version did not save it."""
+    if state["now"][0] is None:
+        return None
+    persistent, shape = state["persistent"], state["shape"]
+    goes_on = persistent and shape["kind"] == "map"
+    return {
+        **state,
+        "base_seed": state["base_seed"] if persistent else None,
+        "epoch": state["epoch"] + 1 if persistent else 0,
+        "batches": 0,
+        "turn": 0,
+        "drawn": 0,
+        "sampler": state["next_sampler"],
+        "sampler_epoch": state["next_sampler_epoch"],
+        # The generators of persistent workers go on; their streams begin again.
+        "resume": tuple((worker, 0, memo) for worker, _, memo in state["resume"]) if goes_on else (),
+        "generators": state["now"],
+        "draws_seed": not persistent,
+        "finished": False,
+        "now": (None,),
+    }
+
+
+def resume_of(state: dict[str, Any] | None) -> dict[int, Resume]:
+    """Where each worker continues."""
+    return {} if state is None else {worker: Resume(batches, memo) for worker, batches, memo in state["resume"]}
 
 
 def _state_of(dataset: Any) -> Any:
@@ -155,20 +230,54 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
 
 
-def nothing_begun(shape: Shape, generators: Generators, *, dataset: Any) -> dict[str, Any]:
+def nothing_begun(shape: Shape, around: Around) -> dict[str, Any]:
     """The state of a loader that was never iterated: the start of the first epoch, if it began now."""
-    first = Waypoint(batches=0, turn=0, sampler=None, resume={})
-    position = Position(base_seed=None, epoch=0, generators=generators, draws_seed=True)
-    position.waypoints.append(first)
-    return to_dict(position, shape, batches_ago=0, dataset=dataset)
+    position = Position(
+        base_seed=None,
+        epoch=0,
+        generators=Generators(around.generator),
+        draws_seed=True,
+        sampler_epoch=around.sampler_epoch,
+    )
+    position.waypoints.append(Waypoint(batches=0, turn=0, sampler=around.sampler, resume={}))
+    return {**to_dict(position, shape, around, batches_ago=0), "now": (None,)}
 
 
-def check(state: Any, shape: Shape) -> None:
-    """Raise if ``state`` is no state, or one of a different loader."""
+def read(state: Any, shape: Shape, *, counts_epochs: bool) -> dict[str, Any]:
+    """``state`` as this version writes it. Raises if it is no state, or one of a different loader.
+
+    ``counts_epochs``: whether the loader's sampler counts epochs.
+    """
+    _check(state, shape)
+    return _read_first_version(state, counts_epochs=counts_epochs) if state["version"] == 1 else state
+
+
+def _read_first_version(state: dict[str, Any], *, counts_epochs: bool) -> dict[str, Any]:
+    sampler, finished = state["sampler"], state["finished"] or state.get("drained", False)
+    epoch = sampler["epoch"] if counts_epochs and sampler is not None else None
+    return {
+        **state,
+        "version": VERSION,
+        "drawn": state["turn"],
+        "sampler": (None if counts_epochs else sampler,),
+        "sampler_epoch": epoch,
+        "resume": tuple((worker, *at) for worker, at in state["resume"].items()),
+        "generators": (state["generators"],),
+        "dataset": (state["dataset"],),
+        "finished": finished,
+        "next_sampler": (None,),
+        "next_sampler_epoch": None if epoch is None else epoch + 1,
+        "persistent": False,
+        "now": (None,),
+        "seed": None,
+    }
+
+
+def _check(state: Any, shape: Shape) -> None:
     if not isinstance(state, dict) or "version" not in state:
         raise ConfigError(f"this is not a state of a penstock DataLoader: {type(state).__name__} without a version")
-    if state["version"] != VERSION:
-        raise ConfigError(f"the state has version {state['version']!r}; this penstock reads version {VERSION}")
+    if state["version"] not in range(1, VERSION + 1):
+        raise ConfigError(f"the state has version {state['version']!r}; this penstock reads versions 1 to {VERSION}")
     saved = state["shape"]
     for name, value in vars(shape).items():
         if saved.get(name) != value:

@@ -21,13 +21,14 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.environment import local_ranks
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
-from penstock.loader.epochs import counting_sampler
+from penstock.loader.epochs import counting_sampler, epoch_of, numbered_sampler, state_of
 from penstock.loader.iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.rules import LoaderRules
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size
+from penstock.workers.setup import keeps_state
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
@@ -215,7 +216,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         plain = self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable
-        state, self._state = self._state, None
+        state = self._state
         if self.num_workers == 0 and (plain or isinstance(self.dataset, MapDataPipe)):
             iterator: PipelineIterator | PlainIterator = PlainIterator(self, state)
         else:
@@ -225,6 +226,11 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._latest = weakref.ref(iterator)
         self._position = iterator.position
         return iterator
+
+    def forget_state(self, state: dict[str, Any]) -> None:
+        """An iteration has begun to continue from the loaded ``state``."""
+        if self._state is state:
+            self._state = None
 
     def __setattr__(self, attr: str, value: Any) -> None:
         # While __init__ runs, an assignment only stores the value; afterwards it turns a valve.
@@ -280,25 +286,35 @@ class DataLoader(TorchDataLoader[_T_co]):
         """
         if self._state is not None:
             return self._state
+        iterator = None if self._latest is None else self._latest()
+        if iterator is not None:
+            iterator.notice_end()
+            self._position = iterator.position
+        around = state.Around(
+            dataset=self.dataset,
+            generator=self.generator,
+            persistent=self.persistent_workers and self.num_workers > 0,
+            sampler_epoch=epoch_of(self._index_sampler),
+            sampler=state_of(self._index_sampler),
+        )
         if self._position is None:
-            return state.nothing_begun(self._shape, state.Generators(self.generator), dataset=self.dataset)
-        iterator = self._latest() if self._latest is not None else None
-        position = self._position if iterator is None else iterator.position
-        return state.to_dict(position, self._shape, batches_ago=batches_ago, dataset=self.dataset)
+            return state.nothing_begun(self._shape, around)
+        return state.to_dict(self._position, self._shape, around, batches_ago=batches_ago)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next ``iter(loader)`` continue where ``state_dict`` was taken. A state taken at the end of an epoch
-        begins a new one; a sampler that counts epochs is then at the next epoch."""
-        state.check(state_dict, self._shape)
-        counting = counting_sampler(self._index_sampler)
-        if state_dict["finished"] and state_dict["sampler"] is not None and counting is not None:
-            counting.set_epoch(state_dict["sampler"]["epoch"] + 1)
+        """Make the next ``iter(loader)`` continue where ``state_dict`` was taken. A state taken with or after the last
+        batch of an epoch begins the next epoch. A sampler's ``set_epoch()`` counts until the first ``next()``."""
+        counts_epochs = counting_sampler(self._index_sampler) is not None
+        saved = state.read(state_dict, self._shape, counts_epochs=counts_epochs)
+        epoch = saved["next_sampler_epoch"] if saved["finished"] else saved["sampler_epoch"]
+        if epoch is not None and (numbered := numbered_sampler(self._index_sampler)) is not None:
+            numbered.set_epoch(epoch)
         if self._iterator is not None:
             self.close()
-        if state_dict["dataset"] is not None and hasattr(self.dataset, "load_state_dict"):
-            self.dataset.load_state_dict(state_dict["dataset"])  # type: ignore[attr-defined]
-        self._state = None if state_dict["finished"] else state_dict
-        self._position = None if state_dict["finished"] else self._position
+        if saved["dataset"][0] is not None and keeps_state(self.dataset):
+            self.dataset.load_state_dict(saved["dataset"][0])  # type: ignore[attr-defined]
+        self._state = state.next_epoch(saved) if saved["finished"] else saved
+        self._latest = self._position = None
 
     @property
     def _shape(self) -> state.Shape:

@@ -1,7 +1,7 @@
-"""The epochs of samplers: which of them count epochs, and which batches come in the next one.
+"""The epochs of samplers: which of them count epochs or keep a state, and which batches come in the next one.
 
 In:  a loader's sampler or batch sampler.
-Out: the sampler in it that counts epochs; the batches of the next epoch.
+Out: the sampler in it that counts epochs, is told them, or keeps a state; the batches of the next epoch.
 Runs in: trainer.
 """
 
@@ -21,6 +21,38 @@ def counting_sampler(sampler: Any) -> CountingSampler | None:
     """The sampler, or the one inside it, if its order depends on the number of the epoch alone."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, CountingSampler) else None
+
+
+def numbered_sampler(sampler: Any) -> Any:
+    """The sampler, or the one inside it, that takes the number of its epoch from ``set_epoch``, as DistributedSampler
+    does; None without one."""
+    for candidate in (sampler, getattr(sampler, "sampler", None)):
+        if callable(getattr(candidate, "set_epoch", None)) and isinstance(getattr(candidate, "epoch", None), int):
+            return candidate
+    return None
+
+
+def epoch_of(sampler: Any) -> int | None:
+    """Number of the epoch that the sampler gives next, if it has one."""
+    numbered = numbered_sampler(sampler)
+    return None if numbered is None else numbered.epoch
+
+
+def state_keeper(sampler: Any) -> Any:
+    """The sampler, or the one inside it, with a state of its own; None for one that the number of its epoch
+    describes."""
+    if counting_sampler(sampler) is not None:
+        return None
+    for candidate in (sampler, getattr(sampler, "sampler", None)):
+        if hasattr(candidate, "state_dict") and hasattr(candidate, "load_state_dict"):
+            return candidate
+    return None
+
+
+def state_of(sampler: Any) -> Any:
+    """The state of a sampler that keeps one."""
+    keeper = state_keeper(sampler)
+    return None if keeper is None else keeper.state_dict()
 
 
 def next_epoch_of(sampler: Any, epoch: int | None = None) -> Iterator[Any]:

@@ -4,13 +4,16 @@ In:  a DataLoader; its sampler's indices, drawn in the training thread only.
 Out: batches.
 Runs in: trainer.
 
+As in torch, indices for the first batches are drawn when the iterator is made, and without workers when the first batch
+is asked for. An iterator that continues from a state always waits for the first ``next()``: frameworks tell a sampler
+its epoch in between.
+
 It builds on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. It keeps
 no reference to its loader: dropping the loader must stop the workers at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -29,13 +32,13 @@ from penstock.device import cuda
 from penstock.device.copy_stream import move
 from penstock.device.page_locks import PageLocks
 from penstock.errors import WorkerError
-from penstock.loader.checkpoint import Generators, Position, Waypoint
+from penstock.loader.checkpoint import Generators, Position, Waypoint, next_epoch, resume_of
 from penstock.loader.device_prefetch import AheadOnDevice
 from penstock.loader.engine.batch import Batch, SamplerFailure
 from penstock.loader.engine.crashes import OomWatch
 from penstock.loader.engine.engine import Engine
 from penstock.loader.engine.pump import TimedOut
-from penstock.loader.epochs import counting_sampler, next_epoch_of
+from penstock.loader.epochs import counting_sampler, epoch_of, next_epoch_of, state_keeper, state_of
 from penstock.loader.rules import Order
 from penstock.loader.stats import Counters
 from penstock.meter import headroom_bytes, spare_files
@@ -65,6 +68,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise AssertionError("timeout needs num_workers > 0: without workers there is nothing to wait for")
         self._generator = loader.generator
         self._counters = loader._counters
+        self._loader = weakref.ref(loader)
         self._cache_forecast = self._forecast_for(loader.cache)
         self._epoch = 0
         self._draws_seed = True
@@ -88,12 +92,12 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         self._lists_indices = self._auto_collation and not setup.is_iterable and not setup.fetches_whole_lists
-        resume = {} if state is None else {worker: Resume(*at) for worker, at in state["resume"].items()}
+        resume = resume_of(state)
         self.engine = self._build_engine(loader, setup, resume)
         self._finalizer = weakref.finalize(
             self, _end, self.engine, self._counters, self._cache_forecast and self._cache_forecast.claim
         )
-        self._begin_epoch(before, state, resume)
+        self._begin_epoch(before, state)
         if state is not None:
             kept.restore_global()
         self.engine.start()
@@ -139,7 +143,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _forecast_for(self, cache: Cache | None) -> CacheForecast | None:
         """The forecast for the cache. None for a sampler with a state of its own, which must not be read ahead."""
-        if cache is None or self._state_keeper() is not None:
+        if cache is None or state_keeper(self._index_sampler) is not None:
             return None
         from penstock.loader.cache_forecast import CacheForecast
 
@@ -155,75 +159,102 @@ class PipelineIterator(_BaseDataLoaderIter):
         if self._ahead is not None:
             self._ahead.restart()
         self.engine.begin_epoch(_as_int(self._shared_seed))
-        self._begin_epoch(before, None, {})
+        self._begin_epoch(before, None)
 
     def _take_over(self, state: dict[str, Any]) -> None:
         """Take over seeds and sampler of the iterator that the state was saved from."""
         if not state["draws_seed"]:
             # torch's base class has just drawn a base seed, which the saved iterator had not.
-            Generators(self._generator, state["generators"]).restore()
+            Generators(self._generator, state["generators"][0]).restore()
             self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
         if state["base_seed"] is not None:
             self._base_seed = state["base_seed"]
         self._epoch = state["epoch"]
         self._draws_seed = state["draws_seed"]
 
-    def _begin_epoch(self, before: Generators, state: dict[str, Any] | None, resume: dict[int, Resume]) -> None:
+    def _begin_epoch(self, before: Generators, state: dict[str, Any] | None) -> None:
         self._sampler_done = False
         self._sampler_failure: SamplerFailure | None = None
         self._exhausted = False
         self._drawn = 0
-        counting = counting_sampler(self._index_sampler)
-        # Read before the first index is drawn, since that begins the sampler's epoch.
-        self._sampler_epoch = None if counting is None else counting.epoch
-        waypoint = Waypoint(batches=0, turn=0, sampler=self._sampler_state(), resume=resume)
-        if state is not None:
-            waypoint = Waypoint(batches=state["batches"], turn=state["turn"], sampler=state["sampler"], resume=resume)
-            # A sampler that counts epochs reaches its end again, and then counts up.
-            self._sampler_done = state["drained"] and counting is None
-            self._go_to(waypoint)
-        if self._cache_forecast is not None:
-            following = next_epoch_of(self._index_sampler, self._sampler_epoch)
-            self._sampler_iter = self._cache_forecast.begin(self._sampler_iter, following, waypoint.turn)
-        self._num_yielded = waypoint.batches
-        self._at = waypoint
         self.position = Position(
             base_seed=int(self._base_seed), epoch=self._epoch, generators=before, draws_seed=self._draws_seed
         )
-        self.position.waypoints.append(waypoint)
+        if (loader := self._loader()) is not None:
+            loader._position = self.position
+        self._at = Waypoint(batches=0, turn=0, sampler=state_of(self._index_sampler), resume={})
+        if state is not None:
+            self._at = Waypoint(
+                batches=state["batches"], turn=state["turn"], sampler=state["sampler"][0], resume=resume_of(state)
+            )
+        self._num_yielded = self._at.batches
+        self.position.waypoints.append(self._at)
         self._counters.begin_iteration()
-        # The caller restores the generators after this, so the sampler must have begun before.
-        self._draw_ahead(self._wanted_ahead() if state is None else max(1, self._wanted_ahead()))
+        self._resumed = state
+        """The state that the first ``next()`` continues from; None from then on."""
+        self._came_from: dict[str, Any] | None = None
+        """The state that this iteration continued from, until the first batch."""
+        self._after_seed = None if state is None else Generators(None)
+        self.position.sampler_epoch = epoch_of(self._index_sampler)
+        if state is None:
+            self._begin_forecast()
+            self._draw_ahead(self._wanted_ahead())
 
-    def _go_to(self, waypoint: Waypoint) -> None:
-        """Bring the sampler to ``waypoint``: by its own state, or by drawing what it has given already."""
-        self._drawn = waypoint.turn
-        keeper, counting = self._state_keeper(), counting_sampler(self._index_sampler)
-        if waypoint.sampler is not None and keeper is not None:
-            keeper.load_state_dict(waypoint.sampler)
+    def _begin_forecast(self) -> None:
+        if self._cache_forecast is not None:
+            counts = counting_sampler(self._index_sampler) is not None
+            following = next_epoch_of(self._index_sampler, self.position.sampler_epoch if counts else None)
+            self._sampler_iter = self._cache_forecast.begin(self._sampler_iter, following, self._at.turn)
+
+    def _continue(self, state: dict[str, Any]) -> None:
+        """Bring the sampler to where ``state`` was taken."""
+        self._resumed, self._came_from = None, state
+        loader = self._loader()
+        if loader is not None:
+            loader.forget_state(state)
+        assert self._after_seed is not None
+        kept = Generators(None)
+        self._after_seed.restore_global()
+        self._drawn = self._at.turn
+        keeper, epoch = state_keeper(self._index_sampler), epoch_of(self._index_sampler)
+        by_state = keeper is not None and self._at.sampler is not None
+        if keeper is not None and by_state:
+            keeper.load_state_dict(self._at.sampler)
+        if by_state or epoch != self.position.sampler_epoch:
+            # DistributedSampler decides on the order when its iterator is made.
             self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
-        elif self._dataset_kind != _DatasetKind.Iterable:
-            if waypoint.sampler is not None and counting is not None:
-                counting.set_epoch(waypoint.sampler["epoch"])
-                self._sampler_epoch = waypoint.sampler["epoch"]
-            for _ in range(waypoint.turn):
+        self.position.sampler_epoch = epoch
+        if not by_state and self._dataset_kind != _DatasetKind.Iterable:
+            for _ in range(self._at.turn):
                 next(self._sampler_iter, None)
+        self._begin_forecast()
+        # As far as the saved iterator had drawn: a sampler may draw from the generators batch by batch.
+        self._draw_ahead(max(1, state["drawn"] - self._at.turn, self._wanted_ahead()))
+        kept.go_on(state)
+        if self._sampler_done and not self.engine.undelivered:
+            self._begin_next(state)
 
-    def _state_keeper(self) -> Any:
-        """The sampler with a state of its own, if there is one."""
-        sampler = self._index_sampler
-        if counting_sampler(sampler) is not None:
-            return None
-        for candidate in (sampler, getattr(sampler, "sampler", None)):
-            if hasattr(candidate, "state_dict") and hasattr(candidate, "load_state_dict"):
-                return candidate
-        return None
+    def _begin_next(self, state: dict[str, Any]) -> None:
+        """Nothing is left of the epoch in which ``state`` was taken: begin the next one."""
+        loader = self._loader()
+        if loader is not None and state["batches"]:
+            self.close()
+            PipelineIterator.__init__(self, loader, next_epoch(state))
+            if self._resumed is not None:
+                self._continue(self._resumed)
 
-    def _sampler_state(self) -> Any:
-        if self._sampler_epoch is not None:
-            return {"epoch": self._sampler_epoch}
-        keeper = self._state_keeper()
-        return None if keeper is None else keeper.state_dict()
+    def notice_end(self) -> None:
+        """Find out whether the sampler is at its end, once all the batches are delivered that it says it has."""
+        try:
+            most = len(self._index_sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return
+        if self._dataset_kind != _DatasetKind.Iterable and self._num_yielded >= most and not self._exhausted:
+            self._draw_ahead(1)
+            self._note_end()
+
+    def _note_end(self) -> None:
+        self.position.finished |= self._sampler_done and not self.engine.undelivered and not self._ahead
 
     # -- indices ----------------------------------------------------------------------------
 
@@ -233,7 +264,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             as_torch = self._most_ahead * self._num_workers
             return max(_DRAWN_AHEAD, as_torch, 2 * self.engine.depth) if self._reads_unseen else as_torch
         # The end of a sampler with a state must be noticed while its state is still that of this epoch.
-        return 0 if self._state_keeper() is None else 1
+        return 0 if state_keeper(self._index_sampler) is None else 1
 
     def _draws_nothing_global(self) -> bool:
         """Whether the user cannot notice reading ahead: the sampler is torch's and has no generator of the user's."""
@@ -256,6 +287,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         """Draw one more batch of indices, in the training thread: samplers may use the global generators."""
         indices: Any = None
         failure: SamplerFailure | None = None
+        if not self._drawn and self._cache_forecast is None:
+            # Before the first index is drawn, since that begins the sampler's epoch.
+            self.position.sampler_epoch = epoch_of(self._index_sampler)
         try:
             indices = self._next_index()
         except StopIteration:
@@ -280,10 +314,11 @@ class PipelineIterator(_BaseDataLoaderIter):
             seed,
             forecast_position=position,
             failure=failure and weakref.ref(failure),
-            sampler_state=self._sampler_state(),
+            sampler_state=state_of(self._index_sampler),
         )
         self.engine.offer(batch)
         self._drawn += 1
+        self.position.drawn = self._drawn
 
     # -- batches ----------------------------------------------------------------------------
 
@@ -299,6 +334,20 @@ class PipelineIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self._exhausted:
             raise StopIteration
+        if self._resumed is not None:
+            self._continue(self._resumed)
+        try:
+            return self._next_of_epoch()
+        except StopIteration:
+            if self._came_from is None:
+                raise
+            # Only the workers know the end of a stream.
+            self._begin_next(self._came_from)
+            if self._exhausted:
+                raise
+            return self._next_of_epoch()
+
+    def _next_of_epoch(self) -> Any:
         if self._copies_ahead:
             return self._next_on_device()
         found = self._wait_for_next()
@@ -335,6 +384,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _note(self, batch: Batch) -> None:
         """Count the batch as delivered, even if it raises an exception."""
+        self._came_from = None
         resume = self._at.resume
         if self._bound and batch.worker_id is not None:
             before = resume.get(batch.worker_id, Resume(0, None))
@@ -347,8 +397,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if self._cache_forecast is not None:
             # Without workers it has yet to be fetched.
             self._cache_forecast.advance(batch.number + batch.ready)
-        if self._sampler_done and not self.engine.undelivered and not self._ahead:
-            self.position.waypoints[-1] = self._at = dataclasses.replace(self._at, drained=True)
+        self._note_end()
 
     def _end_epoch(self) -> None:
         self._exhausted = self.position.finished = True

@@ -8,13 +8,15 @@ Runs in: trainer.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.device.copy_stream import move
-from penstock.loader.checkpoint import Generators, Position, Waypoint
+from penstock.loader.checkpoint import Generators, Position, Waypoint, next_epoch
+from penstock.loader.epochs import epoch_of, state_keeper, state_of
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
@@ -27,37 +29,101 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         kept, before = Generators.begin(loader.generator, state)
         super().__init__(loader)
         self._collating = self._dataset_fetcher.collate_fn = _Collating(loader.collate_fn)
+        self._loader = weakref.ref(loader)
         self._counters = loader._counters
         self._device = loader._device
+        self._drawn: list[Any] = []
+        """Indices that were drawn to find out whether the sampler is at its end."""
+        self._resumed = state
+        """The state that the first ``next()`` continues from; None from then on."""
+        self._came_from: dict[str, Any] | None = None
+        """The state that this iteration continued from, until the first batch."""
         self.position = Position(base_seed=int(self._base_seed), epoch=0, generators=before, draws_seed=True)
-        self.position.waypoints.append(Waypoint(batches=0, turn=0, sampler=None, resume={}))
+        self.position.sampler_epoch = epoch_of(self._index_sampler)
+        self._num_yielded = 0 if state is None else state["batches"]
+        self._note(self._num_yielded)
         if state is not None:
-            self._go_past(state["batches"], has_own_state=state["dataset"] is not None)
+            self._after_seed = Generators(None)
             kept.restore_global()
         self._counters.begin_iteration()
 
-    def _go_past(self, batches: int, *, has_own_state: bool) -> None:
-        """Move past ``batches`` batches; a stream without a state of its own is read again up to there."""
-        for _ in range(batches):
+    def _continue(self, state: dict[str, Any]) -> None:
+        """Move past the batches delivered before ``state`` was taken; a stream without a state of its own is read again
+        up to there."""
+        self._resumed, self._came_from = None, state
+        if (loader := self._loader()) is not None:
+            loader.forget_state(state)
+        kept = Generators(None)
+        self._after_seed.restore_global()
+        keeper, epoch = state_keeper(self._index_sampler), epoch_of(self._index_sampler)
+        by_state = keeper is not None and state["sampler"][0] is not None
+        if keeper is not None and by_state:
+            keeper.load_state_dict(state["sampler"][0])
+        if by_state or epoch != self.position.sampler_epoch:
+            # DistributedSampler decides on the order when its iterator is made.
+            self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
+        self.position.sampler_epoch = epoch
+        for _ in range(0 if by_state else state["batches"]):
             if self._dataset_kind != _DatasetKind.Iterable:
                 next(self._sampler_iter, None)
-            elif not has_own_state:
+            elif state["dataset"][0] is None:
                 with contextlib.suppress(StopIteration):
                     super()._next_data()
-        self._num_yielded = batches
-        self._note(batches)
+        if not state["batches"]:
+            # The sampler draws from the generators before the caller does.
+            self._draw()
+        kept.go_on(state)
+
+    def _begin_next(self) -> bool:
+        """If nothing is left of the epoch in which the state was taken, begin the next one."""
+        state, loader = self._came_from, self._loader()
+        if state is None or not state["batches"] or loader is None:
+            return False
+        PlainIterator.__init__(self, loader, next_epoch(state))
+        loader._position = self.position
+        if self._resumed is not None:
+            self._continue(self._resumed)
+        return True
+
+    def notice_end(self) -> None:
+        """Find out whether the sampler is at its end, once all the batches are delivered that it says it has."""
+        try:
+            most = len(self._index_sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return
+        if self._dataset_kind != _DatasetKind.Iterable and self._num_yielded >= most and not self._draw():
+            self.position.finished = True
+
+    def _draw(self) -> bool:
+        """Draw one batch of indices ahead; False if there is none."""
+        if not self._drawn:
+            with contextlib.suppress(StopIteration):
+                self._drawn.append(super()._next_index())
+        return bool(self._drawn)
+
+    def _next_index(self) -> Any:
+        if not self._num_yielded and not self._drawn:
+            # Before the first index is drawn, since that begins the sampler's epoch.
+            self.position.sampler_epoch = epoch_of(self._index_sampler)
+        return self._drawn.pop() if self._drawn else super()._next_index()
 
     def _note(self, batches: int) -> None:
-        self.position.waypoints.append(Waypoint(batches=batches, turn=batches, sampler=None, resume={}))
+        sampler = state_of(self._index_sampler)
+        self.position.waypoints.append(Waypoint(batches=batches, turn=batches, sampler=sampler, resume={}))
 
     def _next_data(self) -> Any:
+        if self._resumed is not None:
+            self._continue(self._resumed)
         began = self._counters.clock()
         try:
             data = super()._next_data()
         except StopIteration:
+            if self._begin_next():
+                return self._next_data()
             self.position.finished = True
             self._counters.end_iteration()
             raise
+        self._came_from = None
         self._counters.note_wait(self._counters.clock() - began)
         self._counters.note_batch(self._collating.samples if self._auto_collation else 1)
         self._note(self._num_yielded + 1)
