@@ -11,7 +11,6 @@ The pickle travels only between a trainer and workers it started itself.
 from __future__ import annotations
 
 import copyreg
-import functools
 import io
 import pickle
 from collections.abc import Callable, Sequence
@@ -62,8 +61,8 @@ class Encoded:
 def encode(value: object, *, exactly: bool = False) -> Encoded:
     """Split ``value``. Raises what pickle raises for objects that cannot travel.
 
-    ``exactly``: also refuse arrays that would arrive with other strides, because a collate function may depend on
-    these.
+    ``exactly``: also refuse arrays that would arrive with other strides or another byte order, because a collate
+    function may depend on these.
     """
     buffers: list[memoryview] = []
     # If the callback returns None, the buffer is left out of the pickle.
@@ -107,12 +106,26 @@ def _pickled(
     return sink.getvalue()
 
 
-def _reduce_array(array: np.ndarray, *, exactly: bool) -> Any:
-    # numpy puts the bytes of an array with gaps into the pickle; those of an array without gaps stay outside.
-    if exactly and min(array.strides, default=0) < 0:
+def _reduce_exact_array(array: np.ndarray) -> Any:
+    if min(array.strides, default=0) < 0:
         raise TypeError("an array with negative strides would arrive with positive ones")
+    return _reduce_array(array)
+
+
+def _reduce_array(array: np.ndarray) -> Any:
+    # numpy puts the bytes of an array with gaps into the pickle; those of an array without gaps stay outside.
     gaps = not (array.flags.c_contiguous or array.flags.f_contiguous) and not array.dtype.hasobject
     return (np.ascontiguousarray(array) if gaps else array).__reduce_ex__(_PROTOCOL)
+
+
+def _reduce_exact_array_class(array: np.ndarray) -> Any:
+    if not array.dtype.isnative:
+        raise TypeError("an object of an array class would arrive with another byte order")
+    return _as_pickle_does(array)
+
+
+def _as_pickle_does(value: Any) -> Any:
+    return value.__reduce_ex__(_PROTOCOL)
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -217,13 +230,16 @@ def _strided_tensor_over(
 
 
 class _Reducers(dict[type, Callable[[Any], Any]]):
-    """Reducers by type. A subclass of Tensor is added when it is first asked for."""
+    """Reducers by type. A subclass of Tensor or of numpy's array is added when it is first asked for."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
-        if not issubclass(kind, torch.Tensor):
+        if issubclass(kind, torch.Tensor):
+            self[kind] = _reduce_as_torch
+        elif issubclass(kind, np.ndarray):
+            self[kind] = _reduce_exact_array_class if self[np.ndarray] is _reduce_exact_array else _as_pickle_does
+        else:
             raise KeyError(kind)
-        self[kind] = _reduce_as_torch
-        return _reduce_as_torch
+        return self[kind]
 
 
 _registered: tuple[dict[type, Any], int] = ({}, 0)
@@ -253,5 +269,5 @@ def _merged(everywhere: dict[type, Any], between_processes: dict[type, Any], *, 
         for kind, reducer in between_processes.items()
         if not (isinstance(kind, type) and issubclass(kind, storages))
     }
-    own = {np.ndarray: functools.partial(_reduce_array, exactly=exactly), torch.Tensor: _reduce_tensor}
+    own = {np.ndarray: _reduce_exact_array if exactly else _reduce_array, torch.Tensor: _reduce_tensor}
     return _Reducers({**everywhere, **extra, **own})
