@@ -7,8 +7,10 @@ Runs in: trainer and worker.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.data.parquet.dataset import ParquetDataset
@@ -19,7 +21,8 @@ class LowMemDataset(ParquetDataset):
     """``(prompt, response)``, each cut to ``max_seq_len`` characters and followed by ``end``.
 
     ``ultra_low_mem`` keeps no rows between reads; ``keep_in_memory`` reads everything once, for all workers together.
-    With ``tokenizer_dir``, ``collate_fn`` makes batches of token ids.
+    With ``tokenizer_dir``, a folder that a tokenizer of transformers was saved in, ``collate_fn`` makes batches of
+    token ids.
     """
 
     def __init__(
@@ -34,12 +37,13 @@ class LowMemDataset(ParquetDataset):
         prompt: str = "prompt",
         response: str = "response",
         keep: object = "32MiB",
-        copies: object = "10GB",
     ) -> None:
         if ultra_low_mem and keep_in_memory:
             raise ConfigError("ultra_low_mem keeps nothing and keep_in_memory everything: choose one")
+        if tokenizer_dir is not None:
+            _check_tokenizer(tokenizer_dir)
         mode = "ultra" if ultra_low_mem else "memory" if keep_in_memory else "mapped"
-        super().__init__(parquet_file, [prompt, response], None, mode, keep=keep, copies=copies)
+        super().__init__(parquet_file, [prompt, response], None, mode, keep=keep)
         self.tokenizer_dir = tokenizer_dir
         self.max_seq_len = max_seq_len
         self._end = end
@@ -60,17 +64,33 @@ class LowMemDataset(ParquetDataset):
 
     def _sample_of(self, row: dict[str, Any]) -> Any:
         # Not done with transform=, because a bound method would refer to this object in every copy of it.
-        for name in self._columns:
-            if not isinstance(row[name], str):
-                raise DataError(f"{name} is not a text in this row: {row!r:.200}")
-        prompt, response = (f"{row[name][: self.max_seq_len]}{self._end}" for name in self._columns)
-        return super()._sample_of((prompt, response))
+        of_prompt, of_response = self._columns
+        prompt, response = row[of_prompt], row[of_response]
+        if not (isinstance(prompt, str) and isinstance(response, str)):
+            wrong = of_response if isinstance(prompt, str) else of_prompt
+            raise DataError(f"{wrong} is not a text in this row: {row!r:.200}")
+        length, end = self.max_seq_len, self._end
+        pair: Any = prompt[:length] + end, response[:length] + end
+        return pair if self.transform is None else self.transform(pair)
 
     def _tokens(self, texts: list[str]) -> Any:
         if self.tokenizer_dir is None:
             raise ConfigError("there is no tokenizer: give tokenizer_dir=")
         return self._tokenizer.of(self.tokenizer_dir)(
             texts, padding=True, return_tensors="pt", return_token_type_ids=False
+        )
+
+
+def _check_tokenizer(folder: str | os.PathLike[str]) -> None:
+    """Raise ConfigError now for what would otherwise fail in a worker, at the first batch."""
+    if not Path(folder).is_dir():
+        raise ConfigError(
+            f"tokenizer_dir={os.fspath(folder)!r} is not a folder; give the one that tokenizer.save_pretrained() wrote"
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigError(
+            f"tokenizer_dir={os.fspath(folder)!r} needs transformers: pip install transformers, or leave tokenizer_dir "
+            "out and give the loader a collate_fn of your own"
         )
 
 

@@ -18,8 +18,8 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Reader = Callable[[np.ndarray], list[Any]]
-"""Places -> values."""
+Reader = tuple[Callable[[np.ndarray], list[Any]], Callable[[int], Any]]
+"""Places -> values, and one place -> its value, which takes a fifth of the time of a list of one place."""
 
 
 class RowReader:
@@ -27,12 +27,19 @@ class RowReader:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.nbytes = batch.nbytes
-        self._readers = [_reader_of(column) for column in batch.columns]
+        self.columns = batch.num_columns
+        readers = [_reader_of(column) for column in batch.columns]
+        self._many = [many for many, _ in readers]
+        self._one = [one for _, one in readers]
 
     def read(self, places: np.ndarray, columns: list[list[Any]]) -> None:
         """Append the values at ``places`` to ``columns``, one list per column of the batch."""
-        for values, read in zip(columns, self._readers, strict=True):
+        for values, read in zip(columns, self._many, strict=True):
             values += read(places)
+
+    def row(self, place: int) -> list[Any]:
+        """One value per column."""
+        return [read(place) for read in self._one]
 
 
 def row_of(batch: pa.RecordBatch, place: int) -> dict[str, Any]:
@@ -55,14 +62,13 @@ def values_of(column: pa.Array) -> list[Any]:
 def _reader_of(column: pa.Array) -> Reader:
     if not column.null_count:
         if _is_dictionary(column.type) and not column.dictionary.null_count:
-            read, indices = _reader_of(column.dictionary), column.indices.to_numpy()
-            return lambda places: read(indices[places])
+            return _dictionary_reader(column)
         if _is_number(column.type):
             return _number_reader(column.to_numpy())
         width, is_text = _text_width(column.type)
         if width is not None:
             return _text_reader(column, width, is_text=is_text)
-    return lambda places: values_of(column.take(_indices(places)))
+    return lambda places: values_of(column.take(_indices(places))), lambda place: values_of(column.slice(place, 1))[0]
 
 
 def _indices(places: np.ndarray) -> pa.Array:
@@ -71,8 +77,15 @@ def _indices(places: np.ndarray) -> pa.Array:
     return pa.array(places)
 
 
+def _dictionary_reader(column: pa.Array) -> Reader:
+    (many, one), indices = _reader_of(column.dictionary), column.indices.to_numpy()
+    numbers = indices.data
+    return lambda places: many(indices[places]), lambda place: one(numbers[place])
+
+
 def _number_reader(values: np.ndarray) -> Reader:
-    return lambda places: values[places].tolist()
+    numbers = values.data
+    return lambda places: values[places].tolist(), lambda place: numbers[place]
 
 
 def _text_reader(column: pa.Array, width: Any, *, is_text: bool) -> Reader:
@@ -81,8 +94,14 @@ def _text_reader(column: pa.Array, width: Any, *, is_text: bool) -> Reader:
     starts = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].data
     view = memoryview(b"" if data is None else data)
     if is_text:
-        return lambda places: [str(view[starts[place] : starts[place + 1]], "utf-8") for place in places.tolist()]
-    return lambda places: [bytes(view[starts[place] : starts[place + 1]]) for place in places.tolist()]
+        return (
+            lambda places: [str(view[starts[place] : starts[place + 1]], "utf-8") for place in places.tolist()],
+            lambda place: str(view[starts[place] : starts[place + 1]], "utf-8"),
+        )
+    return (
+        lambda places: [bytes(view[starts[place] : starts[place + 1]]) for place in places.tolist()],
+        lambda place: bytes(view[starts[place] : starts[place + 1]]),
+    )
 
 
 def _is_number(kind: pa.DataType) -> bool:

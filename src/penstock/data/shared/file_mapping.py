@@ -21,6 +21,10 @@ import numpy as np
 from penstock.arena.last_view import when_gone
 
 _MAP_NORESERVE = 0x4000
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_STATFS_BYTES = 256
+_MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
+"""The first number of ``struct statfs``: tmpfs, ramfs."""
 _PIECE_BYTES = 16 << 10
 """Small, because a process without mappings to spare cannot allocate a large block either."""
 _NEARLY = 64
@@ -32,6 +36,8 @@ if _libc is not None:
     _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    _libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
 def map_private(fd: int, offset: int, length: int) -> np.ndarray | None:
@@ -42,11 +48,24 @@ def map_private(fd: int, offset: int, length: int) -> np.ndarray | None:
     return None if view is None else np.frombuffer(view, np.uint8)[offset - first :]
 
 
-def map_shared(fd: int, length: int) -> memoryview | None:
-    """The first ``length`` bytes of a file, read-only. None if they cannot be mapped."""
+def map_shared(fd: int, length: int, first: int = 0) -> memoryview | None:
+    """``length`` bytes of a file, read-only; ``first`` is a multiple of the page size. None if it cannot be mapped."""
     flags = 0 if _libc is None else mmap.MAP_SHARED
-    view = _mapped(fd, 0, length, flags, writable=False)
+    view = _mapped(fd, first, length, flags, writable=False)
     return None if view is None else view.toreadonly()
+
+
+def punch_hole(fd: int, first: int, length: int) -> bool:
+    """Return a part of a file to the file system; its bytes read as zeros. False where that is not possible."""
+    return _libc is not None and _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, first, length) == 0
+
+
+def is_in_memory(fd: int) -> bool:
+    """Whether the file system of a file holds its files in memory."""
+    about = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc is None or _libc.fstatfs(fd, about) != 0:
+        return False
+    return ctypes.c_uint32.from_buffer(about).value in _MEMORY_FILE_SYSTEMS
 
 
 def forget_pages(view: memoryview) -> None:
