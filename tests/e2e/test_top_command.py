@@ -214,7 +214,8 @@ def test_without_a_training_the_page_says_how_to_show_one(tmp_path: Path) -> Non
     assert json.loads(top(tmp_path, "--json"))["trainings"] == []
     assert "no run" in top(tmp_path, "nobody", "--once", status=1)
     assert "there is no process" in top(tmp_path, "--pid", "4194304", "--once", status=1)
-    assert "no process matches" in top(tmp_path, "--match", "nobody-of-this-name", "--once")
+    assert "no process matches" in top(tmp_path, "--match", "nobody-of-this-name", "--once", status=1)
+    assert json.loads(top(tmp_path, "--match", "nobody-of-this-name", "--json", status=1))["trainings"] == []
     assert "Usage:" in top(tmp_path, "--pid", "1", "--match", "x", status=2)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -61,11 +62,13 @@ def command(
                 "trainings": [asdict(each) for each in found],
             }
             echo(json.dumps(answer, indent=2))
+            _end_without_a_match(match, found)
         elif once or not console.is_terminal:
             from penstock.cli.top.view import Page
 
             found = source.snapshots(None)
             console.print(Page(console, has_keys=False).once(system_levels(roots), found, source.nothing))
+            _end_without_a_match(match, found)
         else:
             from penstock.cli.top.keys import terminal_keys
             from penstock.cli.top.live import run_live
@@ -74,6 +77,11 @@ def command(
                 run_live(source, console, terminal_keys(), roots, every_s=every)
     finally:
         source.close()
+
+
+def _end_without_a_match(match: str | None, found: Sequence[object]) -> None:
+    if match is not None and not found:
+        raise click.exceptions.Exit(1)
 
 
 def _source(run: str | None, pid: int | None, match: str | None, roots: Roots) -> TrainingSource:
