@@ -64,3 +64,23 @@ def test_a_dataset_that_keeps_state_over_a_batch_and_says_so_gets_whole_batches(
     loader = DataLoader(wrap(OneSizePerBatch(16)), batch_sampler=sampler, num_workers=2)
     assert [tuple(batch.shape) for batch in loader] == [(16, size) for size in range(1, 7)]
     assert not loader.stats().shared_batches
+
+
+MISSING = object()
+
+
+def _those_that_are_there(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([sample for sample in samples if sample is not MISSING])
+
+
+class SlowWithGaps(Gaps):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return MISSING if index % 4 == 1 else torch.tensor(index)
+
+
+def test_a_collate_function_gets_the_very_objects_that_the_dataset_returned_from_the_first_batch_on() -> None:
+    from penstock import DataLoader
+
+    loader = DataLoader(SlowWithGaps(), batch_size=6, num_workers=2, collate_fn=_those_that_are_there)
+    assert [batch.tolist() for batch in loader] == [[0, 2, 3, 4], [6, 7, 8, 10, 11]]

@@ -38,6 +38,10 @@ class LoaderRules:
     workers then have work queued for as long as it stays away, however long their tasks are."""
     split_always: bool = False
     """Whether every batch is cut into single stretches, however short it is."""
+    whole_share: float = 0.25
+    """Share of what the workers leave of the budget at their start. Up to it, each worker builds whole batches if
+    samples are not written in place: sharing such a batch means encoding its samples, and a custom collate function
+    would get copies of them."""
 
     # -- running ahead ------------------------------------------------------------------
 
@@ -99,6 +103,13 @@ class LoaderRules:
             # Few batches fit the budget: these must have work for all workers.
             rows = max(stretch, batch_rows * most_open // workers // stretch * stretch)
         return rows
+
+    def builds_whole(self, batch_bytes: int | None, *, workers: int, memory_bytes: int) -> bool:
+        """Whether each worker builds batches of ``batch_bytes`` (None: unknown) alone if samples are not written in
+        place. It then holds the samples and the result. ``memory_bytes``: what the workers leave at their start."""
+        if self.split_always:
+            return False
+        return batch_bytes is None or 2 * batch_bytes * workers <= self.whole_share * memory_bytes
 
     def tasks_queued(self, row_s: float | None, rows: int, *, in_order: bool = True, absence_s: float = 0.0) -> int:
         """How many tasks of ``rows`` rows a worker may have at a time; ``absence_s``: how long the trainer takes to

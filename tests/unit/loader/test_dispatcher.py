@@ -160,9 +160,10 @@ class Works:
         max_slots: int = 256,
         depth: int | None = None,
         nominal_rows: int | None = None,
+        whole_share: float = 0.25,
     ) -> None:
         """``nominal_rows``: the batch length known before any batch is drawn, if it is not ``batch_rows``."""
-        rules = LoaderRules(most_slots=max_slots)
+        rules = LoaderRules(most_slots=max_slots, whole_share=whole_share)
         order = Order(
             rows=rows,
             splittable=splittable,
@@ -194,7 +195,7 @@ class Works:
             self.pace.note(1, row_s)
         self.budget = MemoryBudget(limit_bytes + workers * WORKER_BYTES + OWN_BYTES, parts)
         self.dispatcher = Dispatcher(parts, self.budget)
-        self.settlement = Settlement(parts, CrashCounter(diagnosis=lambda: None))
+        self.settlement = Settlement(parts, CrashCounter(diagnosis=lambda: None), self.budget)
         self.dispatcher.depth_wanted = depth
         self.replaced: list[WorkerEntry] = []
         for number in range(workers):
@@ -491,7 +492,7 @@ def test_a_request_for_a_batch_that_is_not_due_waits_until_memory_is_released() 
 
 def test_a_worker_that_must_drop_a_task_gets_no_second_answer_about_it() -> None:
     """A later batch with a part in the arena and a need that waits is evicted while needs are being answered."""
-    works = Works(workers=3, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=2)
+    works = Works(workers=3, rows=False, limit_bytes=10 * MIB, batch_rows=2, depth=2, whole_share=0)
     works.admission.shapes.note_size(1 * MIB)
     works.offer(2)
     tasks = works.all_tasks()
@@ -581,7 +582,7 @@ def test_a_batch_that_was_evicted_is_fetched_before_the_rest_of_later_ones() -> 
 
 def test_evicting_a_batch_while_needs_are_answered_leaves_no_need_unanswered() -> None:
     """Of several needs that wait, one is due and evicts a later batch: each of the others is still answered."""
-    works = Works(workers=4, rows=False, limit_bytes=10 * MIB, row_s=0.02, batch_rows=2, depth=3)
+    works = Works(workers=4, rows=False, limit_bytes=10 * MIB, batch_rows=2, depth=3, whole_share=0)
     works.admission.shapes.note_size(64 * KIB)
     works.offer(3)
     (worker_a, a), _, (worker_c, c), (worker_d, d) = works.all_tasks()
@@ -774,7 +775,7 @@ def test_the_replacement_of_a_bound_worker_continues_its_batches() -> None:
 
 
 def test_samples_that_cannot_travel_make_their_batches_whole_from_then_on() -> None:
-    works = Works(workers=2, rows=False)
+    works = Works(workers=2, rows=False, whole_share=0)
     works.admission.shapes.note_size(100)
     works.offer(3)
     assert works.pace.splits
@@ -788,8 +789,54 @@ def test_samples_that_cannot_travel_make_their_batches_whole_from_then_on() -> N
     assert works.finish_everything(None) == [0, 1, 2]
 
 
+def test_a_batch_for_a_collate_function_is_built_whole_and_others_open_once_its_first_sample_gives_its_size() -> None:
+    works = Works(workers=2, rows=False, row_s=None)
+    works.offer(3)
+    ((worker, fetch),) = works.all_tasks()
+    assert fetch.alone
+    works.need(worker, fetch.task, MIB)
+    room = works.room_of(worker, fetch.task)
+    assert room is not None and room.segment >= 0
+    batches = [(one.tasks[m.task].batch.number, m.alone) for one, m in works.all_tasks()]
+    assert batches == [(0, True), (1, True)]
+    assert [task.private_bytes for one in works.workers.members for task in one.tasks.values()] == [2 * MIB] * 2
+    assert works.finish_everything(None) == [0, 1, 2]
+
+
+def test_a_batch_whose_first_sample_shows_it_to_be_large_starts_over_shared_by_the_workers() -> None:
+    works = Works(workers=2, rows=False, row_s=None, limit_bytes=100 * MIB)
+    works.offer(2)
+    ((worker, fetch),) = works.all_tasks()
+    works.need(worker, fetch.task, 45 * MIB)
+    room = works.room_of(worker, fetch.task)
+    assert room is not None and room.segment == DROP
+    works.done(worker, fetch.task, Outcome("dropped"))
+    assert works.all_tasks() and not any(message.alone for _, message in works.all_tasks())
+    assert works.finish_everything(None) == [0, 1]
+
+
+def test_samples_that_only_torchs_collate_can_handle_are_not_shared_after_the_first_batch() -> None:
+    works = Works(workers=2, batch_rows=2)
+    works.offer(3)
+    for worker, fetch in works.all_tasks():
+        works.done(worker, fetch.task, Outcome("part", 0, [], b"x"))
+    ((worker, collate),) = [pair for pair in works.all_tasks() if isinstance(pair[1], Collate)]
+    works.done(worker, collate.task, Outcome("inline", pickled=b""))
+    while any(not message.alone for _, message in works.all_tasks()):
+        works.do(*next(pair for pair in works.all_tasks() if not pair[1].alone), None)
+    assert works.finish_everything(None) == [0, 1, 2]
+    works.offer(2)
+    assert works.all_tasks() and all(message.alone for _, message in works.all_tasks())
+    # Samples that can be written in place again are shared again.
+    template = image(4)
+    assert works.finish_everything(template) == [3, 4]
+    works.offer(1)
+    assert [message.alone for _, message in works.all_tasks()] == [False, False]
+
+
 def test_parts_are_collated_by_one_worker_and_then_released() -> None:
-    works = Works(workers=2, rows=False, batch_rows=2)
+    works = Works(workers=2, rows=False, batch_rows=2, whole_share=0)
+    works.admission.shapes.note_size(MIB)
     works.offer(1)
     for worker, fetch in works.all_tasks():
         works.need(worker, fetch.task, MIB)
@@ -893,7 +940,7 @@ def test_an_error_of_the_sampler_is_delivered_in_its_turn() -> None:
 
 def test_a_request_for_the_due_batch_does_not_wait_for_an_evicted_batch_queued_behind_it() -> None:
     """The only task of the later batch is behind the need on the same worker: neither would ever be done."""
-    works = Works(workers=1, rows=False, limit_bytes=10 * MIB, row_s=0.001, batch_rows=8, depth=2)
+    works = Works(workers=1, rows=False, limit_bytes=10 * MIB, row_s=0.001, batch_rows=8, depth=2, whole_share=0)
     works.admission.shapes.note_size(64 * KIB)
     works.offer(2)
     tasks = works.all_tasks()

@@ -53,6 +53,35 @@ def test_when_few_batches_fit_the_budget_each_is_cut_for_all_workers(most_open: 
     assert short.rows_per_task(64, workers=workers) == rows
 
 
+@pytest.mark.parametrize(
+    ("batch_bytes", "workers", "memory_bytes", "whole"),
+    [
+        (None, 8, 1, True),  # nothing known
+        (10, 2, 160, True),  # each of both workers holds the samples and the result
+        (10, 2, 159, False),
+        (10, 16, 1280, True),
+        (10, 17, 1280, False),
+        (0, 4, 0, True),
+    ],
+)
+def test_a_batch_that_is_not_written_in_place_is_built_whole_while_that_takes_little_memory(
+    batch_bytes: int | None, workers: int, memory_bytes: int, whole: bool
+) -> None:
+    rules = LoaderRules()
+    assert rules.builds_whole(batch_bytes, workers=workers, memory_bytes=memory_bytes) == whole
+    assert not LoaderRules(split_always=True).builds_whole(batch_bytes, workers=workers, memory_bytes=memory_bytes)
+
+
+def test_batches_that_are_not_written_in_place_are_split_only_where_memory_is_short() -> None:
+    collated = Pace(LoaderRules(), splits=True, in_place=False)
+    collated.note(1, 20 * MS)
+    assert not collated.splits and collated.rows_per_task(8, workers=4) == 8
+    collated.builds_whole = False
+    assert collated.splits and collated.rows_per_task(8, workers=4) == 1
+    collated.may_split = False
+    assert not collated.splits
+
+
 def test_splitting_can_be_forced() -> None:
     assert pace(0.0, split_always=True).rows_per_task(64, workers=4) == 8
     assert pace(None, split_always=True).rows_per_task(7, workers=4) == 1

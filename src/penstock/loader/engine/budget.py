@@ -53,17 +53,23 @@ class MemoryBudget:
         growth_bytes = 0 if self._may_keep else self._workers.samples_bytes
         return self._slots * batch_bytes + growth_bytes <= self._arena.limit_bytes
 
+    def lets_build_whole(self) -> bool:
+        """Whether there is memory for each worker to build whole batches."""
+        expected = self._shapes.expected_bytes(self._pace.batch_rows)
+        left_bytes = self.memory_bytes - self._workers.base_bytes - self._rules.own_bytes(self.memory_bytes)
+        return self._rules.builds_whole(expected, workers=self._workers.count, memory_bytes=left_bytes)
+
     def fetch_bytes(self) -> int:
         """What a worker holds while it fetches its share of a batch."""
         rows = self._pace.batch_rows
-        if self._order.rows:
+        if self._pace.in_place:
             return self._shapes.sample_bytes
         if not self._pace.splits or not rows:
             return 0
         return (self._shapes.expected_bytes(rows) or 0) * self._pace.rows_per_task(rows, self._workers.count) // rows
 
     def task_bytes(self, batch: Batch) -> int:
-        """Private memory of a worker that builds ``batch`` alone with a custom collate function: samples and result."""
-        if self._order.rows or self._pace.splits:
+        """Private memory of a worker that builds ``batch`` alone, its samples not in place: samples and result."""
+        if self._pace.in_place or self._pace.splits:
             return 0
         return 2 * (self._shapes.expected_bytes(batch.rows) or 0)

@@ -116,6 +116,7 @@ class Dispatcher:
         changes less than it costs."""
         order, pace = self._order, self._pace
         pace.most_open = self._admission.most_open(pace.batch_rows)
+        pace.builds_whole = self._budget.lets_build_whole()
         rows = pace.rows_per_task(pace.batch_rows, self._workers.count)
         self._most_queued = pace.tasks_queued(rows, in_order=order.in_order)
         self.depth = self._decide_depth()
@@ -274,7 +275,7 @@ class Dispatcher:
             # Workers that write rows ask as soon as they hold one sample, so each may start one batch of unknown size.
             start_blind=self._workers.count if self._order.rows and not splits else 1,
             # Parts, and the batch made of them, exist side by side for a moment.
-            copies=2 if splits and not self._order.rows else 1,
+            copies=2 if splits and not self._pace.in_place else 1,
             rows_ahead=self._order.rows,
             private_bytes=self._most_growth_bytes(upcoming),
         )
@@ -328,7 +329,7 @@ class Dispatcher:
             if batch.rows_segment is not None:
                 worker.show(batch.rows_segment)
                 segment = batch.rows_segment.number
-        elif batch.alone and not self._order.rows:
+        elif batch.alone and not self._pace.in_place:
             segment = self._admission.room_ahead(task, worker)
         worker.peer.post(
             Fetch(

@@ -117,8 +117,8 @@ class Engine:
         self._delivery = Delivery(self._arena, page_locks)
         parts = EngineParts(workers=self._workers, arena=self._arena, order=order, rules=rules)
         self._pace, self._admission = parts.pace, parts.admission
-        self._settlement = Settlement(parts, CrashCounter(diagnosis=diagnosis))
         self._budget = MemoryBudget(memory_bytes, parts)
+        self._settlement = Settlement(parts, CrashCounter(diagnosis=diagnosis), self._budget)
         self._dispatcher = Dispatcher(parts, self._budget)
         self._dispatcher.depth_wanted, self._dispatcher.depth_ceiling = depth, depth_ceiling
         self._pump = Pump(

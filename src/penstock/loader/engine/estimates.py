@@ -29,14 +29,18 @@ _AGREE_AFTER_CHANGE = 3
 class Pace:
     """How long a row takes, how many rows a batch has, and what follows from them by the rules."""
 
-    def __init__(self, rules: LoaderRules, *, splits: bool, batch_rows: int = 1) -> None:
+    def __init__(self, rules: LoaderRules, *, splits: bool, in_place: bool = True, batch_rows: int = 1) -> None:
         """``batch_rows``: the length of batches as far as it is known before the first is drawn."""
         self._rules = rules
         self._drawn_rows: deque[int] = deque(maxlen=_RECENT_BATCHES)
         self.batch_rows = batch_rows
         """The mean length of the batches drawn last."""
-        self.splits = splits
+        self.may_split = splits
         """Whether rows of one batch may come from several workers."""
+        self.in_place = in_place
+        """Whether samples are written into the rows of their batch, without being encoded and collated."""
+        self.builds_whole = True
+        """Whether memory allows each worker to build whole batches."""
         self.row_s: float | None = None
         """Seconds that one worker takes per row; None until a task is done."""
         self.absence_s = 0.0
@@ -45,6 +49,11 @@ class Pace:
         """The latest answer since the loop last asked for a batch."""
         self.most_open = sys.maxsize
         """How many batches memory allows to be filled at a time."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether rows of one batch come from several workers if they take long enough."""
+        return self.may_split and (self.in_place or not self.builds_whole)
 
     def note_drawn(self, rows: int) -> None:
         """A batch of ``rows`` rows was drawn; a custom batch sampler alone decides how many that are."""
@@ -96,6 +105,7 @@ class Shapes:
         """The layout expected of every sample; None while it is unknown or changes."""
         self._sizes: deque[int] = deque(maxlen=rules.recent_batches)
         self._sample_sizes: deque[int] = deque([0], maxlen=rules.recent_batches)
+        self._guess: int | None = None
         self._last: Template | None = None
         self._agreeing = 0
         self._has_changed = False
@@ -117,6 +127,10 @@ class Shapes:
     def note_size(self, batch_bytes: int) -> None:
         self._sizes.append(batch_bytes)
 
+    def note_guess(self, batch_bytes: int) -> None:
+        """What a batch takes judging by its first sample, which counts until the size of a batch is known."""
+        self._guess = batch_bytes
+
     def note_sample(self, sample_bytes: int) -> None:
         self._sample_sizes.append(sample_bytes)
 
@@ -135,4 +149,4 @@ class Shapes:
         """The size of the next batch if it has ``rows`` samples; None while no size is known."""
         if self.template is not None:
             return layout_of(self.template, rows).total_bytes
-        return max(self._sizes) if self._sizes else None
+        return max(self._sizes) if self._sizes else self._guess

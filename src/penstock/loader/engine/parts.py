@@ -26,5 +26,6 @@ class EngineParts:
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.rules, splits=self.order.splittable, batch_rows=self.order.batch_rows)
+        order = self.order
+        self.pace = Pace(self.rules, splits=order.splittable, in_place=order.rows, batch_rows=order.batch_rows)
         self.admission = Admission(self.arena, self.rules, refetches=not self.order.bound)

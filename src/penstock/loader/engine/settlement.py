@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.errors import WorkerError
 from penstock.loader.engine.batch import Batch, Task
+from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter, how_it_ended
 from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.worker_set import WorkerEntry
@@ -22,10 +23,10 @@ _REAP_S = 0.5
 
 
 class Settlement:
-    def __init__(self, parts: EngineParts, crashes: CrashCounter) -> None:
+    def __init__(self, parts: EngineParts, crashes: CrashCounter, budget: MemoryBudget) -> None:
         self._workers, self._admission = parts.workers, parts.admission
         self._pace, self._order = parts.pace, parts.order
-        self._crashes = crashes
+        self._crashes, self._budget = crashes, budget
 
     # -- messages and crashes ---------------------------------------------------------------
 
@@ -36,7 +37,7 @@ class Settlement:
         self._workers.has_changed = True
         if isinstance(message, Need):
             worker.peer.private_bytes = max(worker.peer.private_bytes, message.private_bytes)
-            self._admission.ask(worker, message)
+            self._on_need(worker, message)
         elif isinstance(message, Started):
             worker.peer.started = True
             worker.peer.private_bytes = worker.base_bytes = message.private_bytes
@@ -91,6 +92,17 @@ class Settlement:
 
     # -- inside -----------------------------------------------------------------------------
 
+    def _on_need(self, worker: WorkerEntry, need: Need) -> None:
+        admission, task = self._admission, worker.tasks[need.task]
+        if need.template is None and admission.shapes.expected_bytes(task.batch.rows) is None:
+            admission.shapes.note_guess(need.need_bytes)
+            self._pace.builds_whole = self._budget.lets_build_whole()
+            task.private_bytes = self._budget.task_bytes(task.batch)
+            if self._pace.splits and task.batch.alone:
+                # When it was assigned, its size was unknown. It starts over, shared by the workers.
+                admission.evict(task.batch)
+        admission.ask(worker, need)
+
     def _on_done(self, worker: WorkerEntry, done: Done) -> None:
         task = worker.tasks.pop(done.task)
         self._crashes.note_done(task)
@@ -113,7 +125,7 @@ class Settlement:
         if done.error is not None:
             batch.note_error(0 if task.rows is None else task.rows.start, done.error)
         elif outcome.kind == "cannot travel":
-            self._pace.splits = False
+            self._pace.may_split = False
             self._admission.evict(batch)
             return
         elif outcome.kind == "exhausted":
@@ -144,12 +156,14 @@ class Settlement:
             if result.kind != "exhausted":
                 shapes.note_size(result.used_bytes)
                 if self._order.rows:
+                    self._pace.in_place = False
                     shapes.note_mismatch()
         else:
             self._admission.keep_layout(batch)
             if not batch.is_rows:
                 batch.wants_collate = True
                 return
+            self._pace.in_place = True
             if batch.template is not None:
                 was_known = shapes.template is not None
                 shapes.note_match(batch.template, batch.rows)

@@ -315,6 +315,11 @@ class WorkerSet:
         return sum(worker.expected_bytes(fetch_bytes) for worker in started) if started else None
 
     @property
+    def base_bytes(self) -> int:
+        """The workers' private memory before their first tasks."""
+        return sum(worker.base_bytes for worker in self.members)
+
+    @property
     def private_bytes(self) -> int:
         return sum(worker.peer.private_bytes for worker in self.members)
 
