@@ -89,7 +89,7 @@ def top(home: Path, *arguments: str, status: int = 0, **changes: str) -> str:
         env=environment(home, COLUMNS="80", **changes),
     )  # fmt: skip
     assert done.returncode == status, done.stderr
-    return done.stdout if status == 0 else done.stderr
+    return done.stdout or done.stderr
 
 
 def wait_until(condition: Callable[[], Any], within_s: float = 120.0) -> Any:
