@@ -7,11 +7,16 @@ Runs in: both: the trainer holds the line, workers are tied to it.
 The line is a pipe that no process writes to. It reaches its end when the trainer, the only process that could write to
 it, has ended. The kernel then sends every worker SIGKILL, even one that is stopped, or one whose sample never lets
 another thread run. PR_SET_PDEATHSIG, in contrast, follows the thread or helper process that started the worker.
+
+Linux before 5.6 sends that signal to all workers as soon as one of them ends, so there a worker watches its socket
+instead.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import select
 import signal
 import sys
@@ -19,6 +24,8 @@ from multiprocessing import reduction
 from typing import Any
 
 from penstock.workers.fork_hygiene import keep_from_children
+
+_FIRST_LINUX = (5, 6)
 
 
 class Lifeline:
@@ -48,9 +55,10 @@ class Tie:
     def __reduce__(self) -> Any:
         return _tied, (reduction.DupFd(self._fd),)
 
-    def hold(self) -> bool:
-        """Have the kernel kill this process when the trainer has ended; False if the kernel cannot do that."""
-        if sys.platform != "linux":
+    def hold(self, release: str = platform.release()) -> bool:
+        """Have the kernel, which is of this ``release``, kill this process when the trainer has ended; False if it
+        cannot do that."""
+        if sys.platform != "linux" or _version(release) < _FIRST_LINUX:
             return False
         import fcntl
 
@@ -67,6 +75,11 @@ class Tie:
         if poller.poll(0):
             os._exit(1)  # the trainer had ended before: no signal will come
         return True
+
+
+def _version(release: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return _FIRST_LINUX if found is None else (int(found[1]), int(found[2]))
 
 
 def _tied(sent: Any) -> Tie:
