@@ -92,6 +92,11 @@ class Segment:
             block, self._block = self._block, None
             _forget_views(block)
 
+    def __del__(self) -> None:
+        # An exception may have cut off its owner between two steps.
+        with contextlib.suppress(OSError, AttributeError):
+            self.close_descriptor()
+
     def unlink(self) -> None:
         """Owner only: remove the name, where there is one. The memory goes with the last mapping."""
         if self._block is not None:

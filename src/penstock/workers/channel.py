@@ -12,6 +12,8 @@ trainer would wait for ever for the rest of a message that a crashed worker had 
 from __future__ import annotations
 
 import array
+import contextlib
+import errno
 import os
 import socket
 import struct
@@ -24,6 +26,7 @@ from penstock.workers.fork_hygiene import keep_from_children
 
 _HEADER = struct.Struct("<I?")
 _READ_BYTES = 64 << 10
+_OUT_OF_SOMETHING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
 # Not every platform has these; where they are missing, workers are threads and use no channel.
 _FDS_SPACE = socket.CMSG_SPACE(64 * 4) if hasattr(socket, "CMSG_SPACE") else 0
 _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
@@ -53,30 +56,51 @@ class Channel:
     def post(self, message: object, *, fd: int | None = None) -> None:
         """Queue a message; ``flush`` sends it. Raises nothing if the worker has crashed; the next read does."""
         data = _framed(message, fd is not None)
-        # A duplicate, because the owner may close its descriptor before this message is sent.
-        self._outbox.append((memoryview(data), [] if fd is None else [os.dup(fd)]))
+        if fd is None:
+            self._outbox.append((memoryview(data), []))
+            return
+        # At once if possible: the owner may close its descriptor before a queued message is sent, so that takes a
+        # duplicate, and the process may be out of descriptors.
+        self.flush()
+        sent = 0 if self._outbox else self._send(memoryview(data), [fd])
+        if sent < len(data):
+            self._outbox.append((memoryview(data)[sent:], [] if sent else [os.dup(fd)]))
 
     def flush(self) -> None:
         """Send the queued messages, as far as the socket accepts them."""
         while self._outbox:
             self._join_small()
             data, fds = self._outbox[0]
-            try:
-                if fds:
-                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-                    sent = self._sock.sendmsg([data], [rights], _DONTWAIT)
-                    os.close(fds.pop())
-                else:
-                    sent = self._sock.send(data, _DONTWAIT)
-            except (BlockingIOError, InterruptedError):
+            sent = self._send(data, fds)
+            if not sent:
                 return
-            except OSError:
-                self._drop_outbox()
-                return
+            while fds:
+                os.close(fds.pop())
             if sent == len(data):
                 self._outbox.popleft()
             else:
                 self._outbox[0] = (data[sent:], fds)
+
+    def _send(self, data: memoryview, fds: list[int]) -> int:
+        """Returns how many bytes the socket accepted: all, if nobody is there to read them."""
+        try:
+            if not fds:
+                return self._sock.send(data, _DONTWAIT)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+            return self._sock.sendmsg([data], [rights], _DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as problem:
+            if problem.errno in _OUT_OF_SOMETHING:
+                raise
+            return len(data)
+
+    def end_reading(self) -> None:
+        """Nothing is read any more: a worker that is in the middle of a report stops sending it. What was posted
+        still arrives, followed by the end of the stream if not all of it could be sent."""
+        self.flush()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR if self._outbox else socket.SHUT_RD)
 
     @property
     def has_unsent(self) -> bool:

@@ -76,7 +76,7 @@ class ProcessWorker:
 
     def stop(self) -> None:
         self._channel.post(Stop())
-        self._channel.flush()
+        self._channel.end_reading()
 
     @property
     def is_gone(self) -> bool:
