@@ -276,3 +276,41 @@ def test_memory_stays_between_epochs_and_is_released_when_the_loader_is_idle_for
         assert kept & segments_here(), "the second epoch made all its segments anew"
         processes.until(lambda: loader.stats().in_flight_bytes == 0, 20)
         assert sum(1 for _ in loader) == 8
+
+
+class Counted(Noisy):
+    """Counts, in memory that workers share, how often a sample is read."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, values=1 << 15)
+        self.read = torch.zeros(count, dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index: int) -> Any:
+        self.read[index] += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("is_short_of_memory", [False, True])
+def test_a_long_step_loses_no_batch_that_is_ready_unless_memory_is_short(
+    is_short_of_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Counted(64)
+    with penstock.DataLoader(dataset, batch_size=8, num_workers=2) as loader:
+        loader._rules = LoaderRules(idle_release_s=0.2)
+        batches: Any = iter(loader)
+        arena = batches.engine._arena
+        released: list[int] = []
+        close_free = arena.close_free
+        monkeypatch.setattr(arena, "close_free", lambda: (close_free(), released.append(0)))
+        headroom = arena._headroom_bytes
+        came = [plain(next(batches))]
+        processes.until(lambda: batches.engine.gauges().ready == loader.stats().depth, 60)
+        if is_short_of_memory:
+            arena._headroom_bytes = lambda: 0
+        released.clear()
+        processes.until(lambda: bool(released), 60)
+        assert batches.engine.gauges().ready == (0 if is_short_of_memory else loader.stats().depth)
+        arena._headroom_bytes = headroom
+        came += [plain(batch) for batch in batches]
+    assert len(came) == 8
+    assert dataset.read.max() == (2 if is_short_of_memory else 1)

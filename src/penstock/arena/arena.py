@@ -116,6 +116,9 @@ class Arena:
         self._leases: dict[int, Lease] = {}
         self._returned: deque[Lease] = deque()
         self._next_number = 0
+        self.refusal: OSError | None = None
+        """What the system answered if it refused the latest segment, though memory is left: often that no more files
+        may be opened."""
         self.in_use_bytes = 0
         self._most_in_use_bytes = 0
         self.free_bytes = 0
@@ -151,6 +154,7 @@ class Arena:
         """
         capacity = capacity_for(need_bytes)
         self._needs.append(capacity)
+        self.refusal = None
         segment = self._reusable(capacity)
         if segment is None:
             self._close_free_beyond(self.limit_bytes - self.in_use_bytes - capacity)
@@ -160,14 +164,29 @@ class Arena:
                 self._close_free_beyond(0)
                 if self.headroom_bytes() < capacity:
                     return None
-            segment = create_segment(self._next_number, capacity, use_memfd=self._use_memfd)
-            self._next_number += 1
+            segment = self._created(capacity)
+            if segment is None:
+                return None
         self._in_use[segment.number] = segment
         self.in_use_bytes += segment.capacity_bytes
         self._most_in_use_bytes = max(self._most_in_use_bytes, self.in_use_bytes)
         self._close_free_beyond(self._worth_keeping_bytes())
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes + self.free_bytes)
         return segment
+
+    def _created(self, capacity: int) -> Segment | None:
+        """A new segment; None, and ``refusal`` says why, if the system refuses one even without the free ones."""
+        number = self._next_number
+        self._next_number += 1
+        try:
+            return create_segment(number, capacity, use_memfd=self._use_memfd)
+        except OSError:
+            self._close_free_beyond(0)
+        try:
+            return create_segment(number, capacity, use_memfd=self._use_memfd)
+        except OSError as refusal:
+            self.refusal = refusal.with_traceback(None)
+            return None
 
     def release(self, segment: Segment) -> None:
         """The segment is not in use any more: keep it for the next batch, or close it."""

@@ -27,6 +27,7 @@ class PageLocks:
         self._unlock = unlock
         self._locked: dict[int, int] = {}
         """Number -> address of the segments that are locked."""
+        self.warn: Callable[[str], None] = _warn
         self.refused = False
         self.locked_bytes = 0
 
@@ -39,12 +40,10 @@ class PageLocks:
         problem = self._lock(segment.address, segment.capacity_bytes)
         if problem is not None:
             self.refused = True
-            warnings.warn(
+            self.warn(
                 f"Shared batches cannot be page-locked ({problem}); each is copied into pinned memory instead, as in "
                 "torch, which is slower. Raise the limit on locked memory (ulimit -l unlimited; in Docker --ulimit "
-                "memlock=-1), or lower memory=.",
-                RuntimeWarning,
-                stacklevel=2,
+                "memlock=-1), or lower memory=."
             )
             return False
         self._locked[segment.number] = segment.address
@@ -57,3 +56,7 @@ class PageLocks:
         if address is not None:
             self._unlock(address)
             self.locked_bytes -= segment.capacity_bytes
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -209,7 +209,10 @@ class DataLoader(TorchDataLoader[_T_co]):
     def __iter__(self) -> Any:
         # Workers that own batches cannot change in number while they run: another number needs a new iterator.
         kept = self._iterator
-        if isinstance(kept, PipelineIterator) and (self._state is not None or kept.is_outgrown(self.num_workers)):
+        # Nor can those of an iteration that Ctrl-C or an error cut short go on.
+        if isinstance(kept, PipelineIterator) and (
+            self._state is not None or kept.is_outgrown(self.num_workers) or not kept.engine.can_go_on
+        ):
             kept.close()
             self._iterator = None
         return super().__iter__()

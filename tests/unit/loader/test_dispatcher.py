@@ -176,7 +176,7 @@ class Works:
             PaperStarter(),
             workers,
             selector=PaperSelector(),
-            lock=threading.Lock(),
+            lock=threading.RLock(),
             wake=lambda: None,
             start_failed=lambda worker_id, problem: None,
             keeps_position=bound,
@@ -397,6 +397,7 @@ def test_a_batch_larger_than_the_budget_passes_alone_with_one_warning() -> None:
     with pytest.warns(RuntimeWarning, match="8.00 MiB.* 3.00 MiB"):
         works.offer(3)
         assert works.finish_everything(template) == [0, 1, 2]
+        works.admission.notices.give()
     assert works.arena.peak_bytes == 8 * MIB
 
 
@@ -953,6 +954,7 @@ def test_a_request_for_the_due_batch_does_not_wait_for_an_evicted_batch_queued_b
     with pytest.warns(RuntimeWarning, match="pass one at a time"):
         works.make_wait(worker, first.task, 5 * MIB)
         works.dispatcher.progress()
+        works.admission.notices.give()
     answer = works.room_of(worker, first.task)
     assert answer is not None and answer.segment >= 0
     assert later.evicted

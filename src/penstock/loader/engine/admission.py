@@ -15,7 +15,6 @@ Three rules keep the engine going and inside its budget:
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import deque
 
 from penstock.arena.arena import Arena
@@ -24,6 +23,7 @@ from penstock.errors import BudgetError
 from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.estimates import Shapes
 from penstock.loader.engine.worker_set import WorkerEntry
+from penstock.loader.notices import Notices
 from penstock.loader.rules import LoaderRules
 from penstock.units import format_bytes
 from penstock.workers.protocol import NO_SEGMENT, Need, Room
@@ -34,6 +34,7 @@ class Admission:
         """``refetches``: whether a batch may be dropped and fetched again."""
         self.arena = arena
         self.shapes = Shapes(rules)
+        self.notices = Notices()
         self.upcoming: deque[Batch] = deque()
         """Batches drawn and not opened, in order."""
         self.open: dict[int, Batch] = {}
@@ -285,7 +286,8 @@ class Admission:
         self.release(batch)
         del self.open[batch.number]
         batch.evicted = batch.ready = False
-        self.upcoming.insert(sum(1 for b in self.upcoming if b.number < batch.number), batch)
+        # A copy, made in one step: the training thread adds batches without the lock.
+        self.upcoming.insert(sum(b.number < batch.number for b in list(self.upcoming)), batch)
 
     def release(self, batch: Batch) -> None:
         """Release every segment of a batch."""
@@ -310,13 +312,22 @@ class Admission:
     def _take(self, batch: Batch, need_bytes: int, is_due: bool) -> Segment | None:
         segment = self.arena.take(need_bytes)
         if segment is None and is_due:
-            self.fail(
-                BudgetError(
-                    f"batch {batch.number} needs {format_bytes(need_bytes)}, and this machine or container has "
-                    f"{format_bytes(self.arena.headroom_bytes())} left; lower batch_size or num_workers, or raise the "
-                    "container's memory limit"
+            wanted = f"batch {batch.number} needs {format_bytes(need_bytes)}, and this machine or container"
+            refusal = self.arena.refusal
+            if refusal is None:
+                self.fail(
+                    BudgetError(
+                        f"{wanted} has {format_bytes(self.arena.headroom_bytes())} left; lower batch_size or "
+                        "num_workers, or raise the container's memory limit"
+                    )
                 )
-            )
+            else:
+                self.fail(
+                    BudgetError(
+                        f"{wanted} refuses more shared memory ({refusal}); close files, or raise the limit on open "
+                        "files (ulimit -n)"
+                    )
+                )
         return segment
 
     def _make_own(self, task: Task, worker: WorkerEntry, segment: Segment) -> None:
@@ -331,9 +342,7 @@ class Admission:
         if self._warned_alone or not need:
             return
         self._warned_alone = True
-        warnings.warn(
+        self.notices.add(
             f"a batch needs {format_bytes(need)}, and the workers leave {format_bytes(self.arena.limit_bytes)} of the "
-            "memory budget for batches: batches pass one at a time; raise memory=, or lower batch_size or num_workers",
-            RuntimeWarning,
-            stacklevel=2,
+            "memory budget for batches: batches pass one at a time; raise memory=, or lower batch_size or num_workers"
         )

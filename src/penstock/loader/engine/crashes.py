@@ -17,6 +17,8 @@ from penstock.meter import limits, pressure
 from penstock.units import format_bytes
 
 _IN_A_ROW = 4
+_IMPORTS_IN_A_ROW = 2
+"""An import that failed twice would fail again."""
 
 
 class CrashCounter:
@@ -28,9 +30,11 @@ class CrashCounter:
         self._idle_crashes = {True: 0, False: 0}
         """Crashes without a task: of started workers since a task was last done (True), and of starting workers since
         one last started (False)."""
+        self._failed_imports = 0
+        """Workers in a row that ended with a traceback before they started."""
 
     def note_start(self) -> None:
-        self._idle_crashes[False] = 0
+        self._idle_crashes[False] = self._failed_imports = 0
 
     def note_done(self, task: Task) -> None:
         """The task was done: earlier crashes at its rows no longer count."""
@@ -61,6 +65,20 @@ class CrashCounter:
         self._idle_crashes[was_started] = 0
         when = "before they fetched a sample" if was_started else "while starting"
         return WorkerError(f"{crashes} workers in a row crashed {when}; the last one {how}{self._why()}")
+
+    def count_failed_import(self, worker: WorkerEntry) -> WorkerError | None:
+        """Count a spawned worker that ended with a traceback while it started. Returns an error for the epoch if it is
+        not the first in a row."""
+        self._failed_imports += 1
+        if self._failed_imports < _IMPORTS_IN_A_ROW:
+            return None
+        self._failed_imports = 0
+        return WorkerError(
+            f"worker {worker.worker_id} {worker.ending} before it started, as the one before it; their tracebacks are "
+            "above. Each worker of this start method imports the main script, so everything that iterates a loader "
+            'must stand under `if __name__ == "__main__":` there, and all that the dataset needs must be importable. '
+            'Or pass multiprocessing_context="fork"'
+        )
 
     def _count_against(self, task: Task, row: int, how: str) -> None:
         batch = task.batch

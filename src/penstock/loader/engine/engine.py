@@ -28,6 +28,7 @@ from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
 from penstock.loader.engine.delivery import Delivery
 from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.integrity import EngineClosed, Integrity
 from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.pump import Pump, Waker
 from penstock.loader.engine.settlement import Settlement
@@ -93,7 +94,8 @@ class Engine:
         if spare_files is not None:
             # Each segment has a descriptor here, free ones included, and a second one on its way to each worker.
             rules = dataclasses.replace(rules, most_slots=max(2, min(rules.most_slots, spare_files // 4)))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._integrity = Integrity()
         self._waker = Waker()
         self._workers = WorkerSet(
             starter,
@@ -117,6 +119,8 @@ class Engine:
         self._delivery = Delivery(self._arena, page_locks)
         parts = EngineParts(workers=self._workers, arena=self._arena, order=order, rules=rules)
         self._pace, self._admission = parts.pace, parts.admission
+        if page_locks is not None:
+            page_locks.warn = self._admission.notices.add
         self._budget = MemoryBudget(memory_bytes, parts)
         self._settlement = Settlement(parts, CrashCounter(diagnosis=diagnosis), self._budget)
         self._dispatcher = Dispatcher(parts, self._budget)
@@ -127,6 +131,7 @@ class Engine:
             self._dispatcher,
             self._settlement,
             lock=self._lock,
+            integrity=self._integrity,
             waker=self._waker,
             counters=counters,
         )
@@ -136,7 +141,8 @@ class Engine:
         try:
             for worker_id in itertools.islice(self._workers.free_ids(), self._workers.count):
                 self._workers.start_first(worker_id, self._resume_at.get(worker_id))
-                self._pump.pump(self._waker.selector.select(0))
+                with self._lock, self._integrity.change():
+                    self._pump.pump(self._waker.selector.select(0))
             # Not earlier: Python warns about a fork while a second thread runs.
             self._pump.start_thread()
         except BaseException:
@@ -151,7 +157,8 @@ class Engine:
 
     def next_batch(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
         """The next batch, to be delivered; None once every batch that was offered is taken or the workers are
-        exhausted. ``draw_ahead`` is called during a wait, to offer more. Raises ``TimedOut``."""
+        exhausted. ``draw_ahead`` is called during a wait, to offer more. Raises ``TimedOut``, ``EngineClosed``, and
+        ``IterationBroken`` if the engine cannot go on."""
         return self._pump.next_batch(timeout_s, draw_ahead)
 
     def try_next(self) -> Batch | None:
@@ -174,26 +181,51 @@ class Engine:
             if not batch.ready:
                 return self._fetch_here(batch)
             with self._lock:
-                return self._delivery.data_of(batch, stays_on_host)
+                if self._pump.stopping:
+                    raise EngineClosed
+                if self._integrity.changing:
+                    raise self._integrity.broken()
+                self._integrity.changing = True
+                try:
+                    data = self._delivery.data_of(batch, stays_on_host)
+                except Exception:
+                    self._integrity.changing = False
+                    raise
+                self._integrity.changing = False
+                return data
         finally:
-            with self._lock:
-                if not self._closed:
-                    self._pump.progress()
+            self._move_on()
             self._counters.deliver_s += time.perf_counter() - began
+
+    def _move_on(self) -> None:
+        """Use the memory and the place that a batch has left. An error is for the next call: the user gets this
+        batch first."""
+        with self._lock:
+            if self._pump.stopping or self._integrity.changing:
+                return
+            self._integrity.changing = True
+            try:
+                self._pump.progress()
+            except Exception as error:
+                self._integrity.fail(error)
+                return
+            self._integrity.changing = False
 
     # -- epochs -----------------------------------------------------------------------------
 
     def begin_epoch(self, shared_seed: int | None) -> None:
         """Drop what is left of the epoch; the same workers begin the next one."""
-        with self._lock:
+        with self._lock, self._integrity.change():
             self._dispatcher.abandon()
             self._pump.begin_epoch()
-        while True:
+        while not self._pump.stopping:
             with self._lock:
-                if self._dispatcher.is_idle or self._admission.failure is not None:
+                if self._dispatcher.is_idle:
                     break
             self._pump.turn()
-        with self._lock:
+        with self._lock, self._integrity.change():
+            if self._pump.stopping:
+                return
             self._dispatcher.begin_epoch()
             for worker in self._workers.members:
                 worker.peer.post(Restart(shared_seed))
@@ -209,24 +241,35 @@ class Engine:
     def set_workers(self, count: int) -> None:
         """More or fewer workers from now on: new ones join when they have started, others leave when their tasks are
         done."""
-        with self._lock:
-            if self._closed:
-                return
+
+        def apply() -> None:
             self._workers.resize(count)
             self._pump.start_thread()
-            self._pump.pump()
+
+        self._turn_valve(apply)
 
     def set_depth(self, depth: int | None, ceiling: int | None) -> None:
         """Batches that may be ahead of the user; None: the engine decides, or no ceiling."""
-        with self._lock:
+
+        def apply() -> None:
             self._dispatcher.depth_wanted, self._dispatcher.depth_ceiling = depth, ceiling
-            if not self._closed:
-                self._pump.pump()
+
+        self._turn_valve(apply)
 
     def set_memory(self, memory_bytes: int) -> None:
+        self._turn_valve(lambda: self._budget.set(memory_bytes))
+
+    def _turn_valve(self, apply: Callable[[], None]) -> None:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            # A signal handler in the middle of a change, which comes first.
+            self._pump.later.append(apply)
+            self._waker.wake(always=True)
+            return
         with self._lock:
-            self._budget.set(memory_bytes)
-            if not self._closed:
+            if self._pump.stopping or self._integrity.changing:
+                return
+            with self._integrity.change():
+                apply()
                 self._pump.pump()
 
     # -- gauges -----------------------------------------------------------------------------
@@ -234,6 +277,12 @@ class Engine:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another epoch can begin: the engine is neither closed nor broken."""
+        with self._lock:
+            return not self._pump.stopping and not self._integrity.changing
 
     @property
     def depth(self) -> int:
@@ -304,12 +353,28 @@ class Engine:
         with self._lock:
             if self._closed:
                 return
-            self._counters.note_engine_closed(self._read_gauges())
+            problem: Exception | None = None
+            for step in (
+                self._keep_last_gauges,
+                self._workers.close,
+                self._await_device,
+                self._pump.poll_device,
+                self._arena.close,
+                self._waker.close,
+            ):
+                try:
+                    step()
+                except Exception as error:
+                    problem = problem or error
             self._closed = True
-            self._workers.close()
-            if self._page_locks is not None and self._page_locks.locked_bytes:
-                # Copies may be under way if the iterator was dropped in the middle of an epoch.
-                wait_for_all_work()
-            self._pump.poll_device()
-            self._arena.close()
-            self._waker.close()
+            # If a change was cut short, closing meets its traces, and the user has had the error already.
+            if problem is not None and not self._integrity.changing:
+                raise problem
+
+    def _keep_last_gauges(self) -> None:
+        self._counters.note_engine_closed(self._read_gauges())
+
+    def _await_device(self) -> None:
+        if self._page_locks is not None and self._page_locks.locked_bytes:
+            # Copies may be under way if the iterator was dropped in the middle of an epoch.
+            wait_for_all_work()

@@ -10,16 +10,19 @@ The engine's lock guards all state; no thread sleeps while it holds the lock.
 from __future__ import annotations
 
 import contextlib
+import queue
 import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.integrity import EngineClosed, Integrity
 from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
@@ -79,20 +82,31 @@ class Pump:
         dispatcher: Dispatcher,
         settlement: Settlement,
         *,
-        lock: threading.Lock,
+        lock: threading.RLock,
+        integrity: Integrity,
         waker: Waker,
         counters: Counters,
     ) -> None:
+        """``lock`` guards the state of all parts, and ``integrity`` is the state's. Only a signal handler, in the
+        middle of a change, may find that its thread holds the lock already."""
         self._workers, self._arena, self._admission = parts.workers, parts.arena, parts.admission
         self._budget, self._dispatcher, self._settlement = budget, dispatcher, settlement
-        self._lock, self._waker, self._counters, self._rules = lock, waker, counters, parts.rules
+        self._lock, self._integrity, self._waker = lock, integrity, waker
+        self._counters, self._rules = counters, parts.rules
         self.poll_device: Callable[[], bool] = lambda: False
         """Releases memory that the device has read; says whether it is still reading some."""
-        self._askers = 0
-        """Threads inside next_batch: usually none or one."""
+        self.later: deque[Callable[[], None]] = deque()
+        """Changes that a signal handler asked for in the middle of another one."""
+        self._askers: set[int] = set()
+        """Threads inside next_batch: usually none or one. An interrupted one is still in it, until it asks again."""
         self._parked = False
-        self._resume = threading.Event()
-        self._stopping = False
+        self._resume: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Resumes the engine's thread. No Event: Ctrl-C inside one leaves its lock taken."""
+        self._has_raised = False
+        """Whether the latest next_batch raised an error."""
+        self.stopping = False
+        """Whether the engine closes or is closed."""
+        self._epoch_ended = False
         self._last_wait_s = 0.0
         """When a thread last stopped waiting for events."""
         self._last_asked_s = self._left_s = time.monotonic()
@@ -111,22 +125,41 @@ class Pump:
             self._thread.start()
 
     def stop_thread(self, then: Callable[[], None]) -> None:
-        """End the engine's thread, then call ``then``; any thread."""
-        self._stopping = True
-        self._resume.set()
-        self._waker.wake(always=True)
-        if threading.current_thread() is self._thread:
-            # A garbage collection in the engine's own thread dropped the iterator: ``then`` comes when the thread ends.
+        """End the engine's thread and call ``then``, which may be called twice; any thread."""
+        here, thread = threading.current_thread(), self._thread
+        # A signal handler in the middle of a change, or a garbage collection in the engine's own thread, that dropped
+        # the iterator: ``then`` must wait until they are through.
+        is_inside = here is thread or self._lock._is_owned()  # type: ignore[attr-defined]
+        # Ctrl-C may interrupt the main thread at any moment, but not the engine's.
+        if here is threading.main_thread() or is_inside:
             self._then = then
+        self.stopping = True
+        self._resume.put(None)
+        self._waker.wake(always=True)
+        if is_inside:
+            if not thread.is_alive():
+                threading.Thread(target=then, name="penstock-close", daemon=True).start()
             return
-        if self._thread.ident is not None:
-            self._thread.join()
+        if thread.ident is not None:
+            thread.join()
         then()
 
     def _run(self) -> None:
+        try:
+            self._pump_beside()
+        except BaseException as error:
+            with self._lock:
+                self._integrity.fail(error)
+            self._waker.wake(always=True)
+        while not self.stopping:
+            self._resume.get()
+        if self._then is not None:
+            self._then()
+
+    def _pump_beside(self) -> None:
         """Pump while the training thread does not."""
         dozes = 0
-        while not self._stopping:
+        while not self.stopping:
             # A loop over tiny batches is back within microseconds; two threads that pump would only collide.
             is_hasty = self._away_s < _DOZE_S
             if is_hasty and dozes < _MOST_DOZES and (self._askers or time.monotonic() - self._left_s < _DOZE_S):
@@ -139,15 +172,20 @@ class Pump:
                 continue
             self.turn()
             if self._workers.has_departing:
-                with self._lock:
+                with self._lock, self._integrity.change():
                     self._workers.reap_departed()
             if self._is_forgotten():
-                with self._lock:
+                with self._lock, self._integrity.change():
                     # The user may have asked while this thread waited for the lock.
                     if self._is_forgotten():
-                        self._dispatcher.release_idle()
-        if self._then is not None:
-            self._then()
+                        self._release_idle()
+
+    def _release_idle(self) -> None:
+        """Release what the next epoch can make again; in the middle of one, the user comes back for what is ready."""
+        if self._epoch_ended or self._arena.headroom_bytes() < self._arena.in_use_bytes:
+            self._dispatcher.release_idle()
+        else:
+            self._arena.close_free()
 
     def _is_forgotten(self) -> bool:
         """Whether the user has not asked for so long that the memory is better used elsewhere."""
@@ -158,9 +196,8 @@ class Pump:
         """Wait until the training thread has its batch."""
         self._parked = True
         if self._askers:
-            self._resume.wait()
+            self._resume.get()
         self._parked = False
-        self._resume.clear()
 
     # -- one turn ---------------------------------------------------------------------------
 
@@ -169,23 +206,38 @@ class Pump:
         waker = self._waker
         waker.sleepers += 1
         try:
-            if self._stopping:
+            if self.stopping:
                 return
             if self._arena.has_returned:
                 with self._lock:
+                    if self._integrity.changing:
+                        raise self._integrity.broken()
+                    self._integrity.changing = True
                     self.pump()
+                    self._integrity.changing = False
             # This thread counts as a sleeper by now, so a copy that starts after the poll wakes it.
             if wait_s and self.poll_device():
                 wait_s = min(wait_s, _DEVICE_POLL_S)
             if wait_s and self._dispatcher.queues_many and time.monotonic() - self._last_wait_s < _GATHER_S:
                 time.sleep(_GATHER_S)
-            events = waker.selector.select(wait_s)
+            try:
+                events = waker.selector.select(wait_s)
+            except (OSError, ValueError):
+                # Another thread has closed the selector meanwhile.
+                if self.stopping:
+                    return
+                raise
             self._last_wait_s = time.monotonic()
         finally:
             waker.sleepers -= 1
         with self._lock:
-            if not self._stopping:
-                self.pump(events)
+            if self.stopping:
+                return
+            if self._integrity.changing:
+                raise self._integrity.broken()
+            self._integrity.changing = True
+            self.pump(events)
+            self._integrity.changing = False
         # Another thread's select() did not see these events; wake it in case it was waiting for one of them.
         if any(key.data is not None for key, _ in events):
             waker.wake()
@@ -198,6 +250,8 @@ class Pump:
                 self._waker.clear()
             elif worker in self._workers.members:
                 self._listen(worker)
+        while self.later:
+            self.later.popleft()()
         self._budget.update()
         self._admission.keep_within()
         self.progress()
@@ -206,8 +260,10 @@ class Pump:
         """Assign tasks, release workers that leave, replace those that crashed, send messages. Under the lock."""
         self._dispatcher.progress()
         self._workers.release_leavers()
-        for crashed in self._workers.replace_crashed():
-            self._counters.note_restart(crashed.worker_id, crashed.ending)
+        # After an error, not before the user asks again: most loops end with it.
+        if self._admission.failure is None and not self._has_raised:
+            for crashed in self._workers.replace_crashed():
+                self._counters.note_restart(crashed.worker_id, crashed.ending)
         self._workers.flush()
 
     def _listen(self, worker: WorkerEntry) -> None:
@@ -230,38 +286,47 @@ class Pump:
     def next_batch(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
         """The next batch; None once every batch that was offered is taken or the workers are exhausted.
         ``draw_ahead``: draws and offers more batches, if the depth has grown during the wait."""
-        self._askers += 1
+        me = threading.get_ident()
+        self._askers.add(me)
         try:
+            if self._admission.notices.texts:
+                self._admission.notices.give()
             with self._lock:
+                if self.stopping:
+                    raise EngineClosed
+                if self._integrity.changing:
+                    raise self._integrity.broken()
+                self._integrity.changing = True
                 self._last_asked_s = time.monotonic()
                 self._away_s = self._last_asked_s - self._left_s
                 self._arena.collect_returned()
                 self._arena.pass_fence()
-                self._dispatcher.paused = False
+                self._dispatcher.paused = self._has_raised = False
                 self._admission.user_holds = max(1, self._arena.lent_count)
                 self._dispatcher.note_asked()
                 batch = self._take()
+                self._integrity.changing = False
             if batch is None:
                 batch = self._wait(timeout_s, draw_ahead)
             return batch
         finally:
             self._left_s = time.monotonic()
-            self._askers -= 1
+            self._askers.discard(me)
             if self._parked and not self._askers:
-                self._resume.set()
+                self._resume.put(None)
 
     def try_next(self) -> Batch | None:
         """The next batch if it is ready now."""
-        with self._lock:
+        with self._lock, self._integrity.change():
             self._last_asked_s = self._left_s = time.monotonic()
             self._away_s = 0.0
             self._dispatcher.paused = False
             if self._dispatcher.has_ready:
                 self._dispatcher.note_asked()
             batch = self._settlement.take_ready()
-        if batch is None:
+        if batch is None and not self.stopping:
             self.turn(0.0)
-            with self._lock:
+            with self._lock, self._integrity.change():
                 batch = self._settlement.take_ready()
         return batch
 
@@ -269,8 +334,10 @@ class Pump:
         """The user asks for another epoch: the memory is no longer about to be released. Under the lock."""
         self._last_asked_s = time.monotonic()
         self._patience_s = self._rules.idle_release_s
+        self._epoch_ended = self._has_raised = False
 
     def end_epoch(self) -> None:
+        self._epoch_ended = True
         self._patience_s = self._rules.epoch_end_release_s
 
     def _wait(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
@@ -279,21 +346,42 @@ class Pump:
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
         try:
             with self._lock:
+                if self._integrity.changing:
+                    raise self._integrity.broken()
+                self._integrity.changing = True
                 self._admission.trainer_waits = True
-                self.pump()
-            while True:
+                if not self.stopping:
+                    self.pump()
+                self._integrity.changing = False
+            while not self.stopping:
+                self._admission.notices.give()
+                failure, is_over, most_s = None, False, _LONGEST_WAIT_S
                 with self._lock:
-                    batch = self._take() or self._dispatcher.take_for_trainer()
-                    if batch is not None or self._settlement.is_over:
-                        return batch
-                    self._arena.pass_fence()
-                    most_s = _DEVICE_POLL_S if self._arena.is_returning else _LONGEST_WAIT_S
+                    if self._integrity.changing:
+                        raise self._integrity.broken()
+                    self._integrity.changing = True
+                    batch = self._take()
+                    if batch is None:
+                        failure, self._admission.failure = self._admission.failure, None
+                        self._has_raised = failure is not None
+                    if batch is None and failure is None:
+                        batch = self._dispatcher.take_for_trainer()
+                        is_over = self._settlement.is_over
+                        self._arena.pass_fence()
+                        most_s = _DEVICE_POLL_S if self._arena.is_returning else _LONGEST_WAIT_S
+                    self._integrity.changing = False
+                if failure is not None:
+                    raise failure
+                if batch is not None or is_over:
+                    return batch
                 wait_s = most_s if deadline is None else min(most_s, deadline - time.monotonic())
                 if wait_s <= 0:
                     with self._lock:
-                        raise TimedOut(timeout_report(self._workers, self._admission.due))
+                        report = timeout_report(self._workers, self._admission.due)
+                    raise TimedOut(report)
                 self.turn(wait_s)
                 draw_ahead()
+            raise EngineClosed
         finally:
             self._admission.trainer_waits = False
             self._counters.waits_since_s = None
@@ -307,9 +395,6 @@ class Pump:
         if batch is not None:
             # The loop variable holds the previous batch until next() returns: no reason to hand that over.
             self._admission.trainer_waits = False
-        elif self._admission.failure is not None:
-            failure, self._admission.failure = self._admission.failure, None
-            raise failure
         return batch
 
 

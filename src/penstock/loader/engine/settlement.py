@@ -48,15 +48,19 @@ class Settlement:
         """A worker has ended. Its tasks are assigned again."""
         self._admission.forget_worker(worker)
         # Until it is reaped it might still write into rows that are assigned to another worker next.
-        worker.ending = how_it_ended(worker.pid, worker.peer.reap(time.monotonic() + _REAP_S))
+        status = worker.peer.reap(time.monotonic() + _REAP_S)
+        worker.ending = how_it_ended(worker.pid, status)
         in_hand = self._workers.in_hand(worker)
-        error = self._crashes.count(worker, in_hand, worker.ending, workers=self._workers.count)
+        if status == 1 and not worker.peer.started and self._workers.imports_main:
+            error = self._crashes.count_failed_import(worker)
+        else:
+            error = self._crashes.count(worker, in_hand, worker.ending, workers=self._workers.count)
         if error is not None:
             self._admission.fail(error)
         tasks, worker.tasks = list(worker.tasks.values()), {}
         for task in tasks:
             self._undo(task)
-        self._workers.remove(worker, replace=self._admission.failure is None and not worker.leaving)
+        self._workers.remove(worker, replace=not worker.leaving)
 
     def on_failed_start(self, worker_id: int, problem: Exception) -> None:
         self._admission.fail(WorkerError(f"worker {worker_id} could not be started: {problem}"))

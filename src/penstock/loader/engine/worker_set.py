@@ -7,6 +7,7 @@ Runs in: trainer, under the engine's lock; a start that takes long runs in a thr
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import selectors
 import threading
@@ -121,7 +122,7 @@ class WorkerSet:
         count: int,
         *,
         selector: selectors.BaseSelector,
-        lock: threading.Lock,
+        lock: threading.RLock,
         wake: Callable[[], None],
         start_failed: Callable[[int, Exception], None],
         keeps_position: bool,
@@ -147,6 +148,8 @@ class WorkerSet:
         """Threads that start one worker each."""
         self._crashed: list[WorkerEntry] = []
         """Crashed workers to be replaced."""
+        self._unstarted: list[tuple[int, Resume | None, bool]] = []
+        """What ``_start`` was given for workers that could not be started; they are tried again."""
         self._departing: list[WorkerEntry] = []
         """Workers that were asked to stop and are not reaped yet."""
 
@@ -154,7 +157,8 @@ class WorkerSet:
 
     def free_ids(self) -> Iterator[int]:
         """Numbers for new workers, lowest first."""
-        taken = {worker.worker_id for worker in self.members} | self._starting
+        taken = {worker.worker_id for worker in [*self.members, *self._crashed]} | self._starting
+        taken |= {worker_id for worker_id, _, _ in self._unstarted}
         return (number for number in itertools.count() if number not in taken)
 
     def start_first(self, worker_id: int, resume: Resume | None) -> None:
@@ -167,12 +171,17 @@ class WorkerSet:
         staying = sorted((w for w in self.members if not w.leaving), key=lambda w: w.worker_id)
         for worker in staying[count:]:
             worker.leaving = True
-        missing = count - len(staying) - len(self._starting) - len(self._crashed)
+        missing = count - len(staying) - len(self._starting) - len(self._crashed) - len(self._unstarted)
         for worker_id in list(itertools.islice(self.free_ids(), max(0, missing))):
             self._start(worker_id, None, exhausted=False)
 
     def replace_crashed(self) -> list[WorkerEntry]:
-        """Start replacements; returns the crashed workers that they replace."""
+        """Start replacements, and what could not be started before; returns the crashed workers that are replaced."""
+        if not self._crashed and not self._unstarted:
+            return []
+        unstarted, self._unstarted = self._unstarted, []
+        for worker_id, resume, exhausted in unstarted:
+            self._start(worker_id, resume, exhausted=exhausted)
         crashed, self._crashed = self._crashed, []
         for worker in crashed:
             resume = worker.resume if self._keeps_position else None
@@ -184,8 +193,8 @@ class WorkerSet:
         if self._starter.starts_at_once:
             try:
                 peer = self._starter.start(worker_id, self.count, resume)
-            except OSError as problem:
-                self._note_failed_start(worker_id, problem)
+            except Exception as problem:
+                self._note_failed_start(worker_id, resume, exhausted, problem)
             else:
                 self._add(peer, resume, exhausted)
             return
@@ -201,14 +210,15 @@ class WorkerSet:
             peer = self._starter.start(worker_id, self.count, resume)
         except Exception as problem:
             with self._lock:
-                self._note_failed_start(worker_id, problem)
+                self._note_failed_start(worker_id, resume, exhausted, problem)
         else:
             with self._lock:
                 self._add(peer, resume, exhausted)
         self._wake()
 
-    def _note_failed_start(self, worker_id: int, problem: Exception) -> None:
+    def _note_failed_start(self, worker_id: int, resume: Resume | None, exhausted: bool, problem: Exception) -> None:
         self._starting.discard(worker_id)
+        self._unstarted.append((worker_id, resume, exhausted))
         self._start_failed(worker_id, problem)
 
     def _add(self, peer: Worker, resume: Resume | None, exhausted: bool) -> None:
@@ -218,6 +228,11 @@ class WorkerSet:
         worker.leaving = sum(1 for other in self.members if not other.leaving) >= self.count
         self.members.append(worker)
         self._selector.register(peer, selectors.EVENT_READ, worker)
+
+    @property
+    def imports_main(self) -> bool:
+        """Whether a new worker imports the program's main module: it is spawned, not forked."""
+        return not self._starter.starts_at_once
 
     @property
     def has_starting(self) -> bool:
@@ -382,10 +397,15 @@ class WorkerSet:
 
     def close(self) -> None:
         """Stop and reap all workers."""
-        for worker in self.members:
-            self._stop(worker)
-        deadline_s = stop_deadline_s()
-        for worker in self._departing:
-            worker.peer.reap(deadline_s)
-        self._departing.clear()
-        self._starter.close()
+        try:
+            for worker in self.members:
+                # If a change was cut short, it may not be registered.
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(worker.peer)
+                worker.peer.stop()
+            deadline_s = stop_deadline_s()
+            for worker in [*self._departing, *self.members]:
+                worker.peer.reap(deadline_s)
+            self._departing.clear()
+        finally:
+            self._starter.close()
