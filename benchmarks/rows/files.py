@@ -1,7 +1,7 @@
-"""Parquet files of prompts and responses of a given size.
+"""Parquet files of prompts and responses of a given size, and one as pyarrow writes it by default.
 
 In:  a folder, bytes.
-Out: one file with different row groups, made once and then reused.
+Out: files, made once and then reused.
 Runs in: the harness.
 """
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 GROUP_ROWS = 4096
+_WORDS = 8000
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
 
 
@@ -34,6 +35,28 @@ def make_file(folder: Path, size_bytes: int) -> Path:
             writer.write_batch(batch, row_group_size=GROUP_ROWS)
             rows += GROUP_ROWS
             written += batch.nbytes
+    unfinished.rename(path)
+    return path
+
+
+def make_ordinary_file(folder: Path, rows: int) -> Path:
+    """Rows of two texts of words, written by pyarrow with its defaults: one row group."""
+    path = folder / f"ordinary-{rows}.parquet"
+    if path.exists():
+        return path
+    chance = np.random.default_rng(rows)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = ["".join(chance.choice(letters, length)) for length in chance.integers(2, 10, _WORDS)]
+    # As in a language, a few words are frequent.
+    shares = 1 / np.arange(1, _WORDS + 1)
+
+    def texts(least: int, most: int) -> list[str]:
+        lengths = chance.integers(least, most, rows)
+        places = chance.choice(_WORDS, lengths.sum(), p=shares / shares.sum())
+        return [" ".join(words[place] for place in some) for some in np.split(places, np.cumsum(lengths)[:-1])]
+
+    unfinished = path.with_suffix(".unfinished")
+    pq.write_table(pa.table({"prompt": texts(20, 120), "response": texts(30, 160)}), unfinished)
     unfinished.rename(path)
     return path
 
