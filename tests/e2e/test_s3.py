@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("moto")
-pytest.importorskip("s3fs")
+for package in ("moto", "boto3", "s3fs"):
+    # Not imported: every process that is forked from this one would copy their pages.
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 OUTAGE_S = 2.5
 

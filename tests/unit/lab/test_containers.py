@@ -251,15 +251,15 @@ def private_growth_bytes(read: Callable[[], None]) -> int:
 
 
 LABELS = [f"label {number}" for number in range(1000)]
-OUTSIDE = texts(200_000)
+outside = functools.cache(lambda: texts(200_000))
 MADE: dict[str, Callable[[], Any]] = {
     "a million texts": lambda: texts(1_000_000),
     "tuples": lambda: [(f"images/{number:08d}.jpg", number) for number in range(200_000)],
     "tuples with few labels": lambda: [
         (f"images/{number:08d}.jpg", LABELS[number % 1000]) for number in range(200_000)
     ],
-    "few texts, often": lambda: [OUTSIDE[number % 50_000] for number in range(500_000)],
-    "texts that others hold too": lambda: list(OUTSIDE),
+    "few texts, often": lambda: [outside()[number % 50_000] for number in range(500_000)],
+    "texts that others hold too": lambda: list(outside()),
     "dicts": lambda: [{"path": f"images/{number}.jpg", "label": number} for number in range(100_000)],
     "a dict": lambda: {f"images/{number:08d}.jpg": number * 0.5 for number in range(200_000)},
     "a set": lambda: set(texts(200_000)),
