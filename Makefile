@@ -13,7 +13,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Tests keep 2 cores busy, no more: several of them time real processes.
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
-TESTS ?= tests
+# First those that fork most: a fork copies more, the more the tests before it have imported.
+TESTS ?= $(addprefix tests/,contract fault property e2e gpu unit)
 
 .PHONY: run test test-versions coverage soak check format chromium clean
 

@@ -29,6 +29,9 @@ _TESTS = str(Path(__file__).parent)
 _INHERITED = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != _TESTS]
 os.environ["PYTHONPATH"] = os.pathsep.join([*_INHERITED, _TESTS])
 
+# Threads of torch's operations sleep while they wait. By default they spin, and take the cores from the workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _ISOLATION = pytest.StashKey[Isolation]()
 _LEFT = pytest.StashKey[list[str]]()
 

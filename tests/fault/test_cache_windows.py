@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 WINDOW = 8
-FRAME_BYTES = 64 << 10
+FRAME_BYTES = 16 << 10
 INDEX_BYTES = 128
 """What table and plan take of the limit for a frame, about: the fraction is one of the frames."""
 
