@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from support.datasets.contract import EagerShuffle, LazyDraws, Samples, SeededStream, plain, random_collate, seeded
@@ -97,6 +100,30 @@ def test_an_epoch_left_early_changes_nothing_in_the_next_ones_order(
         return [batch.tolist() for batch in loader]
 
     assert order(penstock_maker) == order(TORCH)
+
+
+class Draws(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.rand(1) for _ in range(40))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "stream"])
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 5])
+def test_an_epoch_left_early_leaves_the_workers_generators_where_torch_leaves_them(
+    prefetch_factor: int, kind: str
+) -> None:
+    """Whatever was fetched ahead: torch has its workers finish all that was drawn."""
+
+    def epochs(make: MakeLoader) -> list[torch.Tensor]:
+        seed_everything()
+        data: Any = Samples(lambda _: torch.rand(1), 40) if kind == "shuffled" else Draws()
+        more = {"shuffle": True} if kind == "shuffled" else {}
+        loader = make(
+            data, batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=prefetch_factor, **more
+        )
+        return [batch for taken in (3, 0, 5, 14, 40) for batch in itertools.islice(loader, taken)]
+
+    assert_identical(epochs(MAKERS["worker"]), epochs(TORCH))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -75,7 +75,6 @@ class PipelineIterator(_BaseDataLoaderIter):
         if state is not None:
             self._take_over(state)
         self._most_ahead = loader.prefetch_factor or 2
-        self._reads_unseen = self._draws_nothing_global()
         setup = Setup(
             dataset=self._dataset,
             collate_fn=self._collate_fn,
@@ -89,6 +88,8 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_all_work())
         self._ahead: AheadOnDevice | None = None
         self._bound = setup.is_iterable or loader.seeding == "worker"
+        # Persistent workers with batches of their own finish all that was drawn before they begin another epoch.
+        self._reads_unseen = self._draws_nothing_global() and not (self._bound and self._persistent_workers)
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         self._lists_indices = self._auto_collation and not setup.is_iterable and not setup.fetches_whole_lists
@@ -280,7 +281,8 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _draw_ahead(self, count: int) -> None:
         """Draw until ``count`` batches of indices are drawn and not delivered, or the sampler ends."""
-        while not self._sampler_done and self.engine.undelivered < count:
+        on_device = len(self._ahead) if self._ahead is not None and self._bound else 0
+        while not self._sampler_done and self.engine.undelivered + on_device < count:
             self._draw()
 
     def _draw(self) -> None:

@@ -23,6 +23,7 @@ from penstock.arena.segment import HAS_MEMFD
 from penstock.device.cuda import mark_all_work, wait_for_all_work
 from penstock.device.fence import Fence
 from penstock.device.page_locks import PageLocks
+from penstock.errors import PenstockError
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
@@ -89,6 +90,7 @@ class Engine:
         self._closed = False
         self._fetch_here = fetch_here
         self._resume_at = resume
+        self._order = order
         self._counters = counters
         self._page_locks = page_locks
         if spare_files is not None:
@@ -215,6 +217,8 @@ class Engine:
 
     def begin_epoch(self, shared_seed: int | None) -> None:
         """Drop what is left of the epoch; the same workers begin the next one."""
+        if self._order.bound:
+            self._finish_offered()
         with self._lock, self._integrity.change():
             self._dispatcher.abandon()
             self._pump.begin_epoch()
@@ -230,6 +234,16 @@ class Engine:
             for worker in self._workers.members:
                 worker.peer.post(Restart(shared_seed))
             self._pump.progress()
+
+    def _finish_offered(self) -> None:
+        """Have the workers finish what was offered, as torch has before it begins another epoch: the generators of a
+        worker go on from there, and must not depend on how far it was when the user left the epoch."""
+        try:
+            while (batch := self._pump.next_batch(0.0, lambda: None)) is not None:
+                with self._lock:
+                    self._admission.release(batch)
+        except PenstockError:
+            return  # the workers cannot go on
 
     def end_epoch(self) -> None:
         """The epoch is over. The next one usually begins at once; if not, the workers stay and the memory is
