@@ -352,6 +352,24 @@ def test_a_stream_resumes_at_every_batch(kind: Any) -> None:
         assert came == expected[: number + 1]
 
 
+@pytest.mark.parametrize("kind", [Stream, CountingStream])
+def test_a_stream_in_a_thread_resumes(kind: Any) -> None:
+    def made() -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(kind(46), batch_size=4, num_workers=1, backend="thread")
+
+    loader = made()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = saved(loader)
+    expected = [plain(b) for b in iterator]
+    other = made()
+    other.load_state_dict(state)
+    assert [plain(b) for b in other] == expected
+    loader.close()
+    other.close()
+
+
 def test_torchs_own_seeding_resumes_at_every_third_batch() -> None:
     more: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "seeding": "worker", "shuffle": True}
     torch.manual_seed(16)

@@ -25,7 +25,7 @@ from penstock.workers.setup import Setup
 class ThreadWorker:
     """One worker thread."""
 
-    def __init__(self, worker_id: int, setup: Setup, segments: dict[int, Segment]) -> None:
+    def __init__(self, worker_id: int, setup: Setup, segments: dict[int, Segment], resume: Resume | None) -> None:
         self.worker_id = worker_id
         self.started = False
         self.private_bytes = 0
@@ -45,13 +45,17 @@ class ThreadWorker:
             kept=None,
         )
         self._thread = threading.Thread(
-            target=self._run, args=(loop,), name=f"penstock-worker-{worker_id}", daemon=True
+            # The generators belong to the whole process, so only a stream continues.
+            target=self._run,
+            args=(loop, resume if setup.is_iterable else None),
+            name=f"penstock-worker-{worker_id}",
+            daemon=True,
         )
         self._thread.start()
 
-    def _run(self, loop: WorkerLoop) -> None:
+    def _run(self, loop: WorkerLoop, resume: Resume | None) -> None:
         try:
-            loop.run(lambda: None, None)
+            loop.run(lambda: None, resume)
         except SystemExit:
             pass  # a dataset that calls sys.exit() ends its worker
         finally:
@@ -115,7 +119,7 @@ class ThreadStarter:
         self._segments: dict[int, Segment] = {}
 
     def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> ThreadWorker:
-        return ThreadWorker(worker_id, self._setup, self._segments)
+        return ThreadWorker(worker_id, self._setup, self._segments, resume)
 
     def close(self) -> None:
         """Nothing to release: threads and their channels end with each worker."""
