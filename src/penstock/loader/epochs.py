@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from penstock.data.samplers import CountingSampler
 
@@ -53,6 +53,23 @@ def state_of(sampler: Any) -> Any:
     """The state of a sampler that keeps one."""
     keeper = state_keeper(sampler)
     return None if keeper is None else keeper.state_dict()
+
+
+def is_unseen(sampler: Any) -> bool:
+    """Whether the user cannot notice that it is read ahead: it is torch's, and has no generator of the user's."""
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    return type(inner) is SequentialSampler or (type(inner) is RandomSampler and inner.generator is None)
+
+
+def brought_to(sampler: Any, saved: Any, epoch_seen: int | None) -> tuple[Iterator[Any] | None, bool]:
+    """A new iterator of the sampler, if it needs one after ``saved``, its own state, or another number of the epoch
+    than was seen when it made its iterator; and whether it now is where it was saved."""
+    keeper = state_keeper(sampler)
+    by_state = keeper is not None and saved is not None
+    if keeper is not None and by_state:
+        keeper.load_state_dict(saved)
+    # DistributedSampler decides on the order when its iterator is made.
+    return (iter(sampler) if by_state or epoch_of(sampler) != epoch_seen else None), by_state
 
 
 def next_epoch_of(sampler: Any, epoch: int | None = None) -> Iterator[Any]:

@@ -19,7 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import pin_memory as torch_pinning
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -38,7 +38,15 @@ from penstock.loader.engine.batch import Batch, SamplerFailure
 from penstock.loader.engine.crashes import OomWatch
 from penstock.loader.engine.engine import Engine
 from penstock.loader.engine.pump import TimedOut
-from penstock.loader.epochs import counting_sampler, epoch_of, next_epoch_of, state_keeper, state_of
+from penstock.loader.epochs import (
+    brought_to,
+    counting_sampler,
+    epoch_of,
+    is_unseen,
+    next_epoch_of,
+    state_keeper,
+    state_of,
+)
 from penstock.loader.rules import Order
 from penstock.loader.stats import Counters
 from penstock.meter import headroom_bytes, spare_files
@@ -89,7 +97,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._ahead: AheadOnDevice | None = None
         self._bound = setup.is_iterable or loader.seeding == "worker"
         # Persistent workers with batches of their own finish all that was drawn before they begin another epoch.
-        self._reads_unseen = self._draws_nothing_global() and not (self._bound and self._persistent_workers)
+        self._reads_unseen = is_unseen(self._index_sampler) and not (self._bound and self._persistent_workers)
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         self._lists_indices = self._auto_collation and not setup.is_iterable and not setup.fetches_whole_lists
@@ -217,14 +225,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         kept = Generators(None)
         self._after_seed.restore_global()
         self._drawn = self._at.turn
-        keeper, epoch = state_keeper(self._index_sampler), epoch_of(self._index_sampler)
-        by_state = keeper is not None and self._at.sampler is not None
-        if keeper is not None and by_state:
-            keeper.load_state_dict(self._at.sampler)
-        if by_state or epoch != self.position.sampler_epoch:
-            # DistributedSampler decides on the order when its iterator is made.
-            self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
-        self.position.sampler_epoch = epoch
+        anew, by_state = brought_to(self._index_sampler, self._at.sampler, self.position.sampler_epoch)
+        self._sampler_iter = anew or self._sampler_iter
+        self.position.sampler_epoch = epoch_of(self._index_sampler)
         if not by_state and self._dataset_kind != _DatasetKind.Iterable:
             for _ in range(self._at.turn):
                 next(self._sampler_iter, None)
@@ -266,18 +269,6 @@ class PipelineIterator(_BaseDataLoaderIter):
             return max(_DRAWN_AHEAD, as_torch, 2 * self.engine.depth) if self._reads_unseen else as_torch
         # The end of a sampler with a state must be noticed while its state is still that of this epoch.
         return 0 if state_keeper(self._index_sampler) is None else 1
-
-    def _draws_nothing_global(self) -> bool:
-        """Whether the user cannot notice reading ahead: the sampler is torch's and has no generator of the user's."""
-        sampler = self._index_sampler
-        if type(sampler) is BatchSampler:
-            sampler = sampler.sampler
-        if type(sampler) in (SequentialSampler, _InfiniteConstantSampler):
-            return True
-        return type(sampler) is RandomSampler and sampler.generator is None
-
-    def _draw_wanted(self) -> None:
-        self._draw_ahead(self._wanted_ahead())
 
     def _draw_ahead(self, count: int) -> None:
         """Draw until ``count`` batches of indices are drawn and not delivered, or the sampler ends."""

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from penstock.device.copy_stream import move
 from penstock.loader.checkpoint import Generators, Position, Waypoint, next_epoch
-from penstock.loader.epochs import epoch_of, state_keeper, state_of
+from penstock.loader.epochs import brought_to, epoch_of, state_of
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import DataLoader
@@ -55,14 +55,9 @@ class PlainIterator(_SingleProcessDataLoaderIter):
             loader.forget_state(state)
         kept = Generators(None)
         self._after_seed.restore_global()
-        keeper, epoch = state_keeper(self._index_sampler), epoch_of(self._index_sampler)
-        by_state = keeper is not None and state["sampler"][0] is not None
-        if keeper is not None and by_state:
-            keeper.load_state_dict(state["sampler"][0])
-        if by_state or epoch != self.position.sampler_epoch:
-            # DistributedSampler decides on the order when its iterator is made.
-            self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
-        self.position.sampler_epoch = epoch
+        anew, by_state = brought_to(self._index_sampler, state["sampler"][0], self.position.sampler_epoch)
+        self._sampler_iter = anew or self._sampler_iter
+        self.position.sampler_epoch = epoch_of(self._index_sampler)
         for _ in range(0 if by_state else state["batches"]):
             if self._dataset_kind != _DatasetKind.Iterable:
                 next(self._sampler_iter, None)
