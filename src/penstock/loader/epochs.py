@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.data.samplers import CountingSampler
 
@@ -58,7 +59,9 @@ def state_of(sampler: Any) -> Any:
 def is_unseen(sampler: Any) -> bool:
     """Whether the user cannot notice that it is read ahead: it is torch's, and has no generator of the user's."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return type(inner) is SequentialSampler or (type(inner) is RandomSampler and inner.generator is None)
+    if type(inner) in (SequentialSampler, _InfiniteConstantSampler):
+        return True
+    return type(inner) is RandomSampler and inner.generator is None
 
 
 def brought_to(sampler: Any, saved: Any, epoch_seen: int | None) -> tuple[Iterator[Any] | None, bool]:

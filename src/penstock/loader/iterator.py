@@ -24,7 +24,6 @@ from torch.utils.data._utils import pin_memory as torch_pinning
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
-    _InfiniteConstantSampler,
     _sharding_worker_init_fn,
 )
 
@@ -96,8 +95,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_all_work())
         self._ahead: AheadOnDevice | None = None
         self._bound = setup.is_iterable or loader.seeding == "worker"
-        # Persistent workers with batches of their own finish all that was drawn before they begin another epoch.
-        self._reads_unseen = is_unseen(self._index_sampler) and not (self._bound and self._persistent_workers)
+        self._finishes_drawn = loader.seeding == "worker" and self._persistent_workers
+        """Whether the workers finish all that was drawn before they begin another epoch, as in torch."""
+        self._reads_unseen = is_unseen(self._index_sampler) and not self._finishes_drawn
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
         self._lists_indices = self._auto_collation and not setup.is_iterable and not setup.fetches_whole_lists
@@ -167,7 +167,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._draws_seed = False
         if self._ahead is not None:
             self._ahead.restart()
-        self.engine.begin_epoch(_as_int(self._shared_seed))
+        self.engine.begin_epoch(_as_int(self._shared_seed), finish_offered=self._finishes_drawn)
         self._begin_epoch(before, None)
 
     def _take_over(self, state: dict[str, Any]) -> None:
@@ -270,9 +270,12 @@ class PipelineIterator(_BaseDataLoaderIter):
         # The end of a sampler with a state must be noticed while its state is still that of this epoch.
         return 0 if state_keeper(self._index_sampler) is None else 1
 
+    def _draw_wanted(self) -> None:
+        self._draw_ahead(self._wanted_ahead())
+
     def _draw_ahead(self, count: int) -> None:
         """Draw until ``count`` batches of indices are drawn and not delivered, or the sampler ends."""
-        on_device = len(self._ahead) if self._ahead is not None and self._bound else 0
+        on_device = len(self._ahead) if self._ahead is not None and self._finishes_drawn else 0
         while not self._sampler_done and self.engine.undelivered + on_device < count:
             self._draw()
 

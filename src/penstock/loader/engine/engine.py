@@ -90,7 +90,6 @@ class Engine:
         self._closed = False
         self._fetch_here = fetch_here
         self._resume_at = resume
-        self._order = order
         self._counters = counters
         self._page_locks = page_locks
         if spare_files is not None:
@@ -215,9 +214,10 @@ class Engine:
 
     # -- epochs -----------------------------------------------------------------------------
 
-    def begin_epoch(self, shared_seed: int | None) -> None:
-        """Drop what is left of the epoch; the same workers begin the next one."""
-        if self._order.bound:
+    def begin_epoch(self, shared_seed: int | None, *, finish_offered: bool) -> None:
+        """Drop what is left of the epoch; the same workers begin the next one. ``finish_offered``: after they have
+        finished what was offered."""
+        if finish_offered:
             self._finish_offered()
         with self._lock, self._integrity.change():
             self._dispatcher.abandon()
@@ -236,8 +236,8 @@ class Engine:
             self._pump.progress()
 
     def _finish_offered(self) -> None:
-        """Have the workers finish what was offered, as torch has before it begins another epoch: the generators of a
-        worker go on from there, and must not depend on how far it was when the user left the epoch."""
+        """As torch does: the generators of a worker go on from there, and must not depend on how far it was when the
+        user left the epoch."""
         try:
             while (batch := self._pump.next_batch(0.0, lambda: None)) is not None:
                 with self._lock:
