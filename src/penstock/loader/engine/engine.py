@@ -240,9 +240,9 @@ class Engine:
         user left the epoch."""
         try:
             while (batch := self._pump.next_batch(0.0, lambda: None)) is not None:
-                with self._lock:
+                with self._lock, self._integrity.change():
                     self._admission.release(batch)
-        except PenstockError:
+        except (PenstockError, EngineClosed):
             return  # the workers cannot go on
 
     def end_epoch(self) -> None:
