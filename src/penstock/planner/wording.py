@@ -150,9 +150,10 @@ def _notes(table: PlanTable) -> Iterator[str]:
         yield "Nothing was measured: the figures and their range come from what was stated."
     yield from _about_time(table)
     if not profile.is_splittable:
+        sharing = "under the default collate function" if profile.has_collate else "of a map-style dataset"
         yield (
             "Batches of this dataset are built whole by one worker each, so memory grows with the number of workers; "
-            "the workers of a map-style dataset without __getitems__ would share each batch."
+            f"the workers {sharing} without __getitems__ would share each batch."
         )
     if profile.containers_bytes >= _CONTAINERS_BYTES:
         each, all_bytes = profile.containers_bytes, best.workers_on_node * profile.containers_bytes

@@ -790,6 +790,37 @@ def test_samples_that_cannot_travel_make_their_batches_whole_from_then_on() -> N
     assert works.finish_everything(None) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("limit_bytes", "whole"), [(100 * MIB, True), (96 * KIB, False)])
+def test_rows_of_a_dataset_that_reads_in_chunks_go_to_one_worker_where_memory_is_cheap(
+    limit_bytes: int, whole: bool
+) -> None:
+    """Each worker's first task of a batch reads the chunk that all rows of the batch lie in."""
+    works = Works(workers=2, limit_bytes=limit_bytes, row_s=0.02)
+    template = image(1)
+    last: dict[int, int] = {}
+    batch_number, is_alone = -1, False
+    works.offer(12)
+    for _ in range(200):
+        while (batch := works.settlement.take_ready()) is not None:
+            works.admission.release(batch)
+            works.dispatcher.progress()
+        if not (tasks := works.all_tasks()):
+            break
+        worker, message = tasks[0]
+        batch_number = worker.tasks[message.task].batch.number
+        segment = message.segment
+        if segment == NO_SEGMENT:
+            works.need(worker, message.task, layout_of(template, 8).total_bytes, template)
+            room = works.room_of(worker, message.task)
+            assert room is not None
+            segment = room.segment
+        fetch_s = 0.0001 if last.get(worker.worker_id) == batch_number else 0.02
+        last[worker.worker_id] = batch_number
+        is_alone = message.alone
+        works.done(worker, message.task, Outcome("rows", len(message.indices), [], segment=segment), fetch_s=fetch_s)
+    assert batch_number == 11 and is_alone == whole
+
+
 def test_a_batch_for_a_collate_function_is_built_whole_and_others_open_once_its_first_sample_gives_its_size() -> None:
     works = Works(workers=2, rows=False, row_s=None)
     works.offer(3)

@@ -82,6 +82,30 @@ def test_batches_that_are_not_written_in_place_are_split_only_where_memory_is_sh
     assert not collated.splits
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "gains"),
+    [
+        ([20.0] * 4, [0.01] * 4, True),  # a chunk is read, then its rows come from memory
+        ([20.0] * 3, [0.01] * 9, False),  # too few to say
+        ([10.0, 400.0, 10.0, 10.0], [10.0] * 4, False),  # one slow sample
+        ([10.0, 400.0, 10.0, 10.0, 400.0], [11.0, 9.0, 400.0, 12.0], False),
+        ([12.0] * 8, [10.0] * 8, False),
+        ([20.0, 0.01, 20.0, 20.0, 20.0], [0.01] * 4, True),  # one began in a chunk that was read before
+        ([20.0] * 4 + [1.0] * 16, [0.01] * 4 + [1.0] * 16, False),  # it has changed since
+    ],
+)
+def test_workers_that_share_a_batch_repeat_work_if_their_first_rows_of_each_take_longest(
+    first: list[float], later: list[float], gains: bool
+) -> None:
+    made = pace(1 * MS)
+    for is_first, times in ((True, first), (False, later)):
+        for spent_s in times:
+            made.note_part(8, 8 * spent_s, is_first=is_first)
+    assert made.gains_together == gains
+    made.keeps_together = True
+    assert made.rows_per_task(64, workers=2) == 64
+
+
 def test_splitting_can_be_forced() -> None:
     assert pace(0.0, split_always=True).rows_per_task(64, workers=4) == 8
     assert pace(None, split_always=True).rows_per_task(7, workers=4) == 1

@@ -117,6 +117,8 @@ class Dispatcher:
         order, pace = self._order, self._pace
         pace.most_open = self._admission.most_open(pace.batch_rows)
         pace.builds_whole = self._budget.lets_build_whole()
+        # Memory for a batch of each worker, and for the one that is ready meanwhile.
+        pace.keeps_together = pace.gains_together and self._allowed(self._most_ahead()) > self._workers.count
         rows = pace.rows_per_task(pace.batch_rows, self._workers.count)
         self._most_queued = pace.tasks_queued(rows, in_order=order.in_order)
         self.depth = self._decide_depth()

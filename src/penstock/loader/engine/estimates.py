@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from statistics import median
 
 from penstock.arena.layout import layout_of
 from penstock.arena.template import Template
@@ -20,6 +21,9 @@ _WEIGHT = 0.2
 """Weight of the latest task in the average time per row."""
 _ABSENCE_WEIGHT, _ABSENCE_KEPT = 0.5, 0.98
 """Weight of a longer absence of the trainer after which its loop had to wait; share of the estimate kept otherwise."""
+_RECENT_TASKS, _LEAST_TASKS, _FIRST_TAKE = 16, 4, 2.0
+"""Workers repeat work if, of the latest tasks and at least so many of each kind, three in four of a worker's first of a
+batch take this many times as long as half of its later ones."""
 _RECENT_BATCHES = 8
 """How many of the latest batches decide how many rows the next one is expected to have."""
 _AGREE_AFTER_CHANGE = 3
@@ -41,6 +45,13 @@ class Pace:
         """Whether samples are written into the rows of their batch, without being encoded and collated."""
         self.builds_whole = True
         """Whether memory allows each worker to build whole batches."""
+        self.gains_together = False
+        """Whether workers that share a batch repeat work: the dataset reads in chunks and keeps the latest one."""
+        self.keeps_together = False
+        """Whether each batch goes to one worker for that reason, because there is memory for it."""
+        self._first_s: deque[float] = deque(maxlen=_RECENT_TASKS)
+        self._later_s: deque[float] = deque(maxlen=_RECENT_TASKS)
+        """Seconds per row of the latest tasks: those that were a worker's first of their batch, and others."""
         self.row_s: float | None = None
         """Seconds that one worker takes per row; None until a task is done."""
         self.absence_s = 0.0
@@ -66,9 +77,15 @@ class Pace:
         row_s = spent_s / rows
         self.row_s = row_s if self.row_s is None else self.row_s + _WEIGHT * (row_s - self.row_s)
 
+    def note_part(self, rows: int, spent_s: float, *, is_first: bool) -> None:
+        """A worker fetched some rows of a batch; ``is_first``: it had fetched none of that batch before."""
+        (self._first_s if is_first else self._later_s).append(spent_s / max(1, rows))
+        if min(len(self._first_s), len(self._later_s)) >= _LEAST_TASKS and not self._rules.split_always:
+            self.gains_together = sorted(self._first_s)[len(self._first_s) // 4] > _FIRST_TAKE * median(self._later_s)
+
     def rows_per_task(self, batch_rows: int, workers: int) -> int:
         """How many rows one task has; all of the batch's if it is not split."""
-        if not self.splits:
+        if not self.splits or self.keeps_together:
             return batch_rows
         return self._rules.rows_per_task(self.row_s, batch_rows, workers=workers, most_open=self.most_open)
 

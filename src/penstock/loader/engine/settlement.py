@@ -138,6 +138,9 @@ class Settlement:
         elif outcome.kind in ("rows", "part"):
             assert task.rows is not None
             self._pace.note(len(task.rows), done.fetch_s)
+            if not batch.alone:
+                self._pace.note_part(len(task.rows), done.fetch_s, is_first=worker.at_batch != batch.number)
+                worker.at_batch = batch.number
             batch.pieces[task.rows.start] = (task.rows, outcome)
         else:
             if task.rows is not None:

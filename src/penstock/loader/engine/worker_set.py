@@ -70,6 +70,8 @@ class WorkerEntry:
     """Its private memory before its first task."""
     may_keep: bool = False
     """Whether it may keep the memory of samples, as it was told last."""
+    at_batch: int = -1
+    """The number of the shared batch that it fetched rows of last."""
     rows_done: int = 0
     """Samples it has fetched."""
     ending: str = ""
