@@ -20,6 +20,9 @@ ENVIRONMENT: Mapping[str, str] = os.environ
 """All variables as they are now, as a default of arguments that tests replace, and for the programs that penstock
 starts."""
 
+_NODE_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "NUM_NODES")
+"""Variables that say how many nodes a training has."""
+
 DASH_TOKEN_VARIABLE = "PENSTOCK_DASH_TOKEN"
 
 
@@ -33,9 +36,33 @@ def world_size() -> int:
     return _count("WORLD_SIZE", 1)
 
 
-def local_ranks(default: int | None = None) -> int:
-    """Processes of the training on this node; without a launcher ``default``, or 1."""
-    return max(1, _count("LOCAL_WORLD_SIZE", default or 1))
+def local_ranks(default: int | None = None, *, world: int | None = None, rank: int | None = None) -> int:
+    """Processes of the training on this node; without a launcher ``default``, or 1.
+
+    torchrun and MPI say how many. Lightning does not: its processes know their own number on the node, the number of
+    all of them, and the node's. ``world`` and ``rank``: what torch.distributed says, where it runs. If several nodes
+    could be meant and nothing tells how many, all processes count as being on this one.
+    """
+    for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if found := _count(variable, 0):
+            return max(1, found)
+    if "SLURM_LOCALID" in os.environ and (tasks := _number("SLURM_STEP_NUM_TASKS") or 1) > 1:
+        return -(-tasks // (_number("SLURM_STEP_NUM_NODES") or 1))
+    local = _number("LOCAL_RANK")
+    if local is None:
+        return max(1, default or 1)
+    world = world or _number("WORLD_SIZE") or 1
+    rank = _number("RANK") if rank is None else rank
+    node = _number("NODE_RANK") or _number("GROUP_RANK") or 0
+    if node and rank is not None and rank > local and (rank - local) % node == 0:
+        return (rank - local) // node
+    nodes = next((found for name in _NODE_COUNTS if (found := _number(name))), 1)
+    return max(1, default or 1, local + 1, -(-world // nodes))
+
+
+def is_one_node() -> bool:
+    """Whether the processes of the training meet at an address that no other machine can reach."""
+    return os.environ.get("MASTER_ADDR", "") in ("localhost", "127.0.0.1", "::1")
 
 
 def launcher_ranks() -> dict[str, int]:
@@ -153,6 +180,11 @@ def _user_folder(variable: str, below_home: str) -> Path:
         return Path.home() / below_home / "penstock"
     except RuntimeError:
         return own_temporary_folder() / below_home.rpartition("/")[2].lstrip(".")
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
 
 
 def _count(variable: str, default: int) -> int:

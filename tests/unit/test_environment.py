@@ -115,6 +115,34 @@ def test_ranks_without_a_launcher_are_one_process(monkeypatch: pytest.MonkeyPatc
     assert environment.launcher_ranks() == {}
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"LOCAL_WORLD_SIZE": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6"}, 3),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, 5),
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NUM_NODES": "4"}, 4),
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, 2),
+        # Lightning on one node, and on the first and a later one of several.
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, 2),
+        ({"LOCAL_RANK": "3", "NODE_RANK": "2", "RANK": "19", "WORLD_SIZE": "32"}, 8),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "32", "SLURM_NNODES": "4"}, 8),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "32"}, 32),
+        # Lightning deletes WORLD_SIZE when it is done.
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, 2),
+        ({"WORLD_SIZE": "64", "RANK": "5"}, 1),
+    ],
+    ids=str,
+)
+def test_the_ranks_of_this_node_are_found_whatever_the_launcher(
+    variables: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert environment.local_ranks() == expected
+
+
 def test_a_rank_that_is_not_a_number_is_refused_but_does_not_stop_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "first")
     monkeypatch.setenv("WORLD_SIZE", "8")

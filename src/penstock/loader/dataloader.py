@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler, default_collate, default_convert
 from torch.utils.data.dataloader import _DatasetKind
 
-from penstock.environment import local_ranks
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
 from penstock.loader.epochs import counting_sampler, epoch_of, numbered_sampler, state_of
 from penstock.loader.iterator import PipelineIterator, depth_ceiling
 from penstock.loader.plain_iterator import PlainIterator
+from penstock.loader.ranks import ranks_here
 from penstock.loader.rules import LoaderRules
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.meter import headroom_bytes
@@ -342,7 +342,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._memory.fixed_bytes is not None:
             return self._memory.fixed_bytes
         share = self._rules.auto_memory_share
-        return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=share) // local_ranks())
+        return max(1, self._memory.resolve(headroom_bytes(), auto_fraction=share) // ranks_here())
 
     def _cache_stats(self) -> CacheStats | None:
         cache = self.cache or self._cache_inside

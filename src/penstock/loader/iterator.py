@@ -335,7 +335,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         try:
             return self._next_of_epoch()
         except StopIteration:
-            if self._came_from is None:
+            if self._came_from is None or not self.position.finished:
                 raise
             # Only the workers know the end of a stream.
             self._begin_next(self._came_from)
