@@ -12,8 +12,9 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Protocol
 
 
 class Closable(Protocol):
@@ -22,6 +23,8 @@ class Closable(Protocol):
 
 _trainer_only: weakref.WeakSet[Closable] = weakref.WeakSet()
 _lock = threading.Lock()
+_held_back: Callable[[int, FrameType | None], Any] | None = None
+"""The handler of Ctrl-C that waits for the end of a block."""
 
 
 def keep_from_children(end: Closable) -> None:
@@ -37,6 +40,10 @@ def _close_inherited() -> None:
     for end in list(_trainer_only):
         end.close()
     _trainer_only.clear()
+    global _held_back
+    if _held_back is not None:
+        signal.signal(signal.SIGINT, _held_back)
+        _held_back = None
 
 
 if hasattr(os, "register_at_fork"):
@@ -45,12 +52,34 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def ctrl_c_blocked() -> Iterator[None]:
-    """A process started inside inherits SIGINT blocked. It unblocks it once it can handle Ctrl-C silently."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """A process started inside inherits SIGINT blocked. It unblocks it once it can handle Ctrl-C silently. Here Ctrl-C
+    takes effect at the end of the block, so that no start is left half done."""
+    with ctrl_c_held_back():
+        if not hasattr(signal, "pthread_sigmask"):
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def ctrl_c_held_back() -> Iterator[None]:
+    """In the main thread, the handler of Ctrl-C is called at the end of the block."""
+    global _held_back
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler) or _held_back is not None:
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    struck: list[tuple[int, FrameType | None]] = []
+    _held_back = handler
+    signal.signal(signal.SIGINT, lambda *strike: struck.append(strike))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        _held_back = None
+        if struck:
+            handler(*struck[0])

@@ -28,6 +28,7 @@ from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
 from penstock.loader.stats import Counters
 from penstock.workers.channel import ChannelClosed
+from penstock.workers.fork_hygiene import ctrl_c_held_back
 from penstock.workers.protocol import Done
 
 _DOZE_S = 0.002
@@ -122,7 +123,9 @@ class Pump:
 
     def start_thread(self) -> None:
         if self._workers.count and self._thread.ident is None:
-            self._thread.start()
+            # Interrupted, it might leave a lock taken that the new thread waits for.
+            with ctrl_c_held_back():
+                self._thread.start()
 
     def stop_thread(self, then: Callable[[], None]) -> None:
         """End the engine's thread and call ``then``, which may be called twice; any thread."""
