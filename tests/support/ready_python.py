@@ -190,15 +190,16 @@ def serve(fd: int) -> str:
     if os.fork():
         os._exit(0)
     os.setsid()
-    import click  # noqa: F401
     import numpy  # noqa: F401
     import psutil  # noqa: F401
-    import rich.console  # noqa: F401
     import torch  # noqa: F401
 
     import penstock
 
     _ = penstock.DataLoader
+    with contextlib.suppress(ImportError):
+        import click  # noqa: F401
+        import rich.console  # noqa: F401
     # Collections, the last one at the interpreter's exit above all, would copy every page of the modules.
     gc.collect()
     gc.freeze()

@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
 from penstock import ConfigError
 from penstock.advice import machine as facts_module
 from penstock.advice.machine import CHECKS

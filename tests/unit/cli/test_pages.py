@@ -7,6 +7,10 @@ import re
 from dataclasses import replace
 
 import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.live import Live

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("click")
+
 from penstock.cli.plan.inputs import read_given_profile
 from penstock.errors import ConfigError
 

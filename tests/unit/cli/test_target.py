@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+
+pytest.importorskip("click")
+
+import click
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 

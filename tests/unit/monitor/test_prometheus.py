@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("prometheus_client")
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.monitor.export.prometheus import CONTENT_TYPE, exposition, grafana_dashboard

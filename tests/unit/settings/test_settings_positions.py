@@ -6,6 +6,9 @@ import tomllib
 from typing import Any
 
 import pytest
+
+pytest.importorskip("yaml")
+
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st

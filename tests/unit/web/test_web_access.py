@@ -6,6 +6,8 @@ import socket
 
 import pytest
 
+pytest.importorskip("starlette")
+
 from penstock.web.access import Access, new_token, token_problem
 
 TOKEN = "the-right-token"
