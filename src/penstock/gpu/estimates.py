@@ -138,16 +138,20 @@ class Estimator:
     """Estimates a training at any batch size, from one trace of it."""
 
     def __init__(
-        self, setup: TrainingSetup, device: Card, settings: AllocatorSettings, *, batch_sizes: Sequence[int] = (1,)
-    ) -> None:
-        """Trace the smallest and the largest of ``batch_sizes``. For others, sizes of allocations are interpolated."""
+        self, setup: TrainingSetup, device: Card, settings: AllocatorSettings, *, batch_sizes: Sequence[int] = (1,),
+        finds_growth: bool = True,
+    ) -> None:  # fmt: skip
+        """Trace the smallest and the largest of ``batch_sizes``. For others, sizes of allocations are interpolated.
+
+        ``finds_growth``: with a single batch size, trace a larger one too, to see what grows.
+        """
         self.setup, self._card, self._settings = setup.checked(), device, settings
         self.correction: Correction | None = None
         """From real steps; applied to every estimate that is made after it is set."""
         low, high = min(batch_sizes), max(batch_sizes)
         self._scripts: dict[int, Script] = {}
         self.assumptions: tuple[str, ...] = ()
-        self._main = self._trace(low, high if high > low else 2 * low)
+        self._main = self._trace(low, high if high > low else 2 * low if finds_growth else None)
         self._growth = self._fit()
 
     @property

@@ -7,7 +7,7 @@ Runs in: trainer, command line. With or without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,8 +59,10 @@ def what_if(
     step: StepFunction | None = None,
     capability: tuple[int, int] | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> list[WhatIf]:
-    """Every single change of the training, largest saving first. Arguments as for ``estimate``.
+    """Every single change of the training, largest saving first. Arguments as for ``estimate``; ``on_progress`` gets
+    each change and the share that is done.
 
     A change with which the model fails (no blocks to checkpoint, an unsupported precision) is left out.
     """
@@ -70,17 +72,23 @@ def what_if(
         checkpointing=checkpointing, accumulation=accumulation, step=step,
     )  # fmt: skip
     settings = AllocatorSettings.from_environment(environment)
-    return what_if_of(setup, batch_size, card(capability, environment=environment), settings)
+    return what_if_of(setup, batch_size, card(capability, environment=environment), settings, on_progress)
 
 
-def what_if_of(setup: TrainingSetup, batch_size: int, device: Card, settings: AllocatorSettings) -> list[WhatIf]:
+def what_if_of(
+    setup: TrainingSetup, batch_size: int, device: Card, settings: AllocatorSettings,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> list[WhatIf]:  # fmt: skip
     """As ``what_if``, for a setup."""
-    now = Estimator(setup, device, settings, batch_sizes=[batch_size]).at(batch_size)
+    now = Estimator(setup, device, settings, batch_sizes=[batch_size], finds_growth=False).at(batch_size)
     found = []
-    for name, time_cost, parts, changed in _changes(setup, batch_size):
+    changes = list(_changes(setup, batch_size))
+    for number, (name, time_cost, parts, changed) in enumerate(changes):
+        on_progress(name, (number + 1) / (len(changes) + 1))
         size = batch_size // parts
         try:
-            then = Estimator(replace(setup, **changed), device, settings, batch_sizes=[size]).at(size)
+            changed_setup = replace(setup, **changed)
+            then = Estimator(changed_setup, device, settings, batch_sizes=[size], finds_growth=False).at(size)
         except ConfigError:
             continue
         saved_bytes = now.reserved_bytes - then.reserved_bytes
@@ -101,7 +109,8 @@ def _changes(setup: TrainingSetup, batch_size: int) -> Iterator[tuple[str, str, 
         for parts in (2, 4):
             if batch_size % parts == 0:
                 steps = setup.accumulation * parts
-                yield f"accumulation={steps} of {batch_size // parts}", cost, parts, {"accumulation": steps}
+                # From the second batch on, each takes the same memory.
+                yield f"accumulation={steps} of {batch_size // parts}", cost, parts, {"accumulation": 2}
     for optimizer, cost in _OPTIMIZER_COST.items():
         if optimizer != setup.optimizer:
             yield f"optimizer={optimizer}", cost, 1, {"optimizer": optimizer}

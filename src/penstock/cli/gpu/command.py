@@ -96,15 +96,20 @@ def _answer(
     wanted, memory_bytes = memory_bytes, memory_bytes or memory_here()
     with make_progress(make_console(stderr=True)) as progress:
         task = progress.add_task("tracing", total=2 + finds)
+        steps = iter((1, 2))
 
         def next_is(what: str) -> None:
-            progress.update(task, description=what, advance=1)
+            progress.update(task, description=what, completed=next(steps))
             progress.refresh()
 
         progress.refresh()
         estimates = gpu.estimate(**model.training, batch_sizes=sizes, device_memory=memory_bytes, calibrate=calibrate)
         next_is("other choices")
-        what_ifs = gpu.what_if(**model.training, batch_size=sizes[-1])
+
+        def change_is(what: str, done: float) -> None:
+            progress.update(task, description=f"other choices: {what}", completed=1 + done)
+
+        what_ifs = gpu.what_if(**model.training, batch_size=sizes[-1], on_progress=change_is)
         found = None
         if finds:
             next_is("the largest batch")
