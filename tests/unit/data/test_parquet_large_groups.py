@@ -8,6 +8,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,22 @@ def test_the_file_stays_within_its_limit_and_a_group_that_is_read_again_soon_rep
         assert store._file is not None and store._file.taken_bytes() <= 134_096
     # Four reads of each group: the first ones fit, and of the others the first read is from pieces.
     assert all(decoded.count(group) <= 2 for group in range(10)) and decoded.count(9) == 2
+
+
+def test_a_process_maps_no_more_of_the_file_than_twice_keep(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ParquetDataset(numbers(tmp_path, group=2000), keep="10kB")
+    pages, forgotten = [0], []
+    monkeypatch.setattr(decoded_groups, "file_pages_bytes", lambda: pages[0])
+    monkeypatch.setattr(decoded_groups, "forget_pages", lambda view: forgotten.append(pages[0]))
+    for row in range(0, ROWS, 50):
+        assert dataset[row]["n"] == row
+        pages[0] += 400
+    assert len(dataset._groups._decoded._mapped) == 10  # type: ignore[union-attr]
+    # It looks every 16 rows.
+    rounds = sorted(set(forgotten))
+    assert rounds[0] > 20_000 and all(20_000 < after - before <= 30_000 for before, after in pairwise(rounds))
 
 
 def test_random_rows_of_more_groups_than_there_is_room_for_evict_next_to_nothing_and_warn_once(

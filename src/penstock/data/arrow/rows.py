@@ -27,7 +27,6 @@ class RowReader:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.nbytes = batch.nbytes
-        self.columns = batch.num_columns
         readers = [_reader_of(column) for column in batch.columns]
         self._many = [many for many, _ in readers]
         self._one = [one for _, one in readers]

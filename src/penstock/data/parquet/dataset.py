@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MODES = ("mapped", "ultra", "memory")
 SUFFIXES = (".parquet", ".pq", ".parq")
+_SPREAD = 40_503
+"""Makes neighbouring process ids numbers that are far apart."""
 
 
 class ParquetDataset(Dataset[Any]):
@@ -134,9 +136,14 @@ class ParquetDataset(Dataset[Any]):
         order = numbers.argsort()
         numbers = numbers[order]
         groups = starts.searchsorted(numbers, "right") - 1
+        changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        if len(changes):
+            # Each process begins with another group, so that all of them decode large groups at the same time.
+            cut = changes[os.getpid() * _SPREAD % len(changes)]
+            order, numbers, groups = (np.concatenate((each[cut:], each[:cut])) for each in (order, numbers, groups))
+            changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
         places = numbers - starts[groups]
         columns: list[list[Any]] = [[] for _ in self._names]
-        changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
         for first, end in pairwise([0, *changes.tolist(), len(groups)]):
             group = int(groups[first])
             try:

@@ -28,15 +28,16 @@ from penstock.data.parquet.rows_file import (
     RowsFile,
     found_or_made,
 )
-from penstock.data.shared.file_mapping import forget_pages, map_shared, punch_hole
+from penstock.data.shared.file_mapping import file_pages_bytes, forget_pages, map_shared, punch_hole
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
     from penstock.data.parquet.row_groups import ParquetFiles
 
 _MOST_MAPPED = 64
-_TOUCHED_BYTES = 64 << 10
-"""Linux maps this much around a page that is read."""
+_ROWS_UNSEEN = 16
+"""Rows that are read before a process looks again at how much of the file it has mapped. Around each page that is read,
+Linux maps between 64 KiB and 2 MiB."""
 _SOON, _SOON_SHARE = 4, 0.25
 """A group is read again soon if at most so many groups, or this share of those that are there, are opened before."""
 _MOST_REFUSED = 32
@@ -62,10 +63,12 @@ class DecodedGroups:
         self._file: RowsFile | None = None
         # No lock, because a fork could inherit it locked: two threads may map the same group.
         self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
-        self._touched_bytes = 0
+        self._may_exceed = False
+        """Whether more is mapped than may be in memory of this process."""
+        self._rows_unseen = self._mapped_before = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_file", "_mapped", "_touched_bytes")
+        left_out = ("_file", "_mapped")
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
         # A worker that is being started opens the file of its trainer; any other copy looks for one.
         is_worker = get_spawning_popen() is not None and self._file is not None
@@ -100,8 +103,8 @@ class DecodedGroups:
             mapped = self._map(file, handle, group)
             if mapped is None:
                 return None
-        if mapped.is_counted:
-            self._count_touched(mapped, count)
+        if self._may_exceed:
+            self._bound_pages(count)
         return mapped.rows
 
     def why_not(self, group: int) -> str | None:
@@ -172,18 +175,19 @@ class DecodedGroups:
         mapped = self._mapped[group] = _Mapped(view, file.versions[group])
         for old in list(self._mapped)[:-_MOST_MAPPED]:
             self._mapped.pop(old, None)
-        is_counted = sum(len(each.view) for each in list(self._mapped.values())) > self._mapped_bytes
-        for each in list(self._mapped.values()):
-            each.is_counted = is_counted
+        self._may_exceed = sum(len(each.view) for each in list(self._mapped.values())) > self._mapped_bytes
         return mapped
 
-    def _count_touched(self, mapped: _Mapped, count: int) -> None:
-        """Pages that a process has touched count as its memory until it forgets them."""
-        self._touched_bytes += count * (mapped.columns * _TOUCHED_BYTES + mapped.rows.row_bytes)
-        if self._touched_bytes > self._mapped_bytes:
-            self._touched_bytes = 0
+    def _bound_pages(self, count: int) -> None:
+        """Pages that a process has read count as its memory until it forgets them."""
+        self._rows_unseen += count
+        if self._rows_unseen < _ROWS_UNSEEN:
+            return
+        self._rows_unseen = 0
+        if file_pages_bytes() - self._mapped_before > self._mapped_bytes:
             for each in list(self._mapped.values()):
                 forget_pages(each.view)
+            self._mapped_before = file_pages_bytes()
 
 
 class _Mapped:
@@ -193,6 +197,3 @@ class _Mapped:
         self.view = view
         self.version = version
         self.rows = EncodedRows(view)
-        self.columns = self.rows.columns
-        self.is_counted = False
-        """Whether more is mapped than may stay, so that pages are counted and forgotten."""

@@ -50,9 +50,7 @@ class EncodedRows:
         numbers = np.frombuffer(view, np.int64)[-2 - 2 * count : -2]
         self._ends, self._firsts = numbers[:count].tolist(), numbers[count:].copy()
         self._first_of = self._firsts.tolist()
-        self.row_bytes = self._ends[-1] // max(1, self._first_of[-1])
         self._opened: dict[int, RowReader] = {}
-        self.columns = self._reader(0).columns if self._first_of[-1] else 0
 
     def read(self, places: np.ndarray, columns: list[list[Any]]) -> None:
         """Append the values at ``places``, which ascend, to ``columns``."""
