@@ -46,7 +46,9 @@ class LoaderRules:
     # -- running ahead ------------------------------------------------------------------
 
     ahead_share: float = 0.125
-    """Share of the batches' memory up to which the depth may grow beyond the least."""
+    """Share of the batches' memory up to which the depth may grow where the loop loses time."""
+    cheap_share: float = 1 / 64
+    """The same where it is not yet known whether that helps."""
     ahead_per_worker: int = 2
     """Batches ahead per worker where one worker builds each batch, as in torch, and the most where a batch has bytes
     that nobody counts."""
@@ -55,6 +57,15 @@ class LoaderRules:
     would only run away from it."""
     remembered: float = 0.9
     """Share of what idle workers could have made that still counts one batch later."""
+    tolerated: float = 0.03
+    """Share of the time that the loop may wait beside idle workers without the depth growing."""
+    new_page_s: float = 4e-9
+    """What a byte of one more batch ahead costs: several times the time in which its page is made. The depth grows by
+    one batch for every such time that the loop loses."""
+    new_batch_s: float = 0.001
+    """The same for a batch of no bytes, so that a moment's delay does not fill the arena with tiny batches."""
+    least_price: float = 0.25
+    """The depth grows by no more than one over this many batches for each batch's time that the loop loses."""
     shrink_after: int = 64
     """After this many batches, at least, the depth shrinks if fewer ahead would have done."""
 
@@ -133,12 +144,12 @@ class LoaderRules:
         rows: int,
         in_order: bool = True,
         absence_s: float = 0.0,
-        most: int = 0,
+        cheap: int = 0,
     ) -> int:
         """The least number of batches ahead that keeps all workers busy with tasks of ``rows`` rows, at least 2.
 
-        ``most``: how many batches are worth their memory; up to that many, workers that build whole batches have a next
-        one, and have work for as long as the trainer is absent.
+        ``cheap``: how many batches are cheap; up to that many, workers that build whole batches have a next one, and
+        have work for as long as the trainer is absent.
         """
         tasks_per_batch = max(1, math.ceil(batch_rows / max(1, rows)))
 
@@ -152,7 +163,7 @@ class LoaderRules:
             wanted += math.ceil(absence_s * workers / (row_s * max(1, batch_rows)))
         if rows >= batch_rows:
             wanted = max(wanted, self.ahead_per_worker * workers)
-        return max(least, min(wanted, most))
+        return max(least, min(wanted, cheap))
 
     def most_ahead(self, batch_bytes: int, limit_bytes: int, workers: int, *, per_worker: int = 0) -> int:
         """How many batches of ``batch_bytes`` are worth their memory, out of the ``limit_bytes`` that batches may take.
@@ -160,8 +171,20 @@ class LoaderRules:
         ``per_worker``: how many for each worker, where more would not help, or where a batch has bytes that nobody
         counts; 0: any number.
         """
-        most = min(self.most_slots, int(self.ahead_share * limit_bytes) // max(1, batch_bytes))
-        return min(most, per_worker * workers) if per_worker else most
+        return self._within(int(self.ahead_share * limit_bytes), batch_bytes, per_worker * workers)
+
+    def cheap_ahead(self, batch_bytes: int, limit_bytes: int, workers: int, *, per_worker: int = 0) -> int:
+        """How many batches are so cheap that they may be ahead before it is known whether that helps."""
+        return self._within(int(self.cheap_share * limit_bytes), batch_bytes, per_worker * workers)
+
+    def _within(self, share_bytes: int, batch_bytes: int, most: int) -> int:
+        count = min(self.most_slots, share_bytes // max(1, batch_bytes))
+        return min(count, most) if most else count
+
+    def ahead_price(self, batch_bytes: int, batch_s: float) -> float:
+        """How many batches' time the loop must lose before one more of ``batch_bytes`` is ahead; workers together take
+        ``batch_s`` for one."""
+        return max(self.least_price, (self.new_batch_s + self.new_page_s * batch_bytes) / max(batch_s, 1e-6))
 
     def slots(self, depth: int, *, user_holds: int = 1) -> int:
         """How many batches the arena may hold at a time: those ahead and those the user holds."""

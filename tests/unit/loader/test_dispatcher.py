@@ -194,7 +194,8 @@ class Works:
         if row_s is not None:
             self.pace.note(1, row_s)
         self.budget = MemoryBudget(limit_bytes + workers * WORKER_BYTES + OWN_BYTES, parts)
-        self.dispatcher = Dispatcher(parts, self.budget)
+        self.now_s = 0.0
+        self.dispatcher = Dispatcher(parts, self.budget, clock=lambda: self.now_s)
         self.settlement = Settlement(parts, CrashCounter(diagnosis=lambda: None), self.budget)
         self.dispatcher.depth_wanted = depth
         self.replaced: list[WorkerEntry] = []
@@ -713,13 +714,15 @@ def test_while_the_loop_waits_for_a_slow_sample_free_workers_go_on_where_memory_
     works.finish_everything(template)
     works.offer(9)
     works.admission.trainer_waits = waits
-    slow, *others = works.all_tasks()
-    for _ in range(1000):
-        if not others:
-            break
-        works.do(*others[0], template)
+    slow, *_ = works.all_tasks()
+    for _ in range(200):
         others = [pair for pair in works.all_tasks() if pair[1].task != slow[1].task]
-    assert len(works.admission.open) == works.dispatcher.depth == most_open
+        for pair in others:
+            works.do(*pair, template)
+        works.now_s += 0.02
+        works.dispatcher.progress()
+    assert len(works.admission.open) == most_open
+    assert works.dispatcher.is_starved == (depth is None and not waits)
     assert works.finish_everything(template)[:1] == [2]
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 from penstock.loader.engine.ahead import Ahead
 from penstock.loader.engine.batch import Batch, Task
@@ -31,7 +33,10 @@ _MANY_QUEUED = 4
 
 
 class Dispatcher:
-    def __init__(self, parts: EngineParts, budget: MemoryBudget) -> None:
+    def __init__(
+        self, parts: EngineParts, budget: MemoryBudget, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._workers, self._admission, self._budget = parts.workers, parts.admission, budget
         self._pace, self._order, self._rules = parts.pace, parts.order, parts.rules
         self.depth = 2
@@ -41,8 +46,13 @@ class Dispatcher:
         self.depth_ceiling: int | None = None
         self.paused = False
         self._ahead = Ahead(self._rules)
-        self._idle_workers, self._idle_from_s = 0, 0.0
-        """Workers to which the depth left nothing to do at the latest turn, and when that was."""
+        self._facts: tuple[Any, ...] | None = None
+        self._worths = 0, 0
+        """What ``_worth`` found, and from which facts: they change less than it costs to find it again."""
+        self._idle_workers = 0
+        """Workers to which the depth left nothing to do at the latest turn."""
+        self._turn_s = self._asked_s = clock()
+        """When the latest turn was, and when the training loop last asked for a batch."""
         self._slots = 3
         self._most_queued = 1
         self._next_task = 0
@@ -61,13 +71,14 @@ class Dispatcher:
         if not self._workers.count:
             self._abandon_unfinished()
             return
+        self._note_time()
         if self._order.bound:
             self._decide_pace()
             self._assign_bound()
         elif self._is_worth_assigning():
             self._decide_pace()
             self._assign_free()
-        self._note_idle()
+        self._count_idle()
 
     @property
     def queues_many(self) -> bool:
@@ -118,7 +129,7 @@ class Dispatcher:
         pace.most_open = self._admission.most_open(pace.batch_rows)
         pace.builds_whole = self._budget.lets_build_whole()
         # Memory for a batch of each worker, and for the one that is ready meanwhile.
-        pace.keeps_together = pace.gains_together and self._allowed(self._most_ahead()) > self._workers.count
+        pace.keeps_together = pace.gains_together and self._allowed(self._worth()[0]) > self._workers.count
         rows = pace.rows_per_task(pace.batch_rows, self._workers.count)
         self._most_queued = pace.tasks_queued(rows, in_order=order.in_order)
         self.depth = self._decide_depth()
@@ -129,29 +140,36 @@ class Dispatcher:
         order, pace, count = self._order, self._pace, self._workers.count
         if self.depth_wanted:
             return self._allowed(self.depth_wanted)
-        most = self._allowed(self._most_ahead())
-        least = pace.depth(pace.batch_rows, count, in_order=order.in_order, most=most)
+        most, cheap = self._worth()
+        least = pace.depth(pace.batch_rows, count, in_order=order.in_order, cheap=cheap)
         if order.bound and not order.in_order:
             # A slow worker gets its share of the batches ahead, not all of them.
             least = max(least, _MOST_BOUND_TASKS * count)
-        return self._ahead.bound(self._allowed(least), most)
+        batch_bytes = self._admission.shapes.expected_bytes(pace.batch_rows) or 0
+        price = self._rules.ahead_price(batch_bytes, self._batch_s)
+        return self._ahead.bound(self._allowed(least), self._allowed(most), price)
 
     def _allowed(self, depth: int) -> int:
         return depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
 
-    def _most_ahead(self) -> int:
-        """How far the depth may grow: as far as batches are cheap, or as the user's own ceiling allows."""
-        shapes, order, rules = self._admission.shapes, self._order, self._rules
-        expected = shapes.expected_bytes(self._pace.batch_rows)
-        if expected is None:
-            return 0
-        if self.depth_ceiling is not None:
-            return self.depth_ceiling
-        per_worker = rules.bound_per_worker if order.bound else 0
-        if not (order.rows and shapes.counts_all):
-            per_worker = rules.ahead_per_worker
-        limit_bytes = self._admission.arena.limit_bytes
-        return rules.most_ahead(expected, limit_bytes, self._workers.count, per_worker=per_worker)
+    def _worth(self) -> tuple[int, int]:
+        """How far the depth may grow where that helps, within the user's own ceiling if there is one; and how far
+        batches are cheap."""
+        order, rules, count = self._order, self._rules, self._workers.count
+        template, limit_bytes = self._admission.shapes.template, self._admission.arena.limit_bytes
+        batch_bytes = self._admission.shapes.expected_bytes(self._pace.batch_rows)
+        if batch_bytes is None:
+            return 0, 0
+        facts = (batch_bytes, limit_bytes, count, self.depth_ceiling, template is None)
+        if facts != self._facts:
+            per_worker = rules.bound_per_worker if order.bound else 0
+            if not order.rows or template is None or any(leaf.kind == "text" for leaf in template.leaves):
+                # Texts and small objects travel in messages, which nobody counts.
+                per_worker = rules.ahead_per_worker
+            cheap = rules.cheap_ahead(batch_bytes, limit_bytes, count, per_worker=per_worker)
+            most = self.depth_ceiling or rules.most_ahead(batch_bytes, limit_bytes, count, per_worker=per_worker)
+            self._facts, self._worths = facts, (most, cheap)
+        return self._worths
 
     @property
     def has_ready(self) -> bool:
@@ -161,36 +179,43 @@ class Dispatcher:
 
     def note_asked(self) -> None:
         """The training loop asks for a batch."""
-        has_ready = self.has_ready
+        now_s, has_ready = self._clock(), self.has_ready
         self._pace.note_asked(waits=not has_ready)
-        ready = sum(1 for _ in itertools.takewhile(attrgetter("ready"), self._admission.open.values()))
-        self._ahead.note_taken(ready if has_ready else 0)
+        ready = 0
+        if has_ready:
+            batches = itertools.islice(self._admission.open.values(), self._ahead.most_spare)
+            ready = sum(1 for _ in itertools.takewhile(attrgetter("ready"), batches))
+        self._ahead.note_taken((now_s - self._asked_s) / self._batch_s, ready)
+        self._asked_s = now_s
 
     def note_answer(self, late_s: float) -> None:
         """A worker's report of a task was read ``late_s`` after it was sent."""
         self._pace.note_answer(late_s)
 
-    def note_wait(self, wait_s: float) -> None:
-        """The training loop has waited for a batch."""
-        batch_s = self._batch_s
-        if batch_s > 0:
-            self._ahead.note_wait(wait_s * self._workers.count / batch_s)
+    @property
+    def is_starved(self) -> bool:
+        """Whether a worker has nothing to do because of the depth, which may grow."""
+        return self._idle_workers > 0 and self.depth_wanted is None and self._ahead.may_grow
 
     @property
     def _batch_s(self) -> float:
-        """How long one worker takes for a batch."""
-        return (self._pace.row_s or 0.0) * self._pace.batch_rows
+        """How long all workers together take for a batch."""
+        return max((self._pace.row_s or 0.0) * self._pace.batch_rows / max(1, self._workers.count), 1e-6)
 
-    def _note_idle(self) -> None:
-        """Remember how much idle workers could have made if the depth had left them something to do."""
-        admission, now_s = self._admission, 0.0
-        is_full = bool(admission.upcoming) and len(admission.open) >= self.depth
-        if self._idle_workers or is_full:
-            now_s = time.monotonic()
-        if self._idle_workers and (batch_s := self._batch_s):
-            self._ahead.note_idle(self._idle_workers * (now_s - self._idle_from_s) / batch_s)
+    def _note_time(self) -> None:
+        """Compare the time since the latest turn with what workers and training loop did in it."""
+        now_s, before_s = self._clock(), self._turn_s
+        self._turn_s = now_s
+        if self._idle_workers:
+            idle_s = (now_s - before_s) * self._idle_workers / max(1, self._workers.count)
+            self._ahead.note_idle(idle_s / self._batch_s)
+        if self._admission.trainer_waits:
+            self._ahead.note_wait((now_s - max(before_s, self._asked_s)) / self._batch_s)
+
+    def _count_idle(self) -> None:
+        """Count the workers to which the depth leaves nothing to do."""
+        is_full = bool(self._admission.upcoming) and len(self._admission.open) >= self.depth
         self._idle_workers = sum(not w.tasks and w.peer.started for w in self._workers.members) if is_full else 0
-        self._idle_from_s = now_s
 
     # -- assigning --------------------------------------------------------------------------
 
@@ -217,7 +242,7 @@ class Dispatcher:
             while begun and not begun[0].has_work:
                 begun.popleft()
             if not begun:
-                batch = self._open_next(is_wanted=not worker.tasks)
+                batch = self._open_next()
                 if batch is None:
                     return
                 begun.append(batch)
@@ -239,15 +264,10 @@ class Dispatcher:
 
     def _assign_bound(self) -> None:
         """Open batches for the workers in turn; each gets its own."""
-        while True:
-            while self._open_next() is not None:
-                pass
-            for worker in self._workers.members:
-                self._assign_own(worker)
-            if not any(not w.tasks and w.peer.started and not w.exhausted for w in self._workers.members):
-                return
-            if self._open_next(is_wanted=True) is None:
-                return
+        while self._open_next() is not None:
+            pass
+        for worker in self._workers.members:
+            self._assign_own(worker)
 
     def _assign_own(self, worker: WorkerEntry) -> None:
         """Give a worker the batches that belong to it."""
@@ -262,18 +282,15 @@ class Dispatcher:
             else:
                 self._assign_rows(worker, batch)
 
-    def _open_next(self, *, is_wanted: bool = False) -> Batch | None:
-        """Open the next batch within the depth; ``is_wanted``, by a worker that has nothing to do: beyond it, if the
-        training loop waits and memory is cheap."""
+    def _open_next(self) -> Batch | None:
         admission, splits_rows = self._admission, self._pace.splits
         # A batch that was evicted may be due while later ones are ready.
-        is_beyond = len(admission.open) >= self.depth and not admission.is_next_due
-        if not admission.upcoming or (is_beyond and not (is_wanted and self._may_grow)):
+        if not admission.upcoming or (len(admission.open) >= self.depth and not admission.is_next_due):
             return None
         upcoming = admission.upcoming[0]
         splits = splits_rows and self._pace.rows_per_task(upcoming.rows, self._workers.count) < upcoming.rows
         batch = admission.open_next(
-            slots=min(self._slots + is_beyond, self._rules.most_slots),
+            slots=self._slots,
             # Workers that write rows ask as soon as they hold one sample, so each may start one batch of unknown size.
             start_blind=self._workers.count if self._order.rows and not splits else 1,
             # Parts, and the batch made of them, exist side by side for a moment.
@@ -281,18 +298,9 @@ class Dispatcher:
             rows_ahead=self._order.rows,
             private_bytes=self._most_growth_bytes(upcoming),
         )
-        if batch is not None and is_beyond:
-            self._ahead.grow()
-            self.depth = self._ahead.depth
-            self._slots = self._rules.slots(self.depth, user_holds=admission.user_holds)
         if batch is not None and self._order.bound:
             batch.worker_id = batch.number % self._workers.count if self._order.in_order else self._least_loaded()
         return batch
-
-    @property
-    def _may_grow(self) -> bool:
-        waits = self._admission.trainer_waits and not self.has_ready
-        return waits and self.depth_wanted is None and self._ahead.may_grow
 
     def _most_growth_bytes(self, batch: Batch) -> int:
         """The most that any free worker would grow while it builds ``batch`` alone."""

@@ -105,12 +105,11 @@ class Pace:
         """How many tasks of ``rows`` rows a worker may have at a time."""
         return self._rules.tasks_queued(self.row_s, rows, in_order=in_order, absence_s=self.absence_s)
 
-    def depth(self, batch_rows: int, workers: int, *, in_order: bool, most: int = 0) -> int:
-        """The least number of batches ahead that keeps all workers busy, at least 2; ``most``: how many are worth their
-        memory."""
+    def depth(self, batch_rows: int, workers: int, *, in_order: bool, cheap: int = 0) -> int:
+        """The least number of batches ahead that keeps all workers busy, at least 2; ``cheap``: how many are cheap."""
         rows = self.rows_per_task(batch_rows, workers)
         return self._rules.depth(
-            self.row_s, batch_rows, workers, rows=rows, in_order=in_order, absence_s=self.absence_s, most=most
+            self.row_s, batch_rows, workers, rows=rows, in_order=in_order, absence_s=self.absence_s, cheap=cheap
         )
 
 
@@ -150,11 +149,6 @@ class Shapes:
 
     def note_sample(self, sample_bytes: int) -> None:
         self._sample_sizes.append(sample_bytes)
-
-    @property
-    def counts_all(self) -> bool:
-        """Whether the expected bytes are all that a batch takes: texts and small objects travel in messages."""
-        return self.template is not None and all(leaf.kind != "text" for leaf in self.template.leaves)
 
     @property
     def sample_bytes(self) -> int:

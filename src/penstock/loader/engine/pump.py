@@ -37,6 +37,8 @@ _MOST_DOZES = 5
 """How often the engine's thread checks on a waiting training thread before it waits to be woken: waking it costs the
 training thread more than a small batch does."""
 _LONGEST_WAIT_S = 1.0
+_STARVED_S = 0.005
+"""How often to see whether the depth should grow while the training loop waits and a worker has nothing to do."""
 _DEVICE_POLL_S = 0.001
 """How often to ask whether the device has read memory: it sends no event."""
 _GATHER_S = 0.0004
@@ -371,7 +373,8 @@ class Pump:
                         batch = self._dispatcher.take_for_trainer()
                         is_over = self._settlement.is_over
                         self._arena.pass_fence()
-                        most_s = _DEVICE_POLL_S if self._arena.is_returning else _LONGEST_WAIT_S
+                        most_s = _STARVED_S if self._dispatcher.is_starved else _LONGEST_WAIT_S
+                        most_s = _DEVICE_POLL_S if self._arena.is_returning else most_s
                     self._integrity.changing = False
                 if failure is not None:
                     raise failure
@@ -388,10 +391,7 @@ class Pump:
         finally:
             self._admission.trainer_waits = False
             self._counters.waits_since_s = None
-            wait_s = time.perf_counter() - began
-            self._counters.note_wait(wait_s)
-            with self._lock:
-                self._dispatcher.note_wait(wait_s)
+            self._counters.note_wait(time.perf_counter() - began)
 
     def _take(self) -> Batch | None:
         batch = self._settlement.take_ready()

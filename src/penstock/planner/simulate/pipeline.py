@@ -64,15 +64,18 @@ class Load:
 
     def depth_within(self, room: float) -> int:
         """Batches ahead with which penstock's loader begins, if its memory has room for ``room`` batches."""
-        most = self.most_ahead(room)
-        return self.rules.depth(self.row_s, self.batch_size, self.workers, rows=self.rows_per_task, most=most)
+        cheap = self.rules.cheap_ahead(1, int(min(room, _PLENTY)), self.workers, per_worker=self._most_per_worker)
+        return self.rules.depth(self.row_s, self.batch_size, self.workers, rows=self.rows_per_task, cheap=cheap)
 
     def most_ahead(self, room: float) -> int:
         """Batches ahead up to which penstock's loader goes where that helps."""
-        per_worker = 0 if self.profile.is_splittable else self.rules.bound_per_worker
+        return self.rules.most_ahead(1, int(min(room, _PLENTY)), self.workers, per_worker=self._most_per_worker)
+
+    @property
+    def _most_per_worker(self) -> int:
         if self.profile.has_collate:
-            per_worker = self.rules.ahead_per_worker
-        return self.rules.most_ahead(1, int(min(room, _PLENTY)), self.workers, per_worker=per_worker)
+            return self.rules.ahead_per_worker
+        return 0 if self.profile.is_splittable else self.rules.bound_per_worker
 
 
 @dataclass(frozen=True, kw_only=True)
