@@ -24,7 +24,9 @@ import torch
 import penstock
 from penstock.errors import BudgetError
 from penstock.loader.engine.integrity import IterationBroken
+from penstock.loader.gauges import workers_now
 from penstock.workers.process_worker import ProcessWorker
+from support.faults import processes
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
 
 pytestmark = [
@@ -363,3 +365,16 @@ def test_an_error_that_ends_the_epoch_leaves_the_loader_usable() -> None:
             for _ in iterator:
                 pass
         assert sum(len(batch) for batch in loader) == 40
+
+
+def test_an_error_of_an_epoch_that_was_left_while_workers_were_busy_is_not_raised_in_the_next_one() -> None:
+    dataset = Blocked(40, first=8)
+    with penstock.DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True) as loader:
+        iterator: Any = iter(loader)
+        next(iterator)
+        processes.until(lambda: sum(now.doing == "fetching" for now in workers_now(loader)) == 2, 60)
+        iterator.engine._admission.fail(BudgetError("no memory left"))
+        allowing = threading.Timer(0.1, dataset.allowed.set)
+        allowing.start()
+        assert sum(len(batch) for batch in loader) == 40
+        allowing.join()

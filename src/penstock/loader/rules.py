@@ -86,9 +86,10 @@ class LoaderRules:
     recent_needs: int = RECENT_NEEDS
     """A free segment that is too large for each of this many latest needs is closed first."""
     idle_release_s: float = 10.0
-    """A loader that delivers no batch for this long releases its memory."""
+    """A loader that delivers no batch for this long closes its free segments. It keeps what is ready, for which the
+    user comes back after the step or the validation, unless the machine has less memory left than that takes."""
     epoch_end_release_s: float = 1.0
-    """The same after the last batch of an epoch; long enough for the next epoch to begin."""
+    """After the last batch of an epoch everything is released after this long, enough for the next epoch to begin."""
 
     def stretch_rows(self, batch_rows: int) -> int:
         """How many consecutive rows share one seed; a task always has whole stretches."""

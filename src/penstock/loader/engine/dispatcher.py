@@ -115,6 +115,7 @@ class Dispatcher:
         """Start afresh with the same workers, once ``abandon`` has come to rest or the last batch is delivered."""
         self._admission.open.clear()
         self._admission.upcoming.clear()
+        self._admission.failure = None
         self.paused = False
         for worker in self._workers.members:
             worker.exhausted = False
