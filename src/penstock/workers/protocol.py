@@ -156,6 +156,8 @@ class Need(NamedTuple):
     """The template to lay rows out by; None if encoded objects are to be written."""
     private_bytes: int
     """As in ``Done``, including the samples it holds."""
+    is_guess: bool = False
+    """Whether this is only what the batch will need judging by its first sample; the answer gives no segment."""
 
 
 class Done(NamedTuple):

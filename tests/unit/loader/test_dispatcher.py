@@ -247,6 +247,10 @@ class Works:
         self.settlement.on_message(worker, Need(task, need_bytes, template, 0))
         self.dispatcher.progress()
 
+    def guess(self, worker: WorkerEntry, task: int, need_bytes: int) -> None:
+        self.settlement.on_message(worker, Need(task, need_bytes, None, 0, is_guess=True))
+        self.dispatcher.progress()
+
     def done(
         self, worker: WorkerEntry, task: int, outcome: Outcome, *, error: Any = None, fetch_s: float = 0.02
     ) -> None:
@@ -829,9 +833,9 @@ def test_a_batch_for_a_collate_function_is_built_whole_and_others_open_once_its_
     works.offer(3)
     ((worker, fetch),) = works.all_tasks()
     assert fetch.alone
-    works.need(worker, fetch.task, MIB)
+    works.guess(worker, fetch.task, MIB)
     room = works.room_of(worker, fetch.task)
-    assert room is not None and room.segment >= 0
+    assert room is not None and room.segment == NO_SEGMENT
     batches = [(one.tasks[m.task].batch.number, m.alone) for one, m in works.all_tasks()]
     assert batches == [(0, True), (1, True)]
     assert [task.private_bytes for one in works.workers.members for task in one.tasks.values()] == [2 * MIB] * 2
@@ -842,7 +846,7 @@ def test_a_batch_whose_first_sample_shows_it_to_be_large_starts_over_shared_by_t
     works = Works(workers=2, rows=False, row_s=None, limit_bytes=100 * MIB)
     works.offer(2)
     ((worker, fetch),) = works.all_tasks()
-    works.need(worker, fetch.task, 45 * MIB)
+    works.guess(worker, fetch.task, 500_000 * MIB)
     room = works.room_of(worker, fetch.task)
     assert room is not None and room.segment == DROP
     works.done(worker, fetch.task, Outcome("dropped"))

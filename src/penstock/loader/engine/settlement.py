@@ -16,7 +16,7 @@ from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter, how_it_ended
 from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.worker_set import WorkerEntry
-from penstock.workers.protocol import Done, Need, Resume, Started
+from penstock.workers.protocol import NO_SEGMENT, Done, Need, Resume, Room, Started
 
 _REAP_S = 0.5
 """How long a worker that has closed its socket may take to end by itself, so that its exit status is its own."""
@@ -98,14 +98,21 @@ class Settlement:
 
     def _on_need(self, worker: WorkerEntry, need: Need) -> None:
         admission, task = self._admission, worker.tasks[need.task]
-        if need.template is None and admission.shapes.expected_bytes(task.batch.rows) is None:
-            admission.shapes.note_guess(need.need_bytes)
+        if not need.is_guess:
+            admission.ask(worker, need)
+            return
+        if admission.shapes.expected_bytes(task.batch.rows) is None:
+            # Samples may share most of what they hold, so that no guess is as good as a need.
+            admission.shapes.note_guess(min(need.need_bytes, admission.arena.limit_bytes // 2))
             self._pace.builds_whole = self._budget.lets_build_whole()
             task.private_bytes = self._budget.task_bytes(task.batch)
-            if self._pace.splits and task.batch.alone:
+            if self._pace.splits and not task.batch.evicted:
                 # When it was assigned, its size was unknown. It starts over, shared by the workers.
                 admission.evict(task.batch)
-        admission.ask(worker, need)
+        if task.batch.evicted:
+            worker.drop(task)
+        else:
+            worker.peer.post(Room(need.task, NO_SEGMENT, None))
 
     def _on_done(self, worker: WorkerEntry, done: Done) -> None:
         task = worker.tasks.pop(done.task)

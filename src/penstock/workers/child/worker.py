@@ -84,8 +84,6 @@ class WorkerLoop:
         """Samples of an iterable dataset in the latest batch."""
         self._has_ended = False
         """Whether the iterator has raised StopIteration: it may begin again if it is asked once more."""
-        self._room = NO_SEGMENT
-        """The segment that the current task has asked for by its first sample."""
         self._knows_size = setup.is_iterable
         """Whether the trainer knows what a batch takes; a stream's batches may be shorter than they say."""
         self._init_error: ExceptionWrapper | None = None
@@ -125,7 +123,6 @@ class WorkerLoop:
             place.begin(task.task)
         self._collate_s = 0.0
         samples_done = self._samples_done
-        self._room = NO_SEGMENT
         error: ExceptionWrapper | None = None
         if self._init_error is not None:
             outcome, error, self._init_error = Outcome("error"), self._init_error, None
@@ -246,19 +243,21 @@ class WorkerLoop:
         for group in self._groups(task, None):
             samples += group
             if not self._knows_size:
-                self._ask_by(group[0], task)
+                self._guess_by(group[0], task)
         if self._setup.is_iterable:
             self._check_not_exhausted(task, len(samples))
         return samples
 
-    def _ask_by(self, sample: Any, task: Fetch) -> None:
-        """Ask for the batch's segment by the size of one of its samples, so that the trainer can open more batches."""
+    def _guess_by(self, sample: Any, task: Fetch) -> None:
+        """Report what the batch will need judging by one of its samples, so that the trainer can open more batches."""
         self._knows_size = True
         try:
             sample_bytes = encode(sample).total_bytes
         except Exception:
             return
-        self._room = self._ask(task.task, sample_bytes * task.batch_rows, None).segment
+        self.note_fullest()
+        need_bytes = sample_bytes * task.batch_rows
+        self._mailbox.ask(Need(task.task, need_bytes, None, self._private_bytes(), is_guess=True))
 
     def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
         """Write samples into their rows as they come; samples that do not match are left to torch's collate."""
@@ -376,7 +375,7 @@ class WorkerLoop:
 
     def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
         """Copy encoded buffers into the task's segment, or into one requested now."""
-        number = task.segment if self._room == NO_SEGMENT else self._room
+        number = task.segment
         for_rows = isinstance(task, Fetch) and task.by_template
         if for_rows or self._views.capacity_bytes(number) < encoded.total_bytes:
             number = self._ask(task.task, encoded.total_bytes, None).segment
