@@ -18,6 +18,7 @@ from support.datasets.contract import (
     BreaksMidway,
     CountsEpochs,
     Endless,
+    Megabytes,
     OddState,
     Sized,
     StuckStream,
@@ -114,6 +115,17 @@ def test_a_stream_is_not_asked_again_after_its_end(
     for _ in range(2):
         # At most 20: the end of such a stream, if missed, never comes again.
         assert_identical(list(itertools.islice(ours, 20)), list(theirs))
+
+
+def test_a_stream_far_shorter_than_its_batches_takes_the_room_that_it_needs(penstock_maker: MakeLoader) -> None:
+    data, given = Megabytes(10), {"batch_size": 100_000, "num_workers": 1, "persistent_workers": True}
+    loader = penstock_maker(data, **given)
+    expected = list(TORCH(data, **given))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in range(2):
+            assert_identical(list(loader), expected)
+    assert loader.stats().peak_in_flight_bytes < 64 << 20
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -82,12 +82,14 @@ class PipelineIterator(_BaseDataLoaderIter):
         if state is not None:
             self._take_over(state)
         self._most_ahead = loader.prefetch_factor or 2
+        is_stream = self._dataset_kind == _DatasetKind.Iterable
         setup = Setup(
             dataset=self._dataset,
             collate_fn=self._collate_fn,
             auto_collation=self._auto_collation,
             drop_last=self._drop_last,
             batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
+            hold_bytes=loader.memory_bytes // (8 * max(1, self._num_workers)) if is_stream else 0,
             keeps_generators=loader.seeding == "worker",
         )
         self._device = loader._device

@@ -31,6 +31,9 @@ class Setup:
     drop_last: bool
     batch_rows: int
     """Samples per batch of an iterable dataset."""
+    hold_bytes: int
+    """The most that a worker holds of an iterable dataset's first batch before it asks for room for a whole one: the
+    dataset may have far fewer samples."""
     keeps_generators: bool
     """Whether generators are not seeded again for each batch (seeding="worker"), so that a replacement must take over
     their states."""

@@ -292,6 +292,14 @@ class Endless(IterableDataset):
             number += 1
 
 
+class Megabytes(IterableDataset):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.full((1 << 18,), float(number)) for number in range(self.length))
+
+
 class BeginsAgain(IterableDataset):
     """Its iterator begins again if it is asked once more after its end."""
 

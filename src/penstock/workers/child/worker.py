@@ -22,7 +22,7 @@ from penstock.arena.codec import Encoded, encode
 from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.segment import Segment
 from penstock.arena.segment_sizes import round_up
-from penstock.arena.template import Template
+from penstock.arena.template import Template, learn
 from penstock.workers import forecast_position
 from penstock.workers.child.kept_memory import KeptMemory
 from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
@@ -50,6 +50,7 @@ from penstock.workers.stretches import stretch_rows
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
 _STEP_BYTES = 256 << 10
+_MOST_HELD_BYTES = 16 << 20
 _LARGE_BYTES = 1 << 20
 """While it holds a result of this size, the worker measures its memory."""
 
@@ -261,9 +262,15 @@ class WorkerLoop:
 
     def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
         """Write samples into their rows as they come; samples that do not match are left to torch's collate."""
+        ahead: list[list[Any]] = [[]]
+        if self._setup.is_iterable and not task.by_template:
+            ahead = [self._read_ahead(task)]
+            if self._has_ended:
+                self._check_not_exhausted(task, len(ahead[0]))
+                return self._finish(task, ahead.pop())
         rows = Rows(self, task)
         strays: list[Any] = []
-        for group in self._groups(task, rows) if found is None else [found]:
+        for group in self._groups(task, rows, ahead) if found is None else [found]:
             if strays:
                 strays += group
             else:
@@ -283,11 +290,27 @@ class WorkerLoop:
             return self._finish(task, rows.as_samples() + strays)
         return self._leave_part(task, rows, strays)
 
-    def _groups(self, task: Fetch, rows: Rows | None) -> Iterator[list[Any]]:
+    def _read_ahead(self, task: Fetch) -> list[Any]:
+        """The first samples of a batch of an iterable dataset: room is asked for a whole batch, which may be many times
+        what the dataset has."""
+        samples = self._read(1)
+        template = learn(samples[0]) if samples else None
+        whole_bytes = 0 if template is None else layout_of(template, task.batch_rows).total_bytes
+        hold_bytes = min(_MOST_HELD_BYTES, self._setup.hold_bytes)
+        if whole_bytes > hold_bytes:
+            most = hold_bytes * task.batch_rows // whole_bytes
+            while len(samples) < most and not self._has_ended:
+                samples += self._read(1)
+        return samples
+
+    def _groups(self, task: Fetch, rows: Rows | None, ahead: list[list[Any]] | None = None) -> Iterator[list[Any]]:
         """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
-        its own seed."""
+        its own seed. ``ahead``: a list of the samples of an iterable dataset that were read already, to take out."""
         if self._setup.is_iterable:
             left = task.batch_rows
+            if ahead and ahead[0]:
+                left -= len(ahead[0])
+                yield ahead.pop()
             while left and not self._has_ended:
                 group = self._read(min(left, rows.group_rows if rows else left))
                 left -= len(group)
