@@ -243,10 +243,22 @@ def test_a_disk_that_fills_up_is_one_warning_of_all_workers(
     assert (tmp_path / "said").read_text().count("No space left on device") == 1
 
 
-def test_a_folder_that_cannot_be_written_is_one_warning_of_the_trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_file, "temporary_folder", lambda: Path("/nowhere"))
+
+
+def no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(place: str) -> Any:
+        raise FileNotFoundError(place)
+
+    monkeypatch.setattr(rows_file, "_opened", missing)
+
+
+@pytest.mark.parametrize("spoil", [nowhere, no_proc])
+def test_a_machine_without_a_place_for_the_file_is_one_warning_of_the_trainer(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    monkeypatch.setattr(rows_file, "temporary_folder", lambda: tmp_path / "nowhere")
+    spoil(monkeypatch)
     with pytest.warns(RuntimeWarning, match="no temporary file can be made"):
         dataset = ParquetDataset(numbers(tmp_path), keep="1kB")
     loader = torch.utils.data.DataLoader(dataset, batch_size=5000, num_workers=2, multiprocessing_context="fork")

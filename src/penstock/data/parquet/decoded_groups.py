@@ -84,9 +84,11 @@ class DecodedGroups:
             self._has_tried = True
             if sys.platform == "linux":
                 with contextlib.suppress(OSError, ValueError):
-                    self._file = found_or_made(
-                        bytes.fromhex(self._name), self._files.group_bytes, self, self._shared_place
-                    )
+                    name = bytes.fromhex(self._name)
+                    file = found_or_made(name, self._files.group_bytes, self, self._shared_place)
+                    # Fails where /proc is not mounted.
+                    file.handle()
+                    self._file = file
         return self._file is not None
 
     def open(self, group: int, count: int) -> EncodedRows | None:
