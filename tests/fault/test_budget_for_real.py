@@ -234,6 +234,8 @@ _KERNEL_BYTES_PER_WORKER = 5 * MIB
         # Unpickled bytes are the user's own memory: one batch of 32 MiB in the loop's hands is on top.
         pytest.param("[32 * MIB] * 14, 1, {} - 32 * MIB, 'SizedBytes', 'listed'", 1, 232 * MIB, id="encoded images"),
         pytest.param("[32 * MIB] * 14, 3, {} - 32 * MIB, 'SizedBytes', 'listed'", 3, 232 * MIB, id="encoded images, 3"),
+        pytest.param("[32 * MIB] * 14, 1, {} - 32 * MIB, 'SizedBytes'", 1, 232 * MIB, id="raw bytes"),
+        pytest.param("[32 * MIB] * 14, 3, {} - 32 * MIB, 'SizedBytes'", 3, 232 * MIB, id="raw bytes, 3"),
     ],
 )
 def test_the_kernels_own_peak_stays_inside_the_budget(call: str, workers: int, memory: int) -> None:

@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "large and ragged": {"dataset": data.LargeRagged(), "batch_size": 4, "collate_fn": data.as_list},
     "large and ragged, one by one": {"dataset": data.LargeRagged()},
     "changing": {"dataset": data.Changing(), "batch_size": 8},
+    "long texts": {"dataset": data.LongTexts(), "batch_size": 8, "shuffle": True},
     "by list": {"dataset": data.ByList(), "batch_size": 8, "shuffle": True},
     "by list, splittable": {"dataset": data.SplittableByList(), "batch_size": 8},
     "subset": {"dataset": Subset(data.Augmented(), range(70, 5, -1)), "batch_size": 12},

@@ -34,40 +34,55 @@ SMALL_PICKLE_BYTES = 64 << 10
 class Encoded:
     """An object split into a pickle and the large buffers it refers to."""
 
-    __slots__ = ("buffers", "offsets", "pickled", "total_bytes")
+    __slots__ = ("_pieces", "buffers", "offsets", "pickled", "total_bytes")
 
-    def __init__(self, pickled: bytes, buffers: list[memoryview]) -> None:
-        self.pickled = pickled if len(pickled) <= SMALL_PICKLE_BYTES else None
-        self.buffers = buffers if self.pickled is not None else [*buffers, memoryview(pickled)]
-        buffers = self.buffers
+    def __init__(self, pieces: list[bytes], buffers: list[memoryview], *, small_bytes: int) -> None:
+        """``pieces`` of the pickle: long texts and raw bytes are pieces of their own, and not copied."""
+        pickle_bytes = sum(map(len, pieces))
+        self.pickled = b"".join(pieces) if pickle_bytes <= small_bytes else None
+        self.buffers = buffers
+        self._pieces = [] if self.pickled is not None else pieces
+        """The pieces of a large pickle: it comes after the buffers."""
         self.offsets: list[tuple[int, int]] = []
         end = 0
-        for buffer in buffers:
+        for size in [*(buffer.nbytes for buffer in buffers), *([pickle_bytes] if self._pieces else [])]:
             start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
-            self.offsets.append((start, buffer.nbytes))
-            end = start + buffer.nbytes
+            self.offsets.append((start, size))
+            end = start + size
         self.total_bytes = end
 
     def as_bytes(self) -> bytes:
         """Everything in one piece, for objects too small to be worth a segment: see ``decode_bytes``."""
+        assert self.pickled is not None
         return pickle.dumps((self.pickled, [bytearray(buffer) for buffer in self.buffers]), protocol=_PROTOCOL)
+
+    def placed(self) -> list[tuple[int, memoryview]]:
+        """What is to be written where: all bytes that ``offsets`` refers to, in order."""
+        placed = [(start, buffer) for (start, _), buffer in zip(self.offsets, self.buffers, strict=False)]
+        end = self.offsets[-1][0] if self._pieces else 0
+        for piece in self._pieces:
+            placed.append((end, memoryview(piece)))
+            end += len(piece)
+        return placed
 
     def write(self, target: np.ndarray) -> None:
         """Copy the buffers into ``target``, an array of at least ``total_bytes`` bytes."""
-        for (start, count), buffer in zip(self.offsets, self.buffers, strict=True):
-            target[start : start + count] = np.frombuffer(buffer, dtype=np.uint8)
+        for start, buffer in self.placed():
+            target[start : start + buffer.nbytes] = np.frombuffer(buffer, dtype=np.uint8)
 
 
-def encode(value: object, *, exactly: bool = False) -> Encoded:
+def encode(value: object, *, exactly: bool = False, small_bytes: int = SMALL_PICKLE_BYTES) -> Encoded:
     """Split ``value``. Raises what pickle raises for objects that cannot travel.
 
+    ``small_bytes``: a larger pickle becomes a buffer.
     ``exactly``: also refuse arrays that would arrive with other strides or another byte order, because a collate
     function may depend on these.
     """
     buffers: list[memoryview] = []
     # If the callback returns None, the buffer is left out of the pickle.
-    pickled = _pickled(value, _dispatch_table(exactly), lambda buffer: buffers.append(buffer.raw()))
-    return Encoded(pickled, buffers)
+    pieces = _Pieces()
+    _pickle_into(pieces, value, _dispatch_table(exactly), lambda buffer: buffers.append(buffer.raw()))
+    return Encoded(pieces, buffers, small_bytes=small_bytes)
 
 
 def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
@@ -80,30 +95,46 @@ def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np
     return pickle.loads(buffers.pop() if pickled is None else pickled, buffers=buffers)
 
 
+def decode_all(source: np.ndarray) -> Any:
+    """Rebuild an object that was encoded as a pickle alone, which is all of ``source``. Nothing refers to it
+    afterwards."""
+    return pickle.loads(source.data)
+
+
 def decode_bytes(data: bytes) -> Any:
     """Rebuild an object from what ``Encoded.as_bytes`` returned."""
     pickled, buffers = pickle.loads(data)
-    return pickle.loads(buffers.pop() if pickled is None else pickled, buffers=buffers)
+    return pickle.loads(pickled, buffers=buffers)
 
 
 def encode_inline(value: object) -> bytes:
     """One pickle with everything inside, for messages."""
-    return _pickled(value, _dispatch_table(False), None)
+    sink = io.BytesIO()
+    _pickle_into(sink, value, _dispatch_table(False), None)
+    return sink.getvalue()
 
 
 def decode_inline(pickled: bytes) -> Any:
     return pickle.loads(pickled)
 
 
-def _pickled(
-    value: object, reducers: dict[type, Callable[[Any], Any]], keep: Callable[[pickle.PickleBuffer], None] | None
-) -> bytes:
-    sink = io.BytesIO()
+class _Pieces(list[bytes]):
+    """What a pickler writes, as it is."""
+
+    def write(self, piece: bytes) -> None:
+        self.append(piece)
+
+
+def _pickle_into(
+    sink: _Pieces | io.BytesIO,
+    value: object,
+    reducers: dict[type, Callable[[Any], Any]],
+    keep: Callable[[pickle.PickleBuffer], None] | None,
+) -> None:
     # Not a subclass with reducer_override, which would be called for every object of every message.
     pickler = pickle.Pickler(sink, protocol=_PROTOCOL, buffer_callback=keep)
     pickler.dispatch_table = reducers
     pickler.dump(value)
-    return sink.getvalue()
 
 
 def _reduce_exact_array(array: np.ndarray) -> Any:

@@ -63,6 +63,14 @@ class Learn(NamedTuple):
     template: Template
 
 
+class Span(NamedTuple):
+    """Bytes of a segment."""
+
+    segment: int
+    start: int
+    end: int
+
+
 class Fetch(NamedTuple):
     """Fetch samples and write them to their place."""
 
@@ -83,6 +91,8 @@ class Fetch(NamedTuple):
     objects."""
     alone: bool
     """Whether this worker builds the whole batch, collation included."""
+    text_room: Span | None
+    """Where to write the texts of these rows, if it is known how long texts are."""
     careful: bool
     """Whether a worker crashed at these rows before: fetch one sample at a time, so that the board names the sample."""
 
@@ -106,6 +116,8 @@ class Part(NamedTuple):
     batch_rows: int
     template: Template | None
     texts: list[list[Any]]
+    text_span: Span | None
+    """Where the texts lie, encoded, instead of in ``texts``."""
     pickled: bytes | None
     """Samples after those rows, encoded; their buffers are in ``extra_segment``."""
     offsets: list[tuple[int, int]]
@@ -193,3 +205,13 @@ class Outcome(NamedTuple):
     rows_segment: int = NO_SEGMENT
     """Where rows lie, if any."""
     used_bytes: int = 0
+    text_span: Span | None = None
+    """Where the texts of the rows lie, encoded; short ones are in ``texts``."""
+    text_bytes: int = 0
+    """How long the texts of the rows are, wherever they are."""
+
+    @property
+    def segments(self) -> set[int]:
+        """Every segment that it refers to."""
+        spans = () if self.text_span is None else (self.text_span.segment,)
+        return {self.segment, self.rows_segment, *spans}

@@ -102,6 +102,20 @@ class Changing(Dataset[Any]):
         return torch.rand(3)
 
 
+class LongTexts(Dataset[Any]):
+    """Texts and raw bytes of a few bytes up to 100 kB, beside values of fixed size. Some samples do not match the
+    others."""
+
+    def __len__(self) -> int:
+        return 72
+
+    def __getitem__(self, index: int) -> Any:
+        length = int(10 ** random.uniform(0, 5))
+        document = f"{index} é \ud800" + chr(97 + index % 26) * length
+        label = float(index) if index % 24 == 17 else index
+        return {"document": document, "raw": (random.randbytes(length), "short"), "label": label, "x": torch.rand(3)}
+
+
 class ByList(Dataset[Any]):
     """Fetches lists of indices, with draws per call: sees whole batches."""
 

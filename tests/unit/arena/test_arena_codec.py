@@ -10,6 +10,7 @@ import decimal
 import enum
 import pickle
 import threading
+import tracemalloc
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -404,3 +405,26 @@ def test_buffers_never_overlap(sizes: list[int]) -> None:
     values = [torch.full((size,), index, dtype=torch.uint8) for index, size in enumerate(sizes)]
     for index, back in enumerate(through_segment(values)):
         assert torch.equal(back, torch.full((sizes[index],), index, dtype=torch.uint8))
+
+
+def test_long_bytes_are_copied_only_into_their_place() -> None:
+    value = {number: bytes([number]) * 100_000 for number in range(32)}
+    tracemalloc.start()
+    try:
+        encoded = encode(value)
+        taken_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert encoded.pickled is None and encoded.total_bytes > 32 * 100_000
+    assert taken_bytes < 300_000
+    target = np.zeros(encoded.total_bytes, np.uint8)
+    encoded.write(target)
+    assert decode(encoded.pickled, encoded.offsets, target) == value
+
+
+def test_long_texts_and_tensors_of_one_object_come_back() -> None:
+    value = {"x": torch.arange(5000), "text": "\ud800 é" * 50_000, "y": np.arange(7), "small": b"1"}
+    encoded = encode(value)
+    target = np.zeros(encoded.total_bytes, np.uint8)
+    encoded.write(target)
+    assert_same(decode(encoded.pickled, encoded.offsets, target), value)

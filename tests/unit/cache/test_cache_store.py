@@ -57,6 +57,7 @@ def resident_bytes(region: Region) -> int:
 
 
 VALUES: list[Any] = [
+    {"a": b"long" * 50_000, "x": torch.arange(9), "b": [b"bytes" * 40_000, "é" * 90_000]},
     None, 3, "text", b"bytes" * 1000, torch.arange(10), torch.zeros(0), np.arange(6.0).reshape(2, 3),
     {"x": torch.rand(3, 4).t(), "y": [1, (2, "z")]}, torch.rand(1 << 18), "long " * 20_000,
     torch.eye(3).to_sparse(), torch.ones(4, dtype=torch.bfloat16),

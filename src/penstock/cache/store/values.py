@@ -37,41 +37,41 @@ _PADDING = bytes(ALIGN_BYTES)
 class PackedValue:
     """A value as bytes, ready to be written."""
 
-    __slots__ = ("_buffers", "_head", "_offsets", "_start", "total_bytes")
+    __slots__ = ("_head", "_placed", "_start", "total_bytes")
 
     def __init__(self, value: Any) -> None:
         """Raises what pickle raises for objects it cannot pickle."""
         if type(value) is torch.Tensor and value.dtype in _CODES and value.is_contiguous() and is_plain(value):
             flat = bytes_of(value).data if value.numel() else memoryview(b"")
-            self._buffers, self._offsets = [flat], [(0, flat.nbytes)]
+            self._placed, offsets = [(0, flat)], [(0, flat.nbytes)]
             total_bytes, kind = flat.nbytes, _TENSOR
             rest = struct.pack(f"<{2 + value.dim()}Q", _CODES[value.dtype], value.dim(), *value.shape)
         else:
             encoded = encode(value)
-            self._buffers, self._offsets, total_bytes = encoded.buffers, encoded.offsets, encoded.total_bytes
+            self._placed, offsets, total_bytes = encoded.placed(), encoded.offsets, encoded.total_bytes
             rest = b"" if encoded.pickled is None else encoded.pickled
             kind = _INSIDE if encoded.pickled is None else len(rest)
-        head_bytes = _COUNTS.size + 16 * len(self._offsets) + len(rest)
-        self._start = -(-head_bytes // ALIGN_BYTES) * ALIGN_BYTES if self._offsets else head_bytes
-        places = [place for start, count in self._offsets for place in (self._start + start, count)]
-        counts = _COUNTS.pack(len(self._offsets), kind)
+        head_bytes = _COUNTS.size + 16 * len(offsets) + len(rest)
+        self._start = -(-head_bytes // ALIGN_BYTES) * ALIGN_BYTES if offsets else head_bytes
+        places = [place for start, count in offsets for place in (self._start + start, count)]
+        counts = _COUNTS.pack(len(offsets), kind)
         self._head = b"".join((counts, struct.pack(f"<{len(places)}Q", *places), rest))
         self.total_bytes = self._start + total_bytes
 
     def write(self, target: np.ndarray) -> None:
         """``target`` has at least ``total_bytes`` bytes."""
         target[: len(self._head)] = np.frombuffer(self._head, np.uint8)
-        for (start, count), buffer in zip(self._offsets, self._buffers, strict=True):
+        for start, buffer in self._placed:
             start += self._start
-            target[start : start + count] = np.frombuffer(buffer, np.uint8) if count else 0
+            target[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8) if buffer.nbytes else 0
 
     def pieces(self) -> list[Any]:
         """The same bytes as a sequence of pieces."""
         pieces: list[Any] = [self._head]
         end = len(self._head)
-        for (start, count), buffer in zip(self._offsets, self._buffers, strict=True):
+        for start, buffer in self._placed:
             pieces += [_PADDING[: self._start + start - end], buffer]
-            end = self._start + start + count
+            end = self._start + start + buffer.nbytes
         return pieces
 
 

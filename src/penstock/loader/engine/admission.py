@@ -18,6 +18,7 @@ import sys
 from collections import deque
 
 from penstock.arena.arena import Arena
+from penstock.arena.layout import layout_of
 from penstock.arena.segment import Segment
 from penstock.errors import BudgetError
 from penstock.loader.engine.batch import Batch, Task
@@ -115,9 +116,21 @@ class Admission:
         if self.shapes.template is None or not batch.rows:
             return self._promise(batch, need)
         batch.template = self.shapes.template
-        if need:
-            batch.rows_segment = self._take(batch, need, is_due)
-        return not need or batch.rows_segment is not None
+        row_bytes = layout_of(batch.template, batch.rows).total_bytes
+        if row_bytes:
+            batch.rows_segment = self._take(batch, row_bytes, is_due)
+            if batch.rows_segment is None:
+                return False
+        self._lay_out_texts(batch)
+        return True
+
+    def _lay_out_texts(self, batch: Batch) -> None:
+        """Take the segment for the texts, if they are long. Without one, workers ask when they have the texts."""
+        row_bytes = self.shapes.text_row_bytes
+        segment = self.arena.take(row_bytes * batch.rows) if row_bytes else None
+        if segment is not None:
+            batch.text_segment, batch.text_row_bytes = segment, row_bytes
+            batch.extra[segment.number] = segment
 
     def _promise(self, batch: Batch, need: int) -> bool:
         if need:
@@ -293,7 +306,7 @@ class Admission:
         """Release every segment of a batch."""
         for segment in batch.segments:
             self.arena.release(segment)
-        batch.rows_segment = None
+        batch.rows_segment = batch.text_segment = None
         batch.extra.clear()
         self.settled(batch)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from penstock.arena.arena import Lease
+from penstock.arena.codec import decode_all
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
-from penstock.workers.protocol import NO_SEGMENT, Need, Outcome, Part
+from penstock.workers.protocol import NO_SEGMENT, Need, Outcome, Part, Span
 
 
 @dataclass(eq=False)
@@ -64,7 +66,10 @@ class Batch:
     old_layouts: dict[int, Template] = field(default_factory=dict)
     """Segment number -> layout of rows that were written before samples of another layout came."""
     extra: dict[int, Segment] = field(default_factory=dict)
-    """Its other segments, by number: encoded parts and results."""
+    """Its other segments, by number: texts, encoded parts and results."""
+    text_segment: Segment | None = None
+    """The one of these that was taken in advance for its texts; each row has ``text_row_bytes`` of it."""
+    text_row_bytes: int = 0
     promised_bytes: int = 0
     careful: bool = False
     """Whether a worker crashed while fetching it: its samples are then fetched one by one."""
@@ -101,7 +106,7 @@ class Batch:
     def collate_bytes(self) -> int:
         """Private memory for collating it: tensors are read in place and copied once, pickles are also unpacked."""
         copies = 2 if any(o.pickled is None and o.offsets for _, o in self.pieces.values()) else 1
-        return copies * sum(outcome.used_bytes for _, outcome in self.pieces.values())
+        return sum(copies * outcome.used_bytes + 2 * outcome.text_bytes for _, outcome in self.pieces.values())
 
     @property
     def owed_bytes(self) -> int:
@@ -127,6 +132,13 @@ class Batch:
     def indices_of(self, rows: range) -> Any:
         """The indices of some rows; the sampler's own object for all of them."""
         return self.indices if len(rows) == self.rows else self.indices[rows.start : rows.stop]
+
+    def text_room(self, rows: range) -> Span | None:
+        """Where the texts of some rows are to be written."""
+        if self.text_segment is None:
+            return None
+        row_bytes = self.text_row_bytes
+        return Span(self.text_segment.number, rows.start * row_bytes, rows.stop * row_bytes)
 
     def note_error(self, row: int, error: Any) -> None:
         if self.error is None or row < self.error[0]:
@@ -187,8 +199,16 @@ class Batch:
 
     def texts(self) -> list[list[Any]]:
         """Text columns joined over the pieces, in row order."""
-        ordered = [outcome.texts for _, (_, outcome) in sorted(self.pieces.items())]
-        return [[t for piece in column for t in piece] for column in zip(*ordered, strict=True)]
+        ordered = [self._texts_of(outcome) for _, (_, outcome) in sorted(self.pieces.items())]
+        return ordered[0] if len(ordered) == 1 else [list(chain(*column)) for column in zip(*ordered, strict=True)]
+
+    def _texts_of(self, outcome: Outcome) -> list[list[Any]]:
+        span = outcome.text_span
+        return outcome.texts if span is None else decode_all(self.extra[span.segment].array()[span.start : span.end])
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(outcome.text_bytes for _, outcome in self.pieces.values())
 
     def parts(self) -> tuple[Part, ...]:
         """Everything a collating worker needs to rebuild the samples."""
@@ -199,6 +219,7 @@ class Batch:
                 batch_rows=self.rows,
                 template=self.old_layouts.get(outcome.rows_segment, self.template) if outcome.rows else None,
                 texts=outcome.texts,
+                text_span=outcome.text_span,
                 pickled=outcome.pickled,
                 offsets=outcome.offsets,
                 extra_segment=outcome.segment if outcome.kind == "part" else NO_SEGMENT,

@@ -28,10 +28,11 @@ class Delivery:
 
     def data_of(self, batch: Batch, stays_on_host: Callable[[Any], bool] | None) -> Any:
         """The batch's data. ``stays_on_host`` says whether the user gets to see it in page-locked memory; None: yes."""
+        texts = self._texts(batch) if batch.result is None else []
         if self._page_locks is None:
-            return self._decoded(batch)
+            return self._decoded(batch, texts)
         locked = [segment for segment in batch.segments if self._page_locks.lock(segment)]
-        data = self._decoded(batch)
+        data = self._decoded(batch, texts)
         if stays_on_host is None or stays_on_host(data):
             for segment in locked:
                 self._arena.fence(segment)
@@ -40,15 +41,23 @@ class Delivery:
             batch.leases = [lease for lease in leases if lease is not None]
         return data
 
-    def _decoded(self, batch: Batch) -> Any:
+    def _texts(self, batch: Batch) -> list[list[Any]]:
+        """The texts of a batch of rows. They become objects of the user's own, so their segments are free."""
+        texts = batch.texts()
+        for segment in batch.extra.values():
+            self._arena.release(segment)
+        batch.extra.clear()
+        return texts
+
+    def _decoded(self, batch: Batch, texts: list[list[Any]]) -> Any:
         result = batch.result
         if result is None:
             assert batch.template is not None
             layout = layout_of(batch.template, batch.rows)
             if batch.rows_segment is None:
-                return layout.batch(_NO_BYTES, batch.texts(), batch.row_count())
+                return layout.batch(_NO_BYTES, texts, batch.row_count())
             token = self._arena.lend(batch.rows_segment, layout.total_bytes)
-            return layout.batch(token, batch.texts(), batch.row_count())
+            return layout.batch(token, texts, batch.row_count())
         if result.kind == "inline":
             assert result.pickled is not None
             return decode_bytes(result.pickled)

@@ -335,6 +335,8 @@ class Dispatcher:
         rows = batch.take_rows(rows_per_task, stretch_rows(batch.rows))
         task = self._new_task(worker, batch, rows, self._budget.task_bytes(batch))
         segment = NO_SEGMENT
+        if batch.text_segment is not None:
+            worker.show(batch.text_segment)
         if batch.template is not None:
             worker.teach(batch.template)
             if batch.rows_segment is not None:
@@ -352,6 +354,7 @@ class Dispatcher:
                 forecast_position=batch.forecast_position,
                 segment=segment,
                 by_template=batch.template is not None,
+                text_room=batch.text_room(rows),
                 alone=batch.alone,
                 careful=batch.careful,
             )

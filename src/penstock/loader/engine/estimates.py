@@ -14,6 +14,7 @@ from collections import deque
 from statistics import median
 
 from penstock.arena.layout import layout_of
+from penstock.arena.segment_sizes import capacity_for
 from penstock.arena.template import Template
 from penstock.loader.rules import LoaderRules
 
@@ -26,6 +27,10 @@ _RECENT_TASKS, _LEAST_TASKS, _FIRST_TAKE = 16, 4, 2.0
 batch take this many times as long as half of its later ones."""
 _RECENT_BATCHES = 8
 """How many of the latest batches decide how many rows the next one is expected to have."""
+_SHORT_TEXT_BYTES = 16 << 10
+"""Texts of a batch up to this length travel in messages."""
+_TEXT_FRAME_BYTES = 64
+"""Beside its text, what a row takes of an encoded task."""
 _AGREE_AFTER_CHANGE = 3
 """After samples have changed shape, this many batches in a row must agree before rows are laid out in advance again."""
 
@@ -120,6 +125,7 @@ class Shapes:
         self.template: Template | None = None
         """The layout expected of every sample; None while it is unknown or changes."""
         self._sizes: deque[int] = deque(maxlen=rules.recent_batches)
+        self._text_sizes: deque[int] = deque([0], maxlen=rules.recent_batches)
         self._sample_sizes: deque[int] = deque([0], maxlen=rules.recent_batches)
         self._guess: int | None = None
         self._last: Template | None = None
@@ -147,6 +153,17 @@ class Shapes:
         """What a batch takes judging by its first sample, which counts until the size of a batch is known."""
         self._guess = batch_bytes
 
+    def note_texts(self, text_bytes: int, rows: int) -> None:
+        """The texts of a batch of ``rows`` samples took so many bytes."""
+        is_short = text_bytes <= _SHORT_TEXT_BYTES
+        self._text_sizes.append(0 if is_short else -(-text_bytes // max(1, rows)))
+
+    @property
+    def text_row_bytes(self) -> int:
+        """Room for the texts of one row, some more than they took of late; 0 where they are short."""
+        largest = max(self._text_sizes)
+        return largest + largest // 16 + _TEXT_FRAME_BYTES if largest else 0
+
     def note_sample(self, sample_bytes: int) -> None:
         self._sample_sizes.append(sample_bytes)
 
@@ -158,6 +175,9 @@ class Shapes:
 
     def expected_bytes(self, rows: int) -> int | None:
         """The size of the next batch if it has ``rows`` samples; None while no size is known."""
-        if self.template is not None:
-            return layout_of(self.template, rows).total_bytes
-        return max(self._sizes) if self._sizes else self._guess
+        text_bytes = self.text_row_bytes * rows
+        if self.template is None:
+            return max(self._sizes) + text_bytes if self._sizes else self._guess
+        row_bytes = layout_of(self.template, rows).total_bytes
+        # They are two segments, and each is rounded up.
+        return capacity_for(row_bytes) + capacity_for(text_bytes) if text_bytes else row_bytes

@@ -131,7 +131,7 @@ class Settlement:
             self._undo(task)
             return
         batch.running -= 1
-        if task.room is not None and (outcome.kind not in ("object", "part") or outcome.segment != task.room.number):
+        if task.room is not None and task.room.number not in outcome.segments:
             self._admission.release_room(task)
         if done.error is not None:
             batch.note_error(0 if task.rows is None else task.rows.start, done.error)
@@ -180,6 +180,7 @@ class Settlement:
             self._pace.in_place = True
             if batch.template is not None:
                 was_known = shapes.template is not None
+                shapes.note_texts(batch.text_bytes, batch.row_count())
                 shapes.note_match(batch.template, batch.rows)
                 self._workers.has_changed |= not was_known
         batch.ready = True

@@ -12,12 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.arena.codec import encode
 from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.template import Template, learn
-from penstock.workers.protocol import Fetch, Room
+from penstock.workers.protocol import Fetch, Outcome, Room, Span
 
 _CHUNK_BYTES = 1 << 20
 """Small samples are written to their rows in one call per this many bytes; large ones one by one."""
+_SHORT_TEXT_BYTES, _INLINE_TEXT_BYTES = 4 << 10, 16 << 10
+"""Texts of a task up to the first length travel in its message, and up to the second if no room was taken for them in
+advance: a segment would cost more."""
 
 
 class RowKeeper(Protocol):
@@ -29,6 +33,8 @@ class RowKeeper(Protocol):
     def array(self, number: int) -> np.ndarray: ...
     def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter: ...
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room: ...
+    def bytes_of(self, span: Span) -> np.ndarray: ...
+    def ask_for_texts(self, task: int, need_bytes: int) -> int: ...
     def note_fullest(self, held_bytes: int = 0) -> None: ...
 
 
@@ -98,6 +104,24 @@ class Rows:
         columns = self._layout.columns(self._worker.array(self.segment))
         first = self._task.first_row
         return [self._layout.sample(columns, self.texts, first + i, i) for i in range(self.written)]
+
+    def outcome(self) -> Outcome:
+        """The rows as they are reported, when all are written. Texts are written last, unless they are short."""
+        done = Outcome("rows", self.written, self.texts, segment=self.segment, rows_segment=self.segment,
+                       used_bytes=self.used_bytes)  # fmt: skip
+        text_bytes = sum(sum(map(len, column)) for column in self.texts)
+        if text_bytes > _SHORT_TEXT_BYTES:
+            encoded = encode(self.texts, small_bytes=0)
+            room = self._task.text_room
+            if room is None or room.end - room.start < encoded.total_bytes:
+                if text_bytes <= _INLINE_TEXT_BYTES:
+                    return done._replace(text_bytes=text_bytes)
+                number = self._worker.ask_for_texts(self._task.task, encoded.total_bytes)
+                room = Span(number, 0, encoded.total_bytes)
+            encoded.write(self._worker.bytes_of(room))
+            span = room._replace(end=room.start + encoded.total_bytes)
+            return done._replace(texts=[], text_span=span, text_bytes=encoded.total_bytes)
+        return done._replace(text_bytes=text_bytes) if text_bytes else done
 
     def _learn(self, sample: Any) -> bool:
         template = learn(sample)

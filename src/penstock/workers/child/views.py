@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.arena.codec import decode
+from penstock.arena.codec import decode, decode_all
 from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.segment import Segment, attach_segment
 from penstock.workers.board import BOARD_SEGMENT, BoardPlace
-from penstock.workers.protocol import NO_SEGMENT, Attach, Part
+from penstock.workers.protocol import NO_SEGMENT, Attach, Part, Span
 
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -64,6 +64,11 @@ class Views:
         self._map(number, 0, self.capacity_bytes(number))
         return self.array(number)
 
+    def bytes_of(self, span: Span) -> np.ndarray:
+        """Some bytes of a segment, with their pages mapped."""
+        self._map(span.segment, span.start, span.end)
+        return self.array(span.segment)[span.start : span.end]
+
     def _map(self, number: int, start: int, end: int) -> None:
         """Map pages once, before they are touched one by one."""
         mapped = self._mapped.setdefault(number, set())
@@ -80,7 +85,8 @@ class Views:
             for start, end in layout.spans(part.rows):
                 self._map(part.segment, start, end)
             columns = layout.columns(self.array(part.segment))
-            samples = [layout.sample(columns, part.texts, row, row - part.rows.start) for row in part.rows]
+            texts = part.texts if part.text_span is None else decode_all(self.bytes_of(part.text_span))
+            samples = [layout.sample(columns, texts, row, row - part.rows.start) for row in part.rows]
         if part.pickled is not None or part.offsets:
             samples += decode(part.pickled, part.offsets, self.all_of(part.extra_segment))
         return samples

@@ -41,6 +41,7 @@ from penstock.workers.protocol import (
     Restart,
     Resume,
     Room,
+    Span,
     Started,
 )
 from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators
@@ -284,8 +285,7 @@ class WorkerLoop:
         if self._setup.is_iterable:
             self._check_not_exhausted(task, rows.written + len(strays))
         if not strays:
-            return Outcome("rows", rows.written, rows.texts, segment=rows.segment, rows_segment=rows.segment,
-                           used_bytes=rows.used_bytes)  # fmt: skip
+            return rows.outcome()
         if task.alone:
             return self._finish(task, rows.as_samples() + strays)
         return self._leave_part(task, rows, strays)
@@ -417,8 +417,14 @@ class WorkerLoop:
     def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter:
         return self._views.writer(number, layout, rows)
 
+    def bytes_of(self, span: Span) -> np.ndarray:
+        return self._views.bytes_of(span)
+
     def ask_for_rows(self, task: int, template: Template, batch_rows: int) -> Room:
         return self._ask(task, layout_of(template, batch_rows).total_bytes, template)
+
+    def ask_for_texts(self, task: int, need_bytes: int) -> int:
+        return self._ask(task, need_bytes, None).segment
 
     def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
         self.note_fullest()
