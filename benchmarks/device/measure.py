@@ -155,7 +155,7 @@ def fire(request: dict[str, Any], case: Case) -> dict[str, Any]:
             loader.set_memory(request["memory"] * (1 + number // 500 % 2) // 2)
             loader.resize(depth=[2, 6, 3][number // 500 % 3])
     torch.cuda.synchronize()
-    engines = [iterator.engine for iterator in loader._live()]
+    engines = [iterator.engine for iterator in loader._live() if iterator.engine is not None]
     loader.close()
     return {
         "batches": number + 1,

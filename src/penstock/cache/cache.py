@@ -36,7 +36,8 @@ from penstock.errors import CacheError, ConfigError
 from penstock.meter import headroom_bytes, limits
 from penstock.units import format_bytes, parse_size
 from penstock.workers import forecast_position
-from penstock.workers.rng import KeptGenerators, mix, seed_stretch
+from penstock.workers.kept_generators import KeptGenerators
+from penstock.workers.rng import mix, seed_stretch
 
 LEAST_BYTES = 1_000_000
 DEFAULT_SHARE = 0.25

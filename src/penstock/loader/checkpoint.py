@@ -22,14 +22,15 @@ import pickle
 import warnings
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from penstock.errors import ConfigError
+from penstock.workers.kept_generators import the_watch
 from penstock.workers.protocol import Resume
-from penstock.workers.rng import get_generators, set_generators
+from penstock.workers.rng import set_generators
 from penstock.workers.setup import keeps_state
 
 VERSION = 2
@@ -37,8 +38,7 @@ KEPT_BATCHES_AGO = 16
 """How many batches back a state can be asked for: frameworks read a batch or two ahead."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waypoint:
+class Waypoint(NamedTuple):
     """The iteration after some batch."""
 
     batches: int
@@ -51,7 +51,7 @@ class Waypoint:
     """Where each worker continues, if batches belong to workers in turn."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Position:
     """The latest iteration of a loader. The loader keeps it after the iterator is gone."""
 
@@ -83,11 +83,22 @@ class Position:
 class Generators:
     """The global generators and the loader's own, at one moment."""
 
+    __slots__ = ("_global", "_own", "_own_state", "_state", "seed")
+
     def __init__(self, own: torch.Generator | None, state: dict[str, Any] | None = None) -> None:
         self._own = own
         self.seed = torch.initial_seed()
         """What torch's global generator was seeded with last."""
-        self.state = state or {"global": get_generators(), "own": None if own is None else own.get_state()}
+        self._state = state
+        self._global = None if state else the_watch().snapshot()
+        self._own_state = None if own is None or state else own.get_state()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        if self._state is None:
+            assert self._global is not None
+            self._state = {"global": the_watch().states_of(self._global), "own": self._own_state}
+        return self._state
 
     @classmethod
     def begin(cls, own: torch.Generator | None, state: dict[str, Any] | None) -> tuple[Generators, Generators]:

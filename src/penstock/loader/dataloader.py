@@ -21,10 +21,11 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
 from penstock.loader.epochs import counting_sampler, epoch_of, numbered_sampler, state_of
-from penstock.loader.iterator import PipelineIterator, depth_ceiling
+from penstock.loader.iterator import PipelineIterator
 from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.ranks import ranks_here
-from penstock.loader.rules import LoaderRules
+from penstock.loader.rules import LoaderRules, depth_ceiling
+from penstock.loader.sources.inline_fetcher import InlineFetcher
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size
@@ -115,6 +116,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._depth: int | None = None
         self._depth_ceiling = depth_ceiling(num_workers, prefetch_factor)
         self._counters = Counters()
+        self._fetcher: InlineFetcher | None = None
         self._iterators: tuple[weakref.ref[PipelineIterator], ...] = ()
         """Oldest first; replaced as a whole, so that other threads can read it at any time."""
         self._latest: weakref.ref[PipelineIterator | PlainIterator] | None = None
@@ -211,7 +213,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         kept = self._iterator
         # Nor can those of an iteration that Ctrl-C or an error cut short go on.
         if isinstance(kept, PipelineIterator) and (
-            self._state is not None or kept.is_outgrown(self.num_workers) or not kept.engine.can_go_on
+            self._state is not None or kept.is_outgrown(self.num_workers) or not (kept.engine and kept.engine.can_go_on)
         ):
             kept.close()
             self._iterator = None
@@ -220,14 +222,15 @@ class DataLoader(TorchDataLoader[_T_co]):
     def _get_iterator(self) -> Any:
         plain = self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable
         state = self._state
+        fields = self.__dict__
         if self.num_workers == 0 and (plain or isinstance(self.dataset, MapDataPipe)):
             iterator: PipelineIterator | PlainIterator = PlainIterator(self, state)
         else:
             self.check_worker_number_rationality()
             iterator = PipelineIterator(self, state)
-            self._iterators = (*(ref for ref in self._iterators if ref() is not None), weakref.ref(iterator))
-        self._latest = weakref.ref(iterator)
-        self._position = iterator.position
+            fields["_iterators"] = (*[ref for ref in self._iterators if ref() is not None], weakref.ref(iterator))
+        fields["_latest"] = weakref.ref(iterator)
+        fields["_position"] = iterator.position
         return iterator
 
     def forget_state(self, state: dict[str, Any]) -> None:
@@ -280,7 +283,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def _apply(self) -> None:
         for iterator in self._live():
-            iterator.resize(self.num_workers, self._depth, self._depth_ceiling)
+            iterator.resize(self)
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
         """Where the latest iteration stands; ``load_state_dict`` on a loader like this one continues there.
@@ -358,7 +361,8 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def stats(self) -> LoaderStats:
         """The loader's gauges now."""
-        gauges = [each for iterator in self._live() if not (each := iterator.engine.gauges()).is_closed]
+        engines = [iterator.engine for iterator in self._live() if iterator.engine is not None]
+        gauges = [each for engine in engines if not (each := engine.gauges()).is_closed]
         newest = gauges[-1] if gauges else None
         counters = self._counters
         elapsed_s = counters.iteration_s
@@ -396,7 +400,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles and copies are independent loaders: they take nothing along that runs."""
-        running = dict.fromkeys(("_iterator", "_latest", "_position", "_counters"))
+        running = dict.fromkeys(("_iterator", "_latest", "_position", "_counters", "_fetcher"))
         return {**self.__dict__, **running, "_iterators": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

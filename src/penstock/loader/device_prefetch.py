@@ -21,13 +21,14 @@ from penstock.device.copy_stream import CudaCopyStream, plain_bytes, stays_on_ho
 from penstock.device.cuda import ignoring_captures
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.engine import Engine
+from penstock.loader.sources.inline_source import DrawnBatch, InlineSource
 
 
 @dataclass
 class Sent:
     """A batch that was taken from the engine and sent to the device."""
 
-    batch: Batch
+    batch: Batch | DrawnBatch
     device_bytes: int = 0
     copy: BatchCopy | None = None
     host: Any = None
@@ -39,10 +40,14 @@ class Sent:
 class AheadOnDevice:
     """Takes batches from an engine and sends them to the device, a few ahead of the user."""
 
-    def __init__(self, engine: Engine, device: torch.device) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine | InlineSource, device: torch.device) -> None:
         self._copy_queue = CopyQueue(CudaCopyStream(device))
         self._sent: deque[Sent] = deque()
+        self.follow(engine)
+
+    def follow(self, engine: Engine | InlineSource) -> None:
+        """Take batches from ``engine`` from now on."""
+        self._engine: Any = engine
         # Not a method of this object: that would keep device memory until the next garbage collection.
         engine.watch_device(functools.partial(_poll, self._copy_queue))
 
@@ -53,7 +58,7 @@ class AheadOnDevice:
     def device_bytes(self) -> int:
         return sum(sent.device_bytes for sent in self._sent)
 
-    def next(self, wait: Callable[[], Batch]) -> Sent:
+    def next(self, wait: Callable[[], Batch | DrawnBatch]) -> Sent:
         """The next batch, to be handed out; ``wait`` waits for one when none is ahead."""
         if not self._sent:
             self._sent.append(self._send_ahead(wait()))
@@ -85,7 +90,7 @@ class AheadOnDevice:
         self._copy_queue.close()
         self.restart()
 
-    def _send_ahead(self, found: Batch) -> Sent:
+    def _send_ahead(self, found: Batch | DrawnBatch) -> Sent:
         try:
             host = self._engine.deliver(found, stays_on_host=stays_on_host)
         except Exception as error:
@@ -106,7 +111,7 @@ class AheadOnDevice:
             sent.batch.stop_passing()
             raise
 
-    def _send(self, found: Batch, host: Any) -> BatchCopy:
+    def _send(self, found: Batch | DrawnBatch, host: Any) -> BatchCopy:
         return self._copy_queue.send(host, found.stop_passing)
 
 

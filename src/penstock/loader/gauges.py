@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 def workers_now(loader: DataLoader[Any]) -> list[WorkerNow]:
     """The workers of all iterations under way. What changes during the call may be a moment old."""
-    found = [worker for iterator in loader._live() for worker in iterator.engine.workers_now()]
+    found = [worker for iterator in loader._live() for worker in iterator.workers_now()]
     return sorted(found, key=lambda worker: worker.worker_id)
 
 
 def waited_s(loader: DataLoader[Any]) -> float:
-    """Time the training loop has waited so far, including a wait under way. Without workers, fetching is waiting."""
+    """Time the training loop has waited so far, including a wait under way."""
     counters = loader._counters
     since_s = counters.waits_since_s
     now_s = 0.0 if since_s is None else max(0.0, time.perf_counter() - since_s)
-    return counters.wait_s + now_s + (0.0 if loader.num_workers else counters.deliver_s)
+    return counters.wait_s + now_s
 
 
 def is_iterating(loader: DataLoader[Any]) -> bool:

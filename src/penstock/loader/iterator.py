@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import pin_memory as torch_pinning
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
-    _sharding_worker_init_fn,
 )
 
 from penstock.device import cuda
@@ -34,32 +33,20 @@ from penstock.errors import WorkerError
 from penstock.loader.checkpoint import Generators, Position, Waypoint, next_epoch, resume_of
 from penstock.loader.device_prefetch import AheadOnDevice
 from penstock.loader.engine.batch import Batch, SamplerFailure
-from penstock.loader.engine.crashes import OomWatch
 from penstock.loader.engine.engine import Engine
 from penstock.loader.engine.pump import TimedOut
-from penstock.loader.epochs import (
-    brought_to,
-    counting_sampler,
-    epoch_of,
-    is_unseen,
-    next_epoch_of,
-    state_keeper,
-    state_of,
-)
-from penstock.loader.rules import Order
+from penstock.loader.epochs import brought_to, counting_sampler, epoch_of, is_unseen, next_epoch_of, state_keeper
+from penstock.loader.sources.engine_builder import build_engine
+from penstock.loader.sources.inline_source import DrawnBatch, InlineSource, fetcher_of
 from penstock.loader.stats import Counters
-from penstock.meter import headroom_bytes, spare_files
-from penstock.workers.inline_fetcher import InlineFetcher
-from penstock.workers.process_worker import ProcessStarter
 from penstock.workers.protocol import Resume
 from penstock.workers.rng import batch_seed
-from penstock.workers.setup import Setup, can_split
-from penstock.workers.thread_worker import ThreadStarter
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
     from penstock.loader.cache_forecast import CacheForecast, ForecastClaim
     from penstock.loader.dataloader import DataLoader
+    from penstock.loader.engine.worker_set import WorkerNow
 
 _DRAWN_AHEAD = 16
 """At least this many batches of indices are drawn ahead, if the user cannot notice how far the sampler was read."""
@@ -76,85 +63,73 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._generator = loader.generator
         self._counters = loader._counters
         self._loader = weakref.ref(loader)
+        self._keeper = state_keeper(self._index_sampler)
         self._cache_forecast = self._forecast_for(loader.cache)
         self._epoch = 0
         self._draws_seed = True
         if state is not None:
             self._take_over(state)
         self._most_ahead = loader.prefetch_factor or 2
-        is_stream = self._dataset_kind == _DatasetKind.Iterable
-        setup = Setup(
-            dataset=self._dataset,
-            collate_fn=self._collate_fn,
-            auto_collation=self._auto_collation,
-            drop_last=self._drop_last,
-            batch_rows=(loader.batch_size or 1) if self._auto_collation else 1,
-            hold_bytes=loader.memory_bytes // (8 * max(1, self._num_workers)) if is_stream else 0,
-            keeps_generators=loader.seeding == "worker",
-        )
         self._device = loader._device
         self._copies_ahead = self._device is not None and self._device.type == "cuda"
         self._locks_pages = self._copies_ahead or (self._pin_memory and cuda.can_mark_all_work())
         self._ahead: AheadOnDevice | None = None
-        self._bound = setup.is_iterable or loader.seeding == "worker"
+        is_map = self._dataset_kind != _DatasetKind.Iterable
+        self._bound = not is_map or loader.seeding == "worker"
         self._finishes_drawn = loader.seeding == "worker" and self._persistent_workers
         """Whether the workers finish all that was drawn before they begin another epoch, as in torch."""
-        self._reads_unseen = is_unseen(self._index_sampler) and not self._finishes_drawn
         self._seeds_batches = not loader._runs_threads and not self._bound
-        self._splittable = not self._bound and self._auto_collation and can_split(self._dataset)
-        self._lists_indices = self._auto_collation and not setup.is_iterable and not setup.fetches_whole_lists
-        resume = resume_of(state)
-        self.engine = self._build_engine(loader, setup, resume)
-        self._finalizer = weakref.finalize(
-            self, _end, self.engine, self._counters, self._cache_forecast and self._cache_forecast.claim
-        )
+        self._fetcher = fetcher_of(loader, self._dataset)
+        self._lists_indices = is_map and self._fetcher.lists_indices
+        self._awaits_workers = False
+        """Whether the next batch is to come from workers, of which there are none yet."""
+        self._finalizer: Callable[[], Any] | None = None
+        self.engine = self._build_engine(loader, resume_of(state)) if self._num_workers else None
+        self._source: Any = self.engine or InlineSource(self._fetcher, self._counters)
+        """The engine, or what takes its place without workers."""
+        self._end_with(self.engine)
         self._begin_epoch(before, state)
         if state is not None:
             kept.restore_global()
-        self.engine.start()
+        if self.engine is not None:
+            self.engine.start()
 
-    def _build_engine(self, loader: DataLoader[Any], setup: Setup, resume: dict[int, Resume]) -> Engine:
-        init_fn = loader.worker_init_fn
-        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
-            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
-        if loader._runs_threads:
-            starter = ThreadStarter(setup)
-        else:
-            starter = ProcessStarter(
-                setup,
-                context=loader.multiprocessing_context or torch.multiprocessing.get_context(),
-                base_seed=int(self._base_seed),
-                shared_seed=_as_int(self._shared_seed),
-                init_fn=init_fn,
-            )
-        inline = InlineFetcher(setup)
-        return Engine(
-            starter=starter,
-            workers=self._num_workers,
-            order=Order(
-                rows=setup.writes_rows,
-                splittable=self._splittable,
-                bound=self._bound,
-                keeps_generators=setup.keeps_generators and not setup.is_iterable,
-                in_order=loader.in_order,
-                batch_rows=setup.batch_rows,
-            ),
-            memory_bytes=loader.memory_bytes,
-            headroom_bytes=headroom_bytes,
-            spare_files=spare_files(),
-            diagnosis=OomWatch().sentence,
-            rules=loader._rules,
-            counters=self._counters,
-            depth=loader._depth,
-            depth_ceiling=loader._depth_ceiling,
-            fetch_here=lambda batch: inline.fetch(batch.indices, batch.seed, batch.forecast_position),
+    def _build_engine(self, loader: DataLoader[Any], resume: dict[int, Resume]) -> Engine:
+        return build_engine(
+            loader,
+            dataset=self._dataset,
+            base_seed=int(self._base_seed),
+            shared_seed=_as_int(self._shared_seed),
+            place=(self._world_size, self._rank),
+            fetcher=self._fetcher,
             resume=resume,
             page_locks=PageLocks() if self._locks_pages else None,
         )
 
+    def _end_with(self, engine: Engine | None) -> None:
+        """Close ``engine`` with this iterator, and withdraw the forecast."""
+        claim = self._cache_forecast and self._cache_forecast.claim
+        if engine is not None or claim is not None:
+            self._finalizer = weakref.finalize(self, _end, engine, self._counters, claim)
+
+    def _start_workers(self) -> None:
+        """Go on with an engine, whose workers continue with the next batch."""
+        self._awaits_workers = False
+        if (loader := self._loader()) is None:
+            return
+        engine = self._build_engine(loader, {})
+        for drawn in self._source.waiting:
+            engine.offer(drawn.for_engine(self._seed_of))
+        engine.start()
+        self._end_with(engine)
+        self._num_workers = loader.num_workers
+        self.engine = self._source = engine
+        if self._ahead is not None:
+            self._ahead.follow(engine)
+
     def _forecast_for(self, cache: Cache | None) -> CacheForecast | None:
         """The forecast for the cache. None for a sampler with a state of its own, which must not be read ahead."""
-        if cache is None or state_keeper(self._index_sampler) is not None:
+        if cache is None or self._keeper is not None:
             return None
         from penstock.loader.cache_forecast import CacheForecast
 
@@ -169,6 +144,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._draws_seed = False
         if self._ahead is not None:
             self._ahead.restart()
+        assert self.engine is not None
         self.engine.begin_epoch(_as_int(self._shared_seed), finish_offered=self._finishes_drawn)
         self._begin_epoch(before, None)
 
@@ -188,12 +164,17 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._sampler_failure: SamplerFailure | None = None
         self._exhausted = False
         self._drawn = 0
+        self._seed_of = None
+        if self._seeds_batches:
+            self._seed_of = functools.partial(batch_seed, int(self._base_seed), self._rank, self._epoch)
+        if self.engine is None:
+            self._source.seed_of = self._seed_of
         self.position = Position(
             base_seed=int(self._base_seed), epoch=self._epoch, generators=before, draws_seed=self._draws_seed
         )
         if (loader := self._loader()) is not None:
             loader._position = self.position
-        self._at = Waypoint(batches=0, turn=0, sampler=state_of(self._index_sampler), resume={})
+        self._at = Waypoint(batches=0, turn=0, sampler=self._sampler_state(), resume={})
         if state is not None:
             self._at = Waypoint(
                 batches=state["batches"], turn=state["turn"], sampler=state["sampler"][0], resume=resume_of(state)
@@ -237,7 +218,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         # As far as the saved iterator had drawn: a sampler may draw from the generators batch by batch.
         self._draw_ahead(max(1, state["drawn"] - self._at.turn, self._wanted_ahead()))
         kept.go_on(state)
-        if self._sampler_done and not self.engine.undelivered:
+        if self._sampler_done and not self._source.undelivered:
             self._begin_next(state)
 
     def _begin_next(self, state: dict[str, Any]) -> None:
@@ -260,17 +241,25 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._note_end()
 
     def _note_end(self) -> None:
-        self.position.finished |= self._sampler_done and not self.engine.undelivered and not self._ahead
+        self.position.finished |= self._sampler_done and not self._source.undelivered and not self._ahead
+
+    def _sampler_state(self) -> Any:
+        return None if self._keeper is None else self._keeper.state_dict()
 
     # -- indices ----------------------------------------------------------------------------
 
     def _wanted_ahead(self) -> int:
         """How many batches of indices should be drawn and not delivered."""
-        if self._num_workers:
+        if self.engine is not None and self._num_workers:
             as_torch = self._most_ahead * self._num_workers
             return max(_DRAWN_AHEAD, as_torch, 2 * self.engine.depth) if self._reads_unseen else as_torch
         # The end of a sampler with a state must be noticed while its state is still that of this epoch.
-        return 0 if state_keeper(self._index_sampler) is None else 1
+        return 0 if self._keeper is None else 1
+
+    @functools.cached_property
+    def _reads_unseen(self) -> bool:
+        """Whether the user cannot notice how far the sampler was read."""
+        return is_unseen(self._index_sampler) and not self._finishes_drawn
 
     def _draw_wanted(self) -> None:
         self._draw_ahead(self._wanted_ahead())
@@ -278,7 +267,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     def _draw_ahead(self, count: int) -> None:
         """Draw until ``count`` batches of indices are drawn and not delivered, or the sampler ends."""
         on_device = len(self._ahead) if self._ahead is not None and self._finishes_drawn else 0
-        while not self._sampler_done and self.engine.undelivered + on_device < count:
+        while not self._sampler_done and self._source.undelivered + on_device < count:
             self._draw()
 
     def _draw(self) -> None:
@@ -301,20 +290,11 @@ class PipelineIterator(_BaseDataLoaderIter):
             if self._lists_indices and not isinstance(indices, list):
                 indices = list(indices)
             rows = len(indices)
-        seed = None
-        if self._seeds_batches:
-            seed = batch_seed(int(self._base_seed), rank=self._rank, epoch=self._epoch, batch=self._drawn)
         position = 0 if self._cache_forecast is None else self._cache_forecast.position(self._drawn)
-        batch = Batch(
-            self._drawn,
-            indices,
-            rows,
-            seed,
-            forecast_position=position,
-            failure=failure and weakref.ref(failure),
-            sampler_state=state_of(self._index_sampler),
+        drawn = DrawnBatch(
+            self._drawn, indices, rows, position, failure and weakref.ref(failure), self._sampler_state()
         )
-        self.engine.offer(batch)
+        self._source.offer(drawn if self.engine is None else drawn.for_engine(self._seed_of))
         self._drawn += 1
         self.position.drawn = self._drawn
 
@@ -350,7 +330,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             return self._next_on_device()
         found = self._wait_for_next()
         self._note(found)
-        data = self.engine.deliver(found)
+        data = self._source.deliver(found)
         self._counters.note_batch(found.samples)
         if self._pin_memory:
             data = torch_pinning.pin_memory(data, self._pin_memory_device)
@@ -360,7 +340,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if self._ahead is None:
             # After the workers were forked: they must not inherit a CUDA context.
             assert self._device is not None
-            self._ahead = AheadOnDevice(self.engine, self._device)
+            self._ahead = AheadOnDevice(self._source, self._device)
         sent = self._ahead.next(self._wait_for_next)
         self._note(sent.batch)
         self._counters.device_ahead_bytes = self._ahead.device_bytes
@@ -368,11 +348,13 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._counters.note_batch(sent.batch.samples)
         return data
 
-    def _wait_for_next(self) -> Batch:
+    def _wait_for_next(self) -> Batch | DrawnBatch:
         """Wait for the next batch. Ends the epoch if there is none."""
+        if self._awaits_workers:
+            self._start_workers()
         self._draw_ahead(1)
         try:
-            found = self.engine.next_batch(self._timeout, self._draw_wanted)
+            found = self._source.next_batch(self._timeout, self._draw_wanted)
         except TimedOut as late:
             raise WorkerError(f"DataLoader timed out after {self._timeout} seconds\n{late}".strip()) from None
         if found is None:
@@ -380,7 +362,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             raise StopIteration
         return found
 
-    def _note(self, batch: Batch) -> None:
+    def _note(self, batch: Batch | DrawnBatch) -> None:
         """Count the batch as delivered, even if it raises an exception."""
         self._came_from = None
         resume = self._at.resume
@@ -391,7 +373,8 @@ class PipelineIterator(_BaseDataLoaderIter):
             batches=self._at.batches + 1, turn=batch.number + 1, sampler=batch.sampler_state, resume=resume
         )
         self.position.waypoints.append(self._at)
-        self._draw_wanted()
+        if (wanted := self._wanted_ahead()) > 0:
+            self._draw_ahead(wanted)
         if self._cache_forecast is not None:
             # Without workers it has yet to be fetched.
             self._cache_forecast.advance(batch.number + batch.ready)
@@ -402,46 +385,54 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._counters.end_iteration()
         if self._cache_forecast is not None:
             self._cache_forecast.claim.end()
-        if self._persistent_workers:
+        if self._persistent_workers and self.engine is not None:
             self.engine.end_epoch()
         else:
             self.close()
 
     # -- valves -----------------------------------------------------------------------------
 
-    def resize(self, workers: int, depth: int | None, ceiling: int | None) -> None:
-        """Apply the loader's settings now; workers that own batches change when the next epoch begins instead."""
-        self.engine.set_depth(depth, ceiling)
-        if self._bound or self.engine.is_closed or workers == self._num_workers:
+    def resize(self, loader: DataLoader[Any]) -> None:
+        """Apply the loader's settings now; workers that own batches change when the next epoch begins instead. The
+        first workers of an iterator that has none start with its next batch, in the training thread."""
+        engine, workers = self.engine, loader.num_workers
+        if engine is None:
+            self._awaits_workers = workers > 0
+            return
+        engine.set_depth(loader._depth, loader._depth_ceiling)
+        if self._bound or engine.is_closed or workers == self._num_workers:
             return
         self._num_workers = workers
-        self.engine.set_workers(workers)
+        engine.set_workers(workers)
 
     def is_outgrown(self, workers: int) -> bool:
         """Whether ``workers`` is a number that this iterator cannot change to."""
         return self._bound and workers != self._num_workers
 
+    def workers_now(self) -> list[WorkerNow]:
+        """What every worker does at this moment."""
+        return [] if self.engine is None else self.engine.workers_now()
+
     def set_memory(self, memory_bytes: int) -> None:
-        self.engine.set_memory(memory_bytes)
+        if self.engine is not None:
+            self.engine.set_memory(memory_bytes)
 
     def close(self) -> None:
         """Stop the workers now."""
         self._exhausted = True
         if self._ahead is not None:
             self._ahead.close()
-        self._finalizer()
+            self._counters.device_ahead_bytes = 0
+        if self._finalizer is not None:
+            self._finalizer()
 
 
-def _end(engine: Engine, counters: Counters, claim: ForecastClaim | None) -> None:
-    engine.close()
+def _end(engine: Engine | None, counters: Counters, claim: ForecastClaim | None) -> None:
+    if engine is not None:
+        engine.close()
     counters.device_ahead_bytes = 0
     if claim is not None:
         claim.end()
-
-
-def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
-    """torch's promise: at most ``prefetch_factor`` batches ahead per worker."""
-    return None if prefetch_factor is None else max(1, workers * prefetch_factor)
 
 
 def _as_int(seed: Any) -> int | None:

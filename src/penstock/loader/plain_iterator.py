@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.device.copy_stream import move
@@ -105,6 +106,15 @@ class PlainIterator(_SingleProcessDataLoaderIter):
     def _note(self, batches: int) -> None:
         sampler = state_of(self._index_sampler)
         self.position.waypoints.append(Waypoint(batches=batches, turn=batches, sampler=sampler, resume={}))
+
+    def __next__(self) -> Any:
+        # torch's own __next__ costs as much as a small batch, and only profilers and streams of a known length need it.
+        profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        if profiled or self._IterableDataset_len_called is not None:
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
 
     def _next_data(self) -> Any:
         if self._resumed is not None:

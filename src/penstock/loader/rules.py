@@ -204,6 +204,11 @@ class LoaderRules:
         return need_bytes <= free_bytes <= max(self.reuse_up_to * need_bytes, self.reuse_any_below_bytes)
 
 
+def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
+    """torch's promise: at most ``prefetch_factor`` batches ahead per worker."""
+    return None if prefetch_factor is None else max(1, workers * prefetch_factor)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """How one loader assigns work; fixed for an epoch."""

@@ -44,8 +44,7 @@ class Setup:
 
     @functools.cached_property
     def fetches_whole_lists(self) -> bool:
-        """Whether ``__getitems__`` is called with all indices of a batch, since it must see them together."""
-        return bool(getattr(self.dataset, "__getitems__", None)) and not can_split(self.dataset)
+        return fetches_whole_lists(self.dataset)
 
     @property
     def writes_rows(self) -> bool:
@@ -73,6 +72,11 @@ def keeps_state(dataset: Any) -> bool:
     except ValueError:
         pass  # a function without a signature
     return True
+
+
+def fetches_whole_lists(dataset: Any) -> bool:
+    """Whether ``__getitems__`` is called with all indices of a batch, since it must see them together."""
+    return bool(getattr(dataset, "__getitems__", None)) and not can_split(dataset)
 
 
 def can_split(dataset: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock
+import penstock.loader.iterator as iterator_module
+from penstock.loader.gauges import waited_s, workers_now
 from penstock.units import parse_size
 
 MIB = 1 << 20
@@ -100,3 +103,53 @@ def test_samples_are_counted_whatever_fetches_them(dataset: Any, more: dict[str,
     loader: penstock.DataLoader[Any] = penstock.DataLoader(dataset, num_workers=workers, backend=backend, **more)
     batches = list(loader)
     assert (loader.stats().batches, loader.stats().samples) == (len(batches), 10)
+
+
+class Ticking:
+    """Samples that take a second by the clock of their loader's counters."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self.now_s += 1.0
+        return index
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_fetching_in_the_training_thread_is_waiting_for_data(seeding: str) -> None:
+    dataset: Any = Ticking()
+    loader: penstock.DataLoader[Any] = penstock.DataLoader(dataset, batch_size=2, seeding=seeding)
+    loader._counters.clock = lambda: dataset.now_s
+    for _ in loader:
+        dataset.now_s += 6.0
+    stats = loader.stats()
+    assert (stats.wait_s, stats.stall_fraction) == (8.0, 0.25)
+    assert waited_s(loader) == 8.0
+    iterator = iter(loader)
+    next(iterator)
+    assert loader.stats().stall_fraction == 1.0
+
+
+def test_without_workers_there_is_no_engine_no_thread_and_no_memory_until_workers_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[Any] = []
+    build_engine = iterator_module.build_engine
+    monkeypatch.setattr(iterator_module, "build_engine", lambda *a, **k: built.append(1) or build_engine(*a, **k))
+    dataset: Any = list(range(20))
+    loader: penstock.DataLoader[Any] = penstock.DataLoader(dataset)
+    threads = threading.active_count()
+    iterator = iter(loader)
+    assert [int(next(iterator)) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert threading.active_count() == threads
+    assert (built, loader.stats().in_flight_bytes, workers_now(loader)) == ([], 0, [])
+    loader.resize(depth=3)
+    loader.set_memory("64MB")
+    assert int(next(iterator)) == 5 and built == []
+    loader.resize(workers=1)
+    assert [int(batch) for batch in iterator] == list(range(6, 20)) and built == [1]
+    loader.close()

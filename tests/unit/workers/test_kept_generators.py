@@ -14,8 +14,9 @@ import pytest
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
-from penstock.workers import rng
-from penstock.workers.rng import KeptGenerators, seed_stretch
+from penstock.workers import kept_generators
+from penstock.workers.kept_generators import KeptGenerators
+from penstock.workers.rng import seed_stretch
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +105,7 @@ def test_numpys_generator_is_replaced_in_a_process_that_never_seeded_it() -> Non
     program = (
         "import numpy as np\n"
         "from numpy.random.mtrand import get_bit_generator\n"
-        "from penstock.workers.rng import KeptGenerators\n"
+        "from penstock.workers.kept_generators import KeptGenerators\n"
         "numpys = get_bit_generator()\n"
         "before = np.random.get_state(legacy=False)\n"
         "with KeptGenerators():\n"
@@ -127,4 +128,4 @@ def test_substitutes_are_used_again() -> None:
     for number in range(10):
         np.random.seed(number)
         kept(lambda: np.random.seed(1))
-    assert 1 <= len(rng._substitutes) <= 3
+    assert 1 <= len(kept_generators._substitutes) <= 3

@@ -172,7 +172,7 @@ class Engine:
 
         ``stays_on_host`` says whether the user gets to see tensors in page-locked memory; None: always.
         """
-        began = time.perf_counter()
+        began, waited_s = time.perf_counter(), self._counters.wait_s
         try:
             failure = batch.failure and batch.failure()
             if failure is not None:
@@ -180,7 +180,7 @@ class Engine:
             if batch.error is not None:
                 batch.error[1].reraise()
             if not batch.ready:
-                return self._fetch_here(batch)
+                return self._wait_for_trainer(batch)
             with self._lock:
                 if self._pump.stopping:
                     raise EngineClosed
@@ -196,7 +196,16 @@ class Engine:
                 return data
         finally:
             self._move_on()
-            self._counters.deliver_s += time.perf_counter() - began
+            self._counters.deliver_s += time.perf_counter() - began - (self._counters.wait_s - waited_s)
+
+    def _wait_for_trainer(self, batch: Batch) -> Any:
+        """Fetch the batch in this thread, which waits for it."""
+        began = self._counters.waits_since_s = time.perf_counter()
+        try:
+            return self._fetch_here(batch)
+        finally:
+            self._counters.waits_since_s = None
+            self._counters.note_wait(time.perf_counter() - began)
 
     def _move_on(self) -> None:
         """Use the memory and the place that a batch has left. An error is for the next call: the user gets this
