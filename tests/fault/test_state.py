@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 import penstock
+from penstock.loader.engine.integrity import EngineClosed
 from support.datasets.faulty import Failing, Noisy, Ragged, StatefulSampler, Stream, listed, plain
 from support.faults import processes
 from support.faults.leaks import no_leaks  # noqa: F401  (a fixture for every test here)
@@ -304,6 +305,22 @@ def test_an_iterator_that_was_never_asked_leaves_the_state_to_the_next_one(worke
     assert [plain(b) for b in other] == expected
     assert len(list(other)) == BATCHES
     other.close()
+
+
+def test_an_iteration_that_is_closed_before_its_first_batch_begins_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make("shuffled", 2)
+    next(iter(loader))
+    loader.load_state_dict(saved(loader))
+    iterator = iter(loader)
+    engine = iterator.engine
+
+    def close(*_: Any) -> None:
+        loader.close()
+        raise EngineClosed
+
+    monkeypatch.setattr(engine, "next_batch", close)
+    assert list(iterator) == []
+    assert iterator.engine is engine
 
 
 # -- streams and torch's own seeding: the number of workers stays ------------------------------------
