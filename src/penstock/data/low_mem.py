@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ class LowMemDataset(ParquetDataset):
     """``(prompt, response)``, each cut to ``max_seq_len`` characters and followed by ``end``.
 
     ``ultra_low_mem`` keeps no rows between reads; ``keep_in_memory`` reads everything once, for all workers together.
-    With ``tokenizer_dir``, a folder that a tokenizer of transformers was saved in, ``collate_fn`` makes batches of
-    token ids.
+    With ``tokenizer_dir``, a folder that a tokenizer of transformers was saved in (or a name on a hub with its owner,
+    ``google-t5/t5-base``), ``collate_fn`` makes batches of token ids.
     """
 
     def __init__(
@@ -81,17 +82,22 @@ class LowMemDataset(ParquetDataset):
         )
 
 
-def _check_tokenizer(folder: str | os.PathLike[str]) -> None:
+def _check_tokenizer(where: str | os.PathLike[str]) -> None:
     """Raise ConfigError now for what would otherwise fail in a worker, at the first batch."""
-    if not Path(folder).is_dir():
-        raise ConfigError(
-            f"tokenizer_dir={os.fspath(folder)!r} is not a folder; give the one that tokenizer.save_pretrained() wrote"
-        )
+    name = os.fspath(where)
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError(
-            f"tokenizer_dir={os.fspath(folder)!r} needs transformers: pip install transformers, or leave tokenizer_dir "
+            f"tokenizer_dir={name!r} needs transformers: pip install transformers, or leave tokenizer_dir "
             "out and give the loader a collate_fn of your own"
         )
+    if not Path(name).is_dir() and _HUB_NAME.fullmatch(name) is None:
+        raise ConfigError(
+            f"tokenizer_dir={name!r} is neither a folder that tokenizer.save_pretrained() wrote nor a name on a hub, "
+            "such as google-t5/t5-base"
+        )
+
+
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 class _Tokenizer:

@@ -442,8 +442,10 @@ def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_the_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(pa.table({"prompt": ["ab", "c"], "response": ["d", "efg"]}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match="'nodir' is not a folder"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(ConfigError, match="'nodir' is neither a folder"):
         LowMemDataset(tmp_path / "a.parquet", "nodir")
+    LowMemDataset(tmp_path / "a.parquet", "google-t5/t5-base")
     (tmp_path / "tokens").mkdir()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install transformers"):
