@@ -96,7 +96,7 @@ class Ten(IterableDataset[int]):
         (list(range(10)), {"batch_size": 4}),
         (list(range(10)), {"batch_size": None, "seeding": "worker"}),
     ],
-    ids=str,
+    ids=["stream", "stream, own collate", "stream, no batches", "torch's seeds", "list", "torch's seeds, no batches"],
 )
 def test_samples_are_counted_whatever_fetches_them(dataset: Any, more: dict[str, Any], workers: int) -> None:
     backend = "thread" if workers else None
