@@ -68,6 +68,12 @@ def test_a_dataset_says_whether_its_batches_may_be_split_and_wrappers_follow(
 ) -> None:
     assert can_split(dataset) is splits
     setup = Setup(
-        dataset=dataset, collate_fn=list, auto_collation=True, drop_last=False, batch_rows=2, keeps_generators=False
+        dataset=dataset,
+        collate_fn=list,
+        auto_collation=True,
+        drop_last=False,
+        batch_rows=2,
+        hold_bytes=0,
+        keeps_generators=False,
     )
     assert setup.fetches_whole_lists is by_whole_list
