@@ -135,7 +135,10 @@ def in_a_process(target: Any, *args: Any) -> None:
         process.start()
         process.join()
         printed.seek(0)
-        assert (process.exitcode, printed.read().decode()) == (0, "")
+        text = printed.read().decode()
+        # In whole: where each thread hung.
+        print(text)
+        assert (process.exitcode, text) == (0, "")
 
 
 def test_ctrl_c_at_random_moments_loses_no_batch_of_the_next_iteration_and_hangs_nothing() -> None:

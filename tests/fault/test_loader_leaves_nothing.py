@@ -564,6 +564,8 @@ def level() -> Level:
 
 def soak(loader: penstock.DataLoader[Any], batches: int, settled_after: int) -> tuple[Level, Level]:
     """The levels once settled, and at the end."""
+    # Otherwise the number of segments follows the speed of the workers.
+    loader.resize(depth=8)
     iterator = iter(loader)
     batch = None
     for batch in itertools.islice(iterator, settled_after):
