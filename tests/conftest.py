@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from support.isolation import Isolation
@@ -31,6 +32,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*_INHERITED, _TESTS])
 
 # Threads of torch's operations sleep while they wait. By default they spin, and take the cores from the workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Once an earlier test has used these threads, an operation that wants them in a forked process waits for ever.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 _ISOLATION = pytest.StashKey[Isolation]()
 _LEFT = pytest.StashKey[list[str]]()
