@@ -139,7 +139,7 @@ def test_a_stream_whose_state_cannot_be_taken_is_iterated_and_resumed_without_it
     iterator = iter(loader)
     found = [next(iterator)]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the state of OddState is left out")
+        warnings.filterwarnings("ignore", "the loader's state does not contain that of OddState")
         state = pickle.loads(pickle.dumps(loader.state_dict()))
     other = penstock_maker(OddState(10, kind), **given)
     other.load_state_dict(state)

@@ -314,9 +314,12 @@ def test_wrong_usage_is_status_two(plan_here: Plan, folder: Path, arguments: tup
         ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "step_s": "x"}', "is not a length of time"),
         (
             '{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "speed": 1}',
-            "speed, which is no figure of a profile",
+            "speed, which a profile does not have",
         ),
-        ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "beside": 1}', "beside is not name"),
+        (
+            '{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "beside": 1}',
+            "beside must have a section for each name",
+        ),
     ],
 )
 def test_a_file_that_is_no_profile_is_one_line_that_names_it(

@@ -140,7 +140,7 @@ def test_commands_say_how_many_records_were_passed_over(home: Path, run_here: Ru
     (home / "runs" / "261116-000000-aaaa.sqlite").write_text("no record")
     done = run_here("runs")
     assert done.returncode == 0 and "intact" in done.stdout
-    assert f"1 file in {home}/runs is not an intact record and left out: 261116-000000-aaaa.sqlite" in done.stderr
+    assert f"1 file in {home}/runs is not an intact record and was left out: 261116-000000-aaaa.sqlite" in done.stderr
 
 
 TOO_LONG = "/" + "long" * 100

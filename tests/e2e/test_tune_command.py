@@ -98,7 +98,7 @@ def test_waiting_samples_get_more_workers_and_a_record_is_kept(tune: Tune, folde
     done = tune("mine.py:Slow", "--batch-size", "4", "--seconds", "15", "--most-workers", "4")
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines() if "The record is" not in line) <= 80
-    assert "Best: " in done.stdout and "The model was off by" in done.stdout
+    assert "Best: " in done.stdout and "The prediction was off by" in done.stdout
 
     (record,) = (folder / "home" / "tune").iterdir()
     assert str(record) in "".join(done.stdout.splitlines())

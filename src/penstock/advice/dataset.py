@@ -73,7 +73,7 @@ def find_in_dataset(dataset: DatasetFacts, facts: MachineFacts, workers: int | N
     what = (
         f"workers copy the parts that they read of {named}{more}: {format_bytes(per_worker)} in each worker, "
         f"{format_bytes(workers * per_worker)} in {workers} "
-        f"(started by spawn, each copies {format_bytes(afresh)} at once)"
+        f"(a worker started by spawn copies {format_bytes(afresh)} at its start)"
     )
     severity = _severity(per_worker, workers, dataset, facts)
     return (Finding(id="python-containers", severity=severity, what=what, fix=_fix(costly)),)

@@ -127,7 +127,7 @@ def _torch_out_of_memory(seen: Evidence) -> Diagnosis:
         f"with torch's DataLoader and the same settings, {format_bytes(used)} of {format_bytes(seen.limit_bytes)} are "
         f"in use; with penstock's, {format_bytes(seen.used_bytes)}",
         f"stay with penstock.DataLoader, or lower {seen.key('prefetch_factor')} and {seen.key('num_workers')} before "
-        "going back",
+        "going back to torch's",
     )
 
 
@@ -198,7 +198,7 @@ def _many_workers(seen: Evidence) -> Diagnosis:
     computes = seen.cpu_fraction is None or seen.cpu_fraction > _COMPUTES
     if not over or (not computes and seen.workers <= 4 * seen.cores):
         return None
-    share = "" if seen.cpu_fraction is None else f", with samples that compute {seen.cpu_fraction:.0%} of their time"
+    share = "" if seen.cpu_fraction is None else f", and a sample computes {seen.cpu_fraction:.0%} of its time"
     return (
         "warning",
         f"{seen.workers} workers on {seen.cores:g} usable cores{share}: the workers take turns",
@@ -223,8 +223,8 @@ def _containers(seen: Evidence) -> Diagnosis:
         return None
     return (
         "hurts" if all_bytes > 0.25 * (seen.limit_bytes - seen.used_bytes) else "warning",
-        f"workers copy the parts that they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each, "
-        f"{format_bytes(all_bytes)} in {seen.workers}, over an epoch",
+        f"workers copy the parts that they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each "
+        f"worker, {format_bytes(all_bytes)} in all {seen.workers}, by the end of an epoch",
         "keep one copy for all workers: penstock.data.SharedList(...), an array, or Parquet",
     )
 
@@ -238,8 +238,8 @@ def _whole_batches(seen: Evidence) -> Diagnosis:
         return None
     return (
         "warning" if more_bytes >= _WHOLE_BYTES else "info",
-        f"each worker builds whole batches, so {seen.workers} of {format_bytes(seen.batch_bytes)} are in memory "
-        f"at a time",
+        f"each worker builds whole batches, so {seen.workers} batches of {format_bytes(seen.batch_bytes)} are in "
+        "memory at a time",
         "use a map-style dataset without __getitems__ whose samples are tensors, arrays, numbers or strings: its "
         f"workers share a batch; or lower {seen.key('num_workers')}",
     )
@@ -251,7 +251,7 @@ def _tiny(seen: Evidence) -> Diagnosis:
     return (
         "info",
         f"a batch of {seen.batch_size} samples takes {1e6 * seen.fetch_s:.0f} µs to fetch and "
-        f"is {format_bytes(seen.batch_bytes)} large: passing it between processes takes as long",
+        f"is {format_bytes(seen.batch_bytes)} large: passing it between processes takes about as long",
         f"raise {seen.key('batch_size')}, give the dataset __getitems__, or try {seen.key('num_workers')}=0",
     )
 
@@ -261,7 +261,7 @@ def _pinning(seen: Evidence) -> Diagnosis:
         return None
     return (
         "info",
-        "pin_memory is set, but there is no GPU here: memory was not page-locked, and its cost not measured",
+        "pin_memory is set, but there is no GPU here: nothing was page-locked, and what that costs was not measured",
         f"measure {seen.key('pin_memory')} on the machine that trains",
     )
 

@@ -162,10 +162,10 @@ def _prefetch(case: SettingsHere) -> Diagnosis:
     return (
         "warning",
         f"{case.workers} workers x {case.key('prefetch_factor')} {prefetch} = {per_rank} batches{of_size} ahead per "
-        f"rank, {on_node} per node: without a budget, batches over {format_bytes(each)} fill the "
-        f"{format_bytes(case.facts.limits.memory_available_bytes)} available",
+        f"rank, {on_node} per node: without a budget, batches of more than {format_bytes(each)} each "
+        f"would fill the {format_bytes(case.facts.limits.memory_available_bytes)} available",
         f"set {case.key('prefetch_factor')} to {max(1, MANY_BATCHES // (case.workers * case.ranks))}, or set "
-        "memory to what the loader may take: it stays within that, however large the batches are",
+        "memory to a limit: the loader stays within it, however large the batches are",
     )
 
 

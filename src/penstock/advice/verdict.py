@@ -285,7 +285,7 @@ def _ending(account: Account) -> list[Finding]:
         "kernel killed"
         if is_full
         else "find the cause in the log of the machine or its scheduler; penstock doctor shows whether the "
-        "kernel killed for memory"
+        "kernel killed processes because memory ran out"
     )
     return [
         Finding(

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Exit status: 1 if TARGET cannot be read or gives no batch, 2 for wrong usage, 0 otherwise.")
 @dataset_options
-@click.option("--workers", type=click.IntRange(min=0), help="Workers of each loader.  [default: usable CPUs]")
+@click.option("--workers", type=click.IntRange(min=0), help="Number of workers of each loader.  [default: usable CPUs]")
 @click.option("--device", help="Deliver to this device, such as cuda; also shows the speed of the link to it.")
 @click.option("--shuffle", is_flag=True, help="Read in random order.")
 @click.option("--step-time", type=FiniteRange(min=0), default=0.0, metavar="SECONDS",
               help="Length of a simulated training step.  [default: 0]")  # fmt: skip
-@click.option("--seconds", type=FiniteRange(min=0.1), default=3.0, show_default=True, help="Length of a round.")
+@click.option("--seconds", type=FiniteRange(min=0.1), default=3.0, show_default=True, help="Length of one round.")
 @click.option("--rounds", type=click.IntRange(min=1), default=2, show_default=True,
-              help="Rounds of each loader, alternating.")  # fmt: skip
+              help="Number of rounds of each loader; the two loaders take turns.")  # fmt: skip
 @json_option
 @click.pass_obj
 def command(

@@ -47,7 +47,7 @@ _REDIRECT_S = 60.0
               help="Listen on this port; 0 for any free port.")  # fmt: skip
 @click.option("--open", "open_wanted", is_flag=True, help="Open the page in a browser.")
 @click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Read the token from this file; if it is empty or new, write a new token to it.")  # fmt: skip
+              help="Read the token from this file; if it is empty or absent, write a new token to it.")  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="Print the address as one JSON object.")
 @click.option("--grafana", "grafana_wanted", is_flag=True, help="Print a Grafana dashboard for /metrics and exit.")
 def command(
@@ -126,7 +126,9 @@ def _listen(host: str, port: int) -> socket.socket:
             key=lambda found: found[0] != socket.AF_INET,
         )
     except (OSError, UnicodeError):
-        raise PenstockError(f"--host {host!r} is not an address; 127.0.0.1 is this machine alone") from None
+        raise PenstockError(
+            f"--host {host!r} is not an address; use 127.0.0.1 to listen on this machine only"
+        ) from None
     listener: socket.socket | None = None
     try:
         listener = socket.socket(family, kind)
@@ -148,7 +150,10 @@ def _cannot_listen(host: str, port: int, refused: OSError) -> str:
             f"penstock dash --port {port + 1 if 0 < port < 65535 else 8787}, or --port 0 for any free port"
         )
     if refused.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is not an address of this machine; 127.0.0.1 is this machine alone, 0.0.0.0 all its addresses"
+        return (
+            f"{host} is not an address of this machine; use 127.0.0.1 to be reached from this machine only, 0.0.0.0 "
+            "from other machines too"
+        )
     if refused.errno in (errno.EACCES, errno.EPERM):
         return f"port {port} of {host} is not allowed for this user ({refused.strerror}); --port 0 takes any free port"
     return f"cannot listen on port {port} of {host}: {refused.strerror}; --port 0 takes any free port"

@@ -69,7 +69,7 @@ def show_machine(console: Console, facts: MachineFacts, found: Sequence[Finding]
     )
     bad = [finding.id for finding in found if finding.severity != "info"]
     if bad:
-        console.print(f"Will hurt: {', '.join(bad)}. For fixes run: penstock doctor", style="yellow")
+        console.print(f"Will hurt here: {', '.join(bad)}. For fixes run: penstock doctor", style="yellow")
     console.print()
 
 

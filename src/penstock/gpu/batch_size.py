@@ -209,12 +209,12 @@ class BatchSizeFinder:
         steps = -(-effective_batch // largest)
         while effective_batch % steps and effective_batch // steps > largest // 2:
             steps += 1
-        words = f"{steps} of {effective_batch // steps} make the {effective_batch} asked for"
+        words = f"{steps} batches of {effective_batch // steps} make an effective batch of {effective_batch}"
         if effective_batch % steps:
             steps = -(-effective_batch // largest)
             words = (
-                f"{effective_batch} does not divide evenly near that size: {steps} batches of "
-                f"{-(-effective_batch // steps)} or one sample less make it (torch.tensor_split)"
+                f"{effective_batch} does not divide evenly near that size: {steps} batches "
+                f"of {-(-effective_batch // steps)} or {effective_batch // steps} samples give it (torch.tensor_split)"
             )
         size = -(-effective_batch // steps)
         estimate = found.estimate

@@ -103,8 +103,8 @@ class TrainingSetup:
                 return part
             if part.device.type not in ("cpu", "cuda", "meta"):
                 raise ConfigError(
-                    f"make_batch returned a tensor on {part.device}, and estimates are for CUDA cards; make the batch "
-                    f"on the CPU, and penstock moves it"
+                    f"make_batch returned a tensor on {part.device}, but estimates are for CUDA devices; make the "
+                    f"batch on the CPU: penstock moves it"
                 )
             return part.to(device, self.weight_dtype if part.is_floating_point() else None)
 

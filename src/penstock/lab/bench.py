@@ -72,7 +72,7 @@ def check_device(device: str | None) -> None:
     problem = None if device is None else _problem_with(device)
     if problem is not None:
         raise ConfigError(
-            f"nothing can be delivered on {device!r}: {problem}; leave --device out, or name one that is here"
+            f"batches cannot be delivered to {device!r}: {problem}; leave --device out, or name a device that is here"
         )
 
 

@@ -135,8 +135,8 @@ class LoaderComparison:
         *most, last = parts
         more = ""
         if self.is_unclear:
-            more = f" Rounds of one loader lie up to {100 * self.spread:.0f}% apart: longer or more rounds would tell."
-        return f"Beside torch's DataLoader, penstock delivered{same} {', '.join(most)} and {last}.{more}"
+            more = f" The rounds of one loader differ by up to {100 * self.spread:.0f}%: make them longer, or run more."
+        return f"Compared with torch's DataLoader, penstock delivered{same} {', '.join(most)} and {last}.{more}"
 
     @property
     def is_unclear(self) -> bool:

@@ -72,13 +72,13 @@ def _check_given(batch_size: Any, step_s: Any, collate_fn: Any, seconds: Any, na
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"batch_size={batch_size!r} is not a whole number of at least 1")
     if step_s is not None and not is_amount(step_s):
-        raise ConfigError(f"step_s={step_s!r} is no length of time; give seconds, or leave it out")
+        raise ConfigError(f"step_s={step_s!r} is not a length of time; give seconds, or leave it out")
     if not (is_amount(seconds) and seconds):
-        raise ConfigError(f"seconds={seconds!r} is no time to measure in; give at least 1 second")
+        raise ConfigError(f"seconds={seconds!r} is not a length of time; give at least 1 second")
     if collate_fn is not None and not callable(collate_fn):
         raise ConfigError(f"collate_fn={collate_fn!r} cannot be called; give a function that makes a batch of samples")
     if not isinstance(name, str | None):
-        raise ConfigError(f"name={name!r} is no text; give the dataset's name, or leave it out")
+        raise ConfigError(f"name={name!r} is not a text; give the dataset's name, or leave it out")
     if not callable(on_progress):
         raise ConfigError(
             f"on_progress={on_progress!r} cannot be called; give a function that accepts a text and a share"

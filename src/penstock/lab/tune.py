@@ -110,7 +110,7 @@ class Tuned:
         speed = [self.expected[at].samples_per_s / rate - 1 for at, rate in rates.items() if rate]
         memory = [self.expected[at].memory_bytes / max(1, self.memory_bytes(at)) - 1 for at in rates]
         return (
-            f"The model was off by {min(speed):+.0%} to {max(speed):+.0%} in speed and {min(memory):+.0%} to "
+            f"The prediction was off by {min(speed):+.0%} to {max(speed):+.0%} in speed and {min(memory):+.0%} to "
             f"{max(memory):+.0%} in memory."
         )
 
@@ -181,7 +181,7 @@ def tune(
             reasons.append(move.why)
             move = next_move(trials, space)
             if not isinstance(move, SearchEnd) and is_late(move.setting):
-                move = stop(trials, f"its {settings.seconds:g} s were over; --seconds gives it more")
+                move = stop(trials, f"{settings.seconds:g} s have passed; raise --seconds to measure longer")
     return Tuned(
         trials=tuple(trials),
         reasons=tuple(reasons),

@@ -223,8 +223,8 @@ def _state_of(dataset: Any) -> Any:
         pickle.dumps(found)
     except Exception as problem:
         warnings.warn(
-            f"the state of {type(dataset).__name__} is left out: {problem!r}; when the state is loaded, the samples "
-            "delivered so far are read again and dropped",
+            f"the loader's state does not contain that of {type(dataset).__name__}: {problem!r}; after loading it, the "
+            "samples delivered so far are read again and dropped",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -58,7 +58,7 @@ def precompute(
     if cache.disk is None:
         raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')
     if isinstance(dataset, CachedDataset) and dataset.cache is not cache:
-        raise ConfigError("this dataset is wrapped by another cache than the one to fill; pass the cache that wraps it")
+        raise ConfigError("this dataset is wrapped by a cache other than the one to fill; pass the cache that wraps it")
     cached = dataset if isinstance(dataset, CachedDataset) else cache.wrap(dataset, fingerprint=fingerprint)
     total = len(cached)
     with _ProgressLine(total, wanted=progress) as line:

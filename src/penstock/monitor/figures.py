@@ -70,23 +70,23 @@ FIGURES = {
     "step": _counter("step", "Training steps.", "steps_total"),
     "steps_per_s": _rate("steps/s", "1/s", "Training steps per second.", log="Steps: {:.2f}/s"),
     "samples": _counter("samples", "Samples delivered by all loaders."),
-    "samples_per_s": _rate("samples/s", "1/s", "Samples per second, all loaders.", log="Samples: {:.1f}/s"),
+    "samples_per_s": _rate("samples/s", "1/s", "Samples per second of all loaders.", log="Samples: {:.1f}/s"),
     "wait_fraction": _rate(
         "waiting", "fraction", "Share of the time the training loop waits for data.", log="Wait: {:.1%}"
     ),
     "tree_bytes": _bytes(
         "memory", "Memory of the training process and its descendants; shared pages count once.", "tree_memory_bytes"
     ),
-    "tree_is_exact": _rate("exact", "fraction", "1 where every page was counted, 0 where growth since then was added."),
+    "tree_is_exact": _rate("exact", "fraction", "1 if all pages were counted, 0 if later growth was added."),
     "processes": Figure(
         unit="count", merge="max", label="processes", help="Processes of the training, itself included.",
         metric="processes",
     ),
     "trainer_bytes": _part("trainer", "Heap and stacks of the training process.", "trainer"),
-    "workers_bytes": _part("workers", "Private memory of its descendants.", "workers"),
-    "arena_bytes": _part("batches", "Batches being filled, ready and lent, all loaders.", "arena"),
+    "workers_bytes": _part("workers", "Private memory of the descendants of the training process.", "workers"),
+    "arena_bytes": _part("batches", "Batches of all loaders: being filled, ready or lent.", "arena"),
     "cache_bytes": _part("cache", "Caches in memory; one per node, however many ranks share it.", "cache"),
-    "other_bytes": _part("other", "The rest: libraries, mapped files, other shared memory.", "other"),
+    "other_bytes": _part("other", "The rest of the memory: libraries, mapped files, other shared memory.", "other"),
     "limit_bytes": _bytes(
         "limit", "The smallest memory limit: the container's, or the machine's memory.", "memory_limit_bytes",
         merge="last",
@@ -96,22 +96,22 @@ FIGURES = {
     "swap_used_bytes": _bytes("swap", "Swap in use within the limit.", "swap_used_bytes"),
     "budget_bytes": _bytes("budget", "Memory budget of all loaders together.", "budget_bytes", merge="last"),
     "workers": _counter("workers", "Workers of all loaders."),
-    "depth": _counter("depth", "Batches prepared ahead, all loaders."),
-    "cache_hits": _counter("hits", "Cache lookups that found the sample, whole node.", "cache_hits_total"),
-    "cache_misses": _counter("misses", "Cache lookups that loaded the sample, whole node.", "cache_misses_total"),
+    "depth": _counter("depth", "Batches that all loaders prepare ahead."),
+    "cache_hits": _counter("hits", "Cache lookups on this node that found the sample.", "cache_hits_total"),
+    "cache_misses": _counter("misses", "Cache lookups on this node that loaded the sample.", "cache_misses_total"),
     "cache_hit_rate": _rate(
         "hit rate", "fraction", "Share of cache lookups that found the sample.", log="Cache hit rate: {:.2%}"
     ),
     "worker_restarts": _counter("restarted", "Workers that crashed and were replaced.", log="Worker restarts: {:.0f}"),
-    "gpu_allocated_bytes": _bytes("tensors", "Live tensors of the training, all GPUs.", "torch_allocated_bytes"),
+    "gpu_allocated_bytes": _bytes("tensors", "Live tensors of the training on all its GPUs.", "torch_allocated_bytes"),
     "gpu_reserved_bytes": _bytes(
-        "reserved by torch", "Memory reserved by torch's allocator, all GPUs.", "torch_reserved_bytes"
+        "reserved by torch", "Memory that torch's allocator reserves on all GPUs.", "torch_reserved_bytes"
     ),
     "processors_busy": _rate(
-        "processors busy", "count", "Processors kept busy; only of process trees watched from outside."
+        "processors busy", "count", "Processors kept busy; only for process trees watched from outside."
     ),
     "read_bytes_per_s": _rate(
-        "read", "bytes/s", "Bytes read per second; only of process trees watched from outside."
+        "read", "bytes/s", "Bytes read per second; only for process trees watched from outside."
     ),
     # -- one loader ---------------------------------------------------------------------------
     "loader.N.samples": _counter("samples", "Samples delivered.", "samples_total"),
@@ -121,7 +121,7 @@ FIGURES = {
     "loader.N.workers": _counter("workers", "Workers, as set.", "workers"),
     "loader.N.depth": _counter("depth", "Batches prepared ahead, as set.", "depth_batches"),
     "loader.N.in_flight_bytes": _bytes(
-        "in flight", "Batches being filled, ready, lent, or kept for reuse.", "in_flight_bytes"
+        "in flight", "Batches being filled, ready, held by the training loop, or kept for reuse.", "in_flight_bytes"
     ),
     "loader.N.lent_bytes": _bytes("lent", "Batches in flight that the training loop holds.", "lent_bytes"),
     "loader.N.workers_private_bytes": _bytes(
@@ -131,18 +131,22 @@ FIGURES = {
     "loader.N.worker_restarts": _counter(
         "restarted", "Workers that crashed and were replaced.", "worker_restarts_total"
     ),
-    "loader.N.device_ahead_bytes": _bytes("on the GPU", "Batches copied to the GPU in advance.", "device_ahead_bytes"),
+    "loader.N.device_ahead_bytes": _bytes(
+        "on the GPU", "Batches copied to the GPU in advance.", "device_ahead_bytes"
+    ),
     "loader.N.wait_s": _counter("waited", "Time the training loop waited for data.", "wait_seconds_total", unit="s"),
     "loader.N.fetch_s": _counter(
-        "fetching", "Time in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"
+        "fetching", "Time spent in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"
     ),
     "loader.N.collate_s": _counter(
-        "collating", "Time in collating, summed over the workers.", "collate_seconds_total", unit="s"
+        "collating", "Time spent collating, summed over the workers.", "collate_seconds_total", unit="s"
     ),
-    "loader.N.cache_bytes": _bytes("cache", "Memory of its cache, whole node."),
-    "loader.N.cache_limit_bytes": _bytes("limit", "Memory limit of its cache.", "cache_limit_bytes", merge="last"),
-    "loader.N.cache_hits": _counter("hits", "Lookups in its cache that found the sample, whole node."),
-    "loader.N.cache_misses": _counter("misses", "Lookups in its cache that loaded the sample, whole node."),
+    "loader.N.cache_bytes": _bytes("cache", "Memory of the loader's cache, which the whole node shares."),
+    "loader.N.cache_limit_bytes": _bytes(
+        "limit", "Memory limit of the loader's cache.", "cache_limit_bytes", merge="last"
+    ),
+    "loader.N.cache_hits": _counter("hits", "Lookups in the loader's cache, on this node, that found the sample."),
+    "loader.N.cache_misses": _counter("misses", "Lookups in the loader's cache, on this node, that loaded the sample."),
     # -- one GPU ------------------------------------------------------------------------------
     "gpu.N.used_bytes": _bytes("in use", "GPU memory in use, by all processes.", "gpu_memory_used_bytes"),
     "gpu.N.total_bytes": _bytes("of the GPU", "Memory of the GPU.", "gpu_memory_total_bytes", merge="last"),

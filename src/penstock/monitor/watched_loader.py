@@ -184,7 +184,9 @@ class WatchedLoader:
         if depth is not None and now["depth"] < depth:
             now["remark"] = f"prefetch_factor={loader.prefetch_factor} allows no more than {ceiling} batches ahead"
         if workers is not None and gauges.awaits_next_epoch(loader):
-            now["remark"] = "workers change when the next epoch begins: batches of this dataset belong to workers"
+            now["remark"] = (
+                "the workers change when the next epoch begins, because batches of this dataset belong to workers"
+            )
         return now
 
 

@@ -30,15 +30,15 @@ FIRST = "stability"
 
 QUESTIONS: Mapping[str, Question] = {
     "stability": Question(
-        text="Does stability matter most: training that runs unattended?",
+        text="Does stability matter most, because the training runs unattended?",
         answers={"yes": "shared", "no": "speed"},
     ),
     "shared": Question(
-        text="Do other programs need this machine's memory too, or is this a first try?",
+        text="Is this a first try, or do other programs need this machine's memory too?",
         answers={"yes": "safe", "no": "balanced"},
     ),
     "speed": Question(
-        text="Does speed matter most, with a monitor open in a second terminal?",
+        text="Does speed matter most, and will you watch a monitor in a second terminal?",
         answers={"yes": "parallelism", "no": "limit"},
     ),
     "parallelism": Question(
@@ -46,7 +46,7 @@ QUESTIONS: Mapping[str, Question] = {
         answers={"cpu": "fast", "gpu": "bigger batch"},
     ),
     "limit": Question(
-        text="Is it an experiment at the limit, watched all the time, with no other program running?",
+        text="Is it an experiment at the memory limit that you watch all the time, with no other program running?",
         answers={"yes": "extreme", "no": "balanced"},
     ),
 }

@@ -70,7 +70,7 @@ class Feeding:
         if waited < STARVED:
             return f"Loading costs a little: {numbers}. A step of {every} or longer would never wait."
         return (
-            f"Loading is the bottleneck: {numbers}. The step alone could take "
+            f"Loading is the bottleneck: {numbers}. The step alone could process "
             f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, the loader delivers "
             f"at most {rate(self.most_samples_per_s)}."
         )

@@ -142,17 +142,17 @@ def read_profile(source: Path | Mapping[str, Any]) -> Profile:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise ConfigError(f"{where} cannot be read as a profile: {problem}") from problem
     if not isinstance(given, dict):
-        raise ConfigError(f"{where} is no profile: it holds {type(given).__name__}, not named figures")
+        raise ConfigError(f"{where} is not a profile: it holds {type(given).__name__}, not named figures")
     known = {field.name for field in fields(Profile)} | {"sample_bytes", "wait_s", "cpu_s"}
     unknown = sorted(set(given) - known)
     if unknown:
         raise ConfigError(
-            f"{where} has {', '.join(unknown)}, which is no figure of a profile; there are {', '.join(sorted(known))}"
+            f"{where} has {', '.join(unknown)}, which a profile does not have; it has {', '.join(sorted(known))}"
         )
     try:
         return _made(given)
     except (TypeError, ValueError, KeyError, OverflowError) as problem:
-        raise ConfigError(f"{where} is no profile: {problem}") from problem
+        raise ConfigError(f"{where} is not a profile: {problem}") from problem
 
 
 def _made(given: dict[str, Any]) -> Profile:

@@ -191,7 +191,7 @@ def _climb(measured: _Trials, rungs: Sequence[Setting], space: SearchSpace, why:
         if rung not in measured.trials:
             if not space.fits(rung):
                 needs = format_bytes(space.expected(rung).memory_bytes)
-                return f"{rung} would take {needs}, and the budget is {format_bytes(space.budget_bytes)}"
+                return f"{rung} would take {needs}, but the budget is {format_bytes(space.budget_bytes)}"
             return Try(setting=rung, why="safe start" if top is None else why)
         if rung not in measured.rates:
             took = format_bytes(measured.memory_bytes(rung))
@@ -209,7 +209,7 @@ def _climb(measured: _Trials, rungs: Sequence[Setting], space: SearchSpace, why:
             )
         if flat == _FLAT_STEPS:
             return f"two steps beyond {top} gained nothing"
-    return f"{rungs[-1]} are the most that make sense on this machine"
+    return f"{rungs[-1]} is the highest setting that makes sense on this machine"
 
 
 def _between(measured: _Trials, best: Setting, space: SearchSpace) -> Try | None:

@@ -93,7 +93,7 @@ class StartingPoint:
         }
 
     def to_yaml(self) -> str:
-        lines = ["# Starting points, nothing was measured. Figures are for one rank."]
+        lines = ["# Starting points: nothing was measured. Figures are for one rank."]
         for key, value in self.arguments().items():
             shown = str(value).lower() if isinstance(value, bool) else value
             lines += ["penstock:", f"  {key}: {shown}"] if key == "memory" else [f"{key}: {shown}"]
@@ -126,8 +126,8 @@ def starting_point(machine: StartingMachine) -> StartingPoint:
 def _why(machine: StartingMachine, size: GpuClass, workers: int, half: int, *, is_windows: bool) -> list[str]:
     known = size.name if machine.gpu_bytes is None else f"a GPU of {size.name} ({format_bytes(machine.gpu_bytes)} here)"
     why = [
-        f"batch: {known}; GPUs of 8 GB 4-8, 16 GB 8-16, 24 GB and more 16-32, leaving 10-20% of it free "
-        "(a speech team's settings)"
+        f"batch: {known}; a speech team's settings: 4-8 samples on GPUs of 8 GB, 8-16 on 16 GB, 16-32 on 24 GB and "
+        "more, with 10-20% of the GPU's memory left free"
     ]
     rule = "16 for a GPU of 24 GB and more, else 8 (a speech team's settings)"
     if machine.ranks > 1:
@@ -138,7 +138,7 @@ def _why(machine: StartingMachine, size: GpuClass, workers: int, half: int, *, i
     if is_windows:
         why.append("platform: on Windows penstock's workers are threads; torch's worker processes stay at 0 there")
     why.append(
-        f"cache: 10-20 GB of 64, 20-40 of 128, 50-80 of 256, never over half, one for the node; "
-        f"{format_bytes(machine.ram_bytes)} here"
+        "cache: 10-20 GB on a machine of 64 GB, 20-40 on 128, 50-80 on 256, never more than half of the memory, one "
+        f"for the node; this machine has {format_bytes(machine.ram_bytes)}"
     )
     return why

@@ -75,7 +75,7 @@ def words(
     if load.workers > max(1, load.cores):
         cons = (*cons, f"more workers than the {load.cores:g} cores: useful only while samples wait")
     if not fits:
-        cons = (*cons, "may take more than was allowed")
+        cons = (*cons, "may take more memory than the limit")
     if risk != "low":
         cons = (*cons, "takes nearly all free memory: close other programs, and watch it")
     return suits, pros, cons
@@ -93,13 +93,13 @@ def reason(each: Tried, best: float, step_s: float | None) -> str:
         )
     else:
         why = (
-            f"a sample computes {milliseconds(load.profile.cpu_s)} and waits {milliseconds(load.profile.wait_s)}, on "
-            f"{_count(load.cores, 'core')}"
+            f"a sample takes {milliseconds(load.profile.cpu_s)} of computing and {milliseconds(load.profile.wait_s)} "
+            f"of waiting, on {_count(load.cores, 'core')}"
         )
     return (
         f"{why}; {_count(load.workers, 'worker')} with {_count(each.depth, 'batch', 'batches')} ahead "
-        f"{'reach' if load.workers > 1 else 'reaches'} {outcome.samples_per_s / best:.0%} of the fastest in "
-        f"{format_bytes(outcome.growth_bytes)}."
+        f"{'reach' if load.workers > 1 else 'reaches'} {outcome.samples_per_s / best:.0%} of the fastest plan's speed "
+        f"with {format_bytes(outcome.growth_bytes)}."
     )
 
 
@@ -136,7 +136,7 @@ def _notes(table: PlanTable) -> Iterator[str]:
     if not profile.has_runs:
         yield (
             f"A sample takes {milliseconds(profile.wait_s + profile.cpu_s)}, too long to run the loaders as well: the "
-            "usual figures stand for what their workers take. Give more time to measure them (--seconds, seconds=)."
+            "memory of their workers is assumed to be the usual. Give more time to measure it (--seconds, seconds=)."
         )
     if profile.length is not None and profile.length < best.batch_size:
         yield (

@@ -204,7 +204,7 @@ def _chart(
     )
     far = timeline.far_away()
     last = {each.look: next(value for value in reversed(each.values) if value is not None) for each in far}
-    beyond = "".join(f" The {each.name}, {memory(last[each.look])}, is far above." for each in far)
+    beyond = "".join(f" The {each.name}, {memory(last[each.look])}, is far above the chart." for each in far)
     drawn = [*stack, *lines, *(each for each in bounds if each not in far)]
     return ReportChart(
         id=name,

@@ -114,7 +114,7 @@ def _refuse_sections_for_values(document: Document, leaf: Leaf, sections: tuple[
         if alias is not None and _is_clear(alias) and kind_of(sections[:depth]) != "foreign":
             holder = ".".join(sections[: depth + 1])
             raise ConfigError(
-                f"{document.at(leaf)}: {holder} is a section ({leaf.key}={leaf.value!r}), and one value is needed; "
+                f"{document.at(leaf)}: {holder} is a section ({leaf.key}={leaf.value!r}), but one value is needed; "
                 f"write {name} into the sections for training and evaluation"
             )
 

@@ -96,7 +96,7 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}: {problem}") from None
     if not isinstance(nested, dict):
         what = "a list" if isinstance(nested, list) else "a single value"
-        raise ConfigError(f"{name} is {what}; keys and values are needed")
+        raise ConfigError(f"{name} is {what}, but keys and values are needed")
     if not nested:
         raise ConfigError(f"{name} is empty; there are no settings in it")
     return nested

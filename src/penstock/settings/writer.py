@@ -293,7 +293,7 @@ def _printed_json(document: Document, changes: list[SettingChange]) -> str:
         for name in change.path[:-1]:
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
-                raise ConfigError(f"{document.name}: {name} is a value, and a section is needed; rename it")
+                raise ConfigError(f"{document.name}: {name} is a value, but a section is needed; rename it")
         if change.is_new and change.after is not None:
             pairs = list(section.items())
             at = list(section).index(change.after) + 1
@@ -351,7 +351,7 @@ def _read_back(
         if not same(target, found.get(target), value) and (found.get(target) or value):
             if target in NEED_WORKERS and settings.arguments.get("num_workers") == 0:
                 raise ConfigError(
-                    f"{document.name}: {target}={value!r} needs workers, and the file has num_workers=0; "
+                    f"{document.name}: {target}={value!r} needs workers, but the file has num_workers=0; "
                     "give num_workers too"
                 )
             raise ConfigError(

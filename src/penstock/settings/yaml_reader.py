@@ -46,7 +46,7 @@ def read_yaml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], T
         raise ConfigError(f"{name} is empty; there are no settings in it")
     if not isinstance(root, yaml.MappingNode):
         what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
-        raise ConfigError(f"{name} is {what}; keys and values are needed")
+        raise ConfigError(f"{name} is {what}, but keys and values are needed")
     return _YamlReader(text, name).read(root)
 
 
@@ -166,7 +166,7 @@ class _YamlReader:
                 continue
             for source in value.value if value.id == "sequence" else [value]:
                 if source.id != "mapping":
-                    raise _error(self._name, key, "<< merges sections, and its value is not a section")
+                    raise _error(self._name, key, "<< merges sections, but its value is not a section")
                 for name, (inner, merged, _) in self._effective(source, depth + 1).items():
                     found.setdefault(name, (inner, merged, True))
         self._pairs[id(section)] = found

@@ -213,7 +213,7 @@ class _Routes:
         try:
             wanted = json.loads(body)
         except (ValueError, RecursionError):
-            raise RequestError(400, "this is no JSON") from None
+            raise RequestError(400, "the body is not JSON") from None
         return _json(encoded(await self._events.asking.run(self._answers.turn, request.path_params["run"], wanted)))
 
     async def _stream(self, request: Request) -> Response:

@@ -143,8 +143,8 @@ class ProcessStarter:
             channel.close()
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. The dataset, collate_fn or worker_init_fn "
-                f"cannot be pickled, which the {self._context.get_start_method()!r} start method needs; define them "
-                'at module level, or pass multiprocessing_context="fork" where the platform has it.',
+                f"cannot be pickled, but the start method {self._context.get_start_method()!r} requires that; define "
+                'them at module level, or pass multiprocessing_context="fork" where the platform has it.',
                 stacklevel=2,
             )
             raise

@@ -199,7 +199,7 @@ def test_the_demo_names_what_needs_action(healthy: MachineFacts) -> None:
     console, written = page_console(200)
     facts = in_trouble(healthy)
     show_machine(console, facts, find_in_machine(facts))
-    assert "Will hurt: shm-small. For fixes run: penstock doctor" in written.getvalue()
+    assert "Will hurt here: shm-small. For fixes run: penstock doctor" in written.getvalue()
 
 
 def test_progress_is_not_drawn_without_a_terminal() -> None:

@@ -37,7 +37,7 @@ def test_the_bytes_of_a_batch_are_counted(make: Callable[[], Any], size_bytes: i
 
 @pytest.mark.parametrize("device", ["no-such-device", "cuda:99"])
 def test_a_device_that_is_not_here_is_refused_with_the_reason(device: str) -> None:
-    with pytest.raises(ConfigError, match=f"nothing can be delivered on '{device}'"):
+    with pytest.raises(ConfigError, match=f"batches cannot be delivered to '{device}'"):
         check_device(device)
 
 

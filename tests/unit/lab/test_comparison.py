@@ -61,7 +61,7 @@ def test_loaders_without_a_measurable_difference_are_called_alike(ours: list[flo
 def test_rounds_that_overlap_far_from_each_other_give_no_verdict_and_say_what_would() -> None:
     verdict = compare([make_round(5), make_round(9)], [make_round(8), make_round(20)]).verdict()
     assert "no clear difference in samples per second" in verdict
-    assert verdict.endswith("Rounds of one loader lie up to 150% apart: longer or more rounds would tell.")
+    assert verdict.endswith("The rounds of one loader differ by up to 150%: make them longer, or run more.")
 
 
 def test_growth_that_could_not_be_read_is_left_out() -> None:
@@ -105,6 +105,6 @@ def test_if_samples_cannot_be_told_apart_the_verdict_does_not_mention_them() -> 
     comparison = compare([blind(200)], [blind(100)])
     assert comparison.same_samples is None
     assert comparison.verdict().startswith(
-        "Beside torch's DataLoader, penstock delivered 2 times the samples per second"
+        "Compared with torch's DataLoader, penstock delivered 2 times the samples per second"
     )
     assert comparison.penstock.bytes_per_s == 200 * MIB

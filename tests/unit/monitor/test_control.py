@@ -72,7 +72,7 @@ def test_answers_refusals_and_failures_are_all_answers(served: Served) -> None:
         assert served.ask(line, b'"refuse"\n') == {"ok": False, "why": "workers=-1 is not a number"}
         assert served.ask(line, b'"break"\n') == {"ok": False, "why": "it failed: RuntimeError('engine trouble')"}
         for garbage in (b"\x00\xff\xfe\n", b"{\n", b"[" * 5000 + b"\n", b"\n"):
-            assert served.ask(line, garbage) == {"ok": False, "why": "this is no JSON"}
+            assert served.ask(line, garbage) == {"ok": False, "why": "the message is not JSON"}
         assert served.ask(line, b'{"still": "here"}\n')["ok"]
 
 
@@ -88,7 +88,7 @@ def test_a_message_that_never_ends_is_refused_and_its_connection_closed(served: 
                     served.handle()
         assert sent < 20 * LONGEST_MESSAGE_BYTES
         line.settimeout(2.0)
-        assert json.loads(line.recv(4096))["why"] == f"a message of more than {LONGEST_MESSAGE_BYTES:,} bytes"
+        assert json.loads(line.recv(4096))["why"] == f"the message has more than {LONGEST_MESSAGE_BYTES:,} bytes"
 
 
 def test_a_client_that_does_not_read_its_answers_is_dropped(served: Served) -> None:

@@ -101,7 +101,7 @@ def test_a_setting_that_would_not_fit_is_never_tried() -> None:
     tried, done = search(room, rate)
     assert all(room.expected(setting).memory_bytes <= room.budget_bytes for setting in tried)
     assert done.winner == Setting(5, 2)
-    assert "6 workers, 2 ahead would take 120 MiB, and the budget is 115 MiB" in done.why
+    assert "6 workers, 2 ahead would take 120 MiB, but the budget is 115 MiB" in done.why
 
 
 def test_a_setting_that_went_over_the_budget_ends_the_climb_and_never_wins() -> None:
@@ -121,7 +121,7 @@ def test_a_search_in_which_nothing_fits_gives_the_reason_and_no_winner() -> None
     move = next_move([], room)
     assert isinstance(move, SearchEnd)
     assert move.winner is None
-    assert "1 worker, 1 ahead would take 50.0 MiB, and the budget is 10.0 MiB" in move.why
+    assert "1 worker, 1 ahead would take 50.0 MiB, but the budget is 10.0 MiB" in move.why
 
 
 def test_if_two_batches_ahead_do_not_fit_one_is_tried() -> None:

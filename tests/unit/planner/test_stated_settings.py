@@ -42,15 +42,15 @@ def test_the_predicted_memory_of_torch_is_near_the_teams_own_count() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "beside is not name"),
-        ({"safe": 3}, "beside is not name"),
+        ([], "beside must have a section for each name"),
+        ({"safe": 3}, "beside must have a section for each name"),
         ({"safe": {}}, "safe has workers=None"),
         ({"safe": {"workers": -1}}, "workers=-1"),
         ({"safe": {"workers": True}}, "workers=True"),
         ({"safe": {"workers": 2, "prefetch_factor": 0}}, "prefetch_factor=0"),
         ({"safe": {"workers": 2, "memory": "much"}}, "safe: memory='much'"),
         ({"safe": {"workers": 2, "speed": "60%"}}, "speed='60%'"),
-        ({"safe": {"workers": 2, "depth": 3}}, "has depth; there are workers"),
+        ({"safe": {"workers": 2, "depth": 3}}, "has depth; its keys are workers"),
     ],
 )
 def test_wrong_stated_settings_are_named_with_their_place_in_the_file(given: Any, said: str) -> None:

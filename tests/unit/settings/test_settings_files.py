@@ -75,7 +75,7 @@ def test_a_training_section_that_others_merge_still_counts(write: Any) -> None:
     ("text", "why"),
     [
         ("", "is empty"), ("  \n\n", "is empty"), ("# only this\n", "is empty"), ("---\n", "is empty"),
-        ("null", "is empty"), ("- a\n- b\n", "is a list; keys and values are needed"),
+        ("null", "is empty"), ("- a\n- b\n", "is a list, but keys and values are needed"),
         ("just text", "is a single value"), ("8", "is a single value"),
         ("data:\n\tnum_workers: 8\n", "cannot start any token, a tab; indent YAML"),
         ("train:\n  num_workers: 4\n  num_workers: 8\n", "line 3: the key 'num_workers' appears twice"),

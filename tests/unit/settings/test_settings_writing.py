@@ -151,7 +151,7 @@ def test_an_argument_that_cannot_be_written_is_refused_and_nothing_is_written(tm
         with pytest.raises(ConfigError, match=why):
             settings.write_like(source, out, arguments)
     source.write_text("num_workers: 0\n")
-    with pytest.raises(ConfigError, match="prefetch_factor=4 needs workers, and the file has num_workers=0"):
+    with pytest.raises(ConfigError, match="prefetch_factor=4 needs workers, but the file has num_workers=0"):
         settings.write_like(source, out, {"prefetch_factor": 4})
     source.write_text("lr: 1\n...\n")
     with pytest.raises(ConfigError, match="to which no key can be added"):
@@ -173,7 +173,7 @@ def test_an_invalid_value_can_be_replaced(tmp_path: Path) -> None:
 
 def test_a_value_called_penstock_is_not_used_as_a_section(tmp_path: Path) -> None:
     for text, name in (('{"penstock": 1}', "a.json"), ("penstock: 1\n", "a.yaml"), ("penstock = 1\n", "a.toml")):
-        with pytest.raises(ConfigError, match=r"is a value, and a section is needed|to which no key can be added"):
+        with pytest.raises(ConfigError, match=r"is a value, but a section is needed|to which no key can be added"):
             rewrite(tmp_path, text, {"num_workers": 2}, name)
 
 

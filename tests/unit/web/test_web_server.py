@@ -117,8 +117,8 @@ def test_valves_turn_with_token_and_origin_and_the_training_gets_the_source(
         (served.turn(running.id, {"workers": 1}, Origin="http://evil.example"), 403, "another page"),
         (served.turn(running.id, {"workers": 1}, Host="evil.example"), 403, "name"),
         (served.turn(running.id, {"workers": 1}, **{"Content-Type": "text/plain"}), 400, "application/json"),
-        (served.turn(running.id, b'{"workers": '), 400, "no JSON"),
-        (served.turn(running.id, b"[" * 60_000), 400, "no JSON"),
+        (served.turn(running.id, b'{"workers": '), 400, "not JSON"),
+        (served.turn(running.id, b"[" * 60_000), 400, "not JSON"),
         (served.turn(running.id, b" " * (LONGEST_BODY_BYTES + 1)), 413, "65,536 bytes"),
         (served.turn(running.id, {"workers": "8"}), 400, "whole number"),
     ]
@@ -228,7 +228,7 @@ def test_a_training_that_does_not_answer_is_asked_less_often(
         began_s = time.monotonic()
         for _ in range(4):
             word, _ = events.until("live")
-            assert "hung up without an answer" in word["trouble"]
+            assert "closed the connection without an answer" in word["trouble"]
         assert served.ask(f"/api/runs/{running.id}").value["trouble"]
         assert len(training.asked) <= 1 + (time.monotonic() - began_s) / 0.5, "every fifth time"
         training.is_silent = False

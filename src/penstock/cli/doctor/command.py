@@ -23,7 +23,8 @@ from penstock.meter import Roots
 )
 @click.argument("target", required=False)
 @click.option("--workers", type=click.IntRange(min=1),
-              help="Workers that will read TARGET, for the size of all copies.  [default: usable CPUs]")  # fmt: skip
+              help="Number of workers that will read TARGET, to compute the size of all their copies.  "
+              "[default: usable CPUs]")  # fmt: skip
 @json_option
 @click.pass_obj
 def command(roots: Roots, target: str | None, workers: int | None, json_wanted: bool) -> None:

@@ -54,7 +54,7 @@ def _changes(ctx: click.Context, parameter: click.Parameter, value: str | None) 
     epilog="Exit status: 1 if TARGET or a file cannot be read, 2 for wrong usage, 0 otherwise, also with findings."
 )
 @dataset_options
-@click.option("--workers", type=click.IntRange(min=0), help="Workers of each loader.  [default: usable CPUs]")
+@click.option("--workers", type=click.IntRange(min=0), help="Number of workers of each loader.  [default: usable CPUs]")
 @click.option("--depth", type=click.IntRange(min=1),
               help="Batches that penstock prepares ahead, in total.  [default: its own choice]")  # fmt: skip
 @click.option("--pin-memory", is_flag=True, help="Both loaders deliver page-locked batches.")
@@ -63,9 +63,10 @@ def _changes(ctx: click.Context, parameter: click.Parameter, value: str | None) 
               "the difference by component.")  # fmt: skip
 @click.option("--step-time", type=FiniteRange(min=0, min_open=True), metavar="SECONDS",
               help="Simulate a training step of this length, to see whether loading delays it.")  # fmt: skip
-@click.option("--train", metavar="TARGET", help="The same with your own training step, a function that takes a batch.")
+@click.option("--train", metavar="TARGET",
+              help="Run your own training step, a function of a batch, instead of a simulated one.")  # fmt: skip
 @click.option("--seconds", type=FiniteRange(min=0.1), default=1.5, show_default=True,
-              help="Length of each run; there are several.")  # fmt: skip
+              help="Length of each run; the loaders run several times.")  # fmt: skip
 @click.option("--model", metavar="MODEL",
               help="Also estimate the GPU memory of training this model, as penstock gpu does.")  # fmt: skip
 @training_options

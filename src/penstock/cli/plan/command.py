@@ -61,16 +61,17 @@ _FILE = click.Path(path_type=Path)
 @click.option("--collate", metavar="TARGET", help="Your own collate function.")
 @click.option("--seconds", type=FiniteRange(min=0.5), default=9.0, show_default=True, help="How long to measure.")
 @click.option("--profile", "profile_file", type=_FILE, metavar="FILE",
-              help="Measurements stored by --save-profile, in place of a TARGET: nothing runs.")  # fmt: skip
+              help="Use measurements stored by --save-profile instead of a TARGET; nothing is measured.")  # fmt: skip
 @click.option("--save-profile", type=_FILE, callback=check_folder, metavar="FILE",
-              help="Store the measurements, for --profile.")  # fmt: skip
+              help="Store the measurements in this file, for a later --profile.")  # fmt: skip
 @click.option("--cores", type=FiniteRange(min=0.1), help="Plan for a machine with this many cores.")
 @click.option("--ram", "ram_bytes", callback=check_bytes, metavar="SIZE",
               help="Plan for a machine with this much free memory.")  # fmt: skip
 @click.option("--gpu-memory", "gpu_bytes", callback=check_bytes, metavar="SIZE",
               help="Plan for a GPU with this much memory.")  # fmt: skip
 @click.option("--settings", "settings_file", metavar="FILE",
-              help="Take batch size and memory limit from a settings file, and compare its workers.")  # fmt: skip
+              help="Take batch size and memory limit from a settings file, and compare its workers "
+              "with the plans.")  # fmt: skip
 @section_option
 @click.option("--yaml", "out", type=_FILE, callback=check_folder, metavar="OUT",
               help="Write the settings of the recommended or chosen plan to this file.")  # fmt: skip
@@ -133,9 +134,9 @@ def command(
 
 def _check_usage(target: str | None, profile_file: Path | None, given: dict[str, Any]) -> None:
     if target is not None and profile_file is not None:
-        raise click.UsageError("TARGET is measured and --profile is a measurement; give one of them")
+        raise click.UsageError("TARGET is measured anew, --profile is an earlier measurement; give one of them")
     if given["step_s"] is not None and given["train"] is not None:
-        raise click.UsageError("--train measures the length of a step and --step-time sets it; give one of them")
+        raise click.UsageError("--train measures the length of a step, --step-time sets it; give one of them")
     if given["like"] is not None and given["out"] is None:
         raise click.UsageError("--like sets the layout and --yaml the file to write; give both")
     if target is None:

@@ -80,7 +80,7 @@ def read_given_profile(path: Path) -> GivenProfile:
     except (ValueError, RecursionError) as problem:  # ValueError also for numbers of thousands of digits
         raise ConfigError(f"{path} cannot be read as a profile: {problem}") from None
     if not isinstance(given, dict):
-        raise ConfigError(f"{path} is not a profile: it holds {type(given).__name__}, and named figures are needed")
+        raise ConfigError(f"{path} is not a profile: it holds {type(given).__name__}, not named figures")
     if "samples" not in given and "sample_bytes" not in given:
         raise ConfigError(
             f"{path} is not a profile: it has neither samples nor sample_bytes; "

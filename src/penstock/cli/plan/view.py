@@ -147,7 +147,12 @@ def show_starting_point(console: Console, point: StartingPoint, target: str | No
     if target is None:
         console.print("Name a dataset (penstock plan TARGET) for plans made for its samples.")
     else:
-        console.print(Text(f"{target} has no data to measure here; where the data is, plans are made for its samples."))
+        console.print(
+            Text(
+                f"{target} has no data to measure here; run penstock plan where the data is, to get plans for its "
+                "samples."
+            )
+        )
     grid = make_grid("dim", "")
     torchs = "" if point.torch_workers == point.workers else f" (torch's DataLoader: {point.torch_workers})"
     up_to = f", up to {point.batch_high}" if point.batch_high > point.batch_size else ""

@@ -108,8 +108,9 @@ def remove(runs: tuple[str, ...], older_than: str | None) -> None:
 
 def _passed_over(files: Sequence[Path]) -> str:
     several = "is not an intact record" if len(files) == 1 else "are not intact records"
+    was = "was" if len(files) == 1 else "were"
     more = "" if len(files) == 1 else ", ..."
-    return f"{counted(len(files), 'file')} in {files[0].parent} {several} and left out: {files[0].name}{more}"
+    return f"{counted(len(files), 'file')} in {files[0].parent} {several} and {was} left out: {files[0].name}{more}"
 
 
 def _age_s(text: str) -> float:

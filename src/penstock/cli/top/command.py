@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Exit status: 0 after q or --once; 1 if there is no such run or process; 130 after Ctrl-C.")
 @click.argument("run", required=False)
-@click.option("--pid", type=click.IntRange(1), metavar="N", help="Show a process and its descendants, penstock or not.")
+@click.option("--pid", type=click.IntRange(1), metavar="N",
+              help="Show a process and its descendants, whether or not it uses penstock.")  # fmt: skip
 @click.option("--match", metavar="REGEX", help="Show all processes whose command line matches, with descendants.")
 @click.option("--every", type=click.FloatRange(0.2, 3600), metavar="SECONDS", default=1.0, show_default=True,
               help="Time between frames.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one frame and exit, as without a terminal on stdout.")
+@click.option("--once", is_flag=True, help="Print one frame and exit; always so if stdout is not a terminal.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print one snapshot as a JSON object and exit.")
 @click.pass_obj
 def command(
@@ -41,7 +42,7 @@ def command(
     \b
     + and -          one worker more or less
     [ and ]          one batch ahead less or more
-    up and down      choose the run; left and right the loader
+    up and down      choose the run; left and right choose its loader
     q                quit
 
     --pid and --match show any training, by its processes alone.

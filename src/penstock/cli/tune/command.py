@@ -44,8 +44,8 @@ def command(
 ) -> None:  # fmt: skip
     """Measure instead of predicting: run TARGET on one loader and change its workers and depth while it runs. The
     search starts with few workers and goes on while it gains speed, always within the memory limit; workers from a
-    settings file are measured too. Prints every measurement, the winner and what the model had predicted, and keeps a
-    record.
+    settings file are measured too. Prints every measurement, the winner and what the planner had predicted, and keeps
+    a record.
 
     TARGET is module:attribute or file.py:attribute: a dataset, or a function that returns one.
     """

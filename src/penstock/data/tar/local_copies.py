@@ -58,7 +58,7 @@ class ShardCopies:
                 found = _opened(copy)
                 if found is not None:
                     return found
-                stuck = f"{lock_path} is held by a process that has fetched nothing for {_STUCK_S:.0f} s; end it"
+                stuck = f"{lock_path} is held by a process that has fetched nothing for {_STUCK_S:.0f} s; end that one"
                 with self._wait(turn, f"{digest}.part", stuck, is_wanted):
                     # Another process may have fetched it during the wait.
                     if not copy.exists():

@@ -149,6 +149,6 @@ def _explained(what: str) -> Iterator[None]:
         if "meta" in str(error):
             first += (
                 " (tensors are traced on torch's meta device: they have shapes and no values. Operations that need "
-                "values cannot be traced, and neither can custom kernels without a meta form)"
+                "values cannot be traced, and neither can custom kernels without an implementation for that device)"
             )
         raise ConfigError(f"{what} failed: {first}") from error

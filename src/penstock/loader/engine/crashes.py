@@ -74,8 +74,8 @@ class CrashCounter:
             return None
         self._failed_imports = 0
         return WorkerError(
-            f"worker {worker.worker_id} {worker.ending} before it started, as the one before it; their tracebacks are "
-            "above. Each worker of this start method imports the main script, so everything that iterates a loader "
+            f"worker {worker.worker_id} {worker.ending} before it started, like the worker before it; their tracebacks "
+            "are above. Each worker of this start method imports the main script, so everything that iterates a loader "
             'must stand under `if __name__ == "__main__":` there, and all that the dataset needs must be importable. '
             'Or pass multiprocessing_context="fork"'
         )

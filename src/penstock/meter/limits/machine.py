@@ -149,7 +149,7 @@ def _unknown(
             f" {visible.levels[0]} is the nearest that is"
         )
     if tightest.working_set_bytes is None:
-        yield f"working_set_bytes: no usage beside {tightest.source}; headroom is the whole limit"
+        yield f"working_set_bytes: {tightest.source} gives a limit but no usage; headroom is the whole limit"
     if processors.affinity is None:
         yield f"cpu_affinity: {roots.proc / 'self' / 'status'} does not contain it"
     if shm_size is None:

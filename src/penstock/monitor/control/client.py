@@ -72,7 +72,9 @@ def ask(run: ReachableRun, message: dict[str, Any], *, timeout_s: float = 5.0) -
     path = own_socket(run)
     if path is None:
         if run.facts.get("socket") is not None:
-            raise PenstockError(f"{run.id} cannot be reached: its socket is gone or another's; has it ended?")
+            raise PenstockError(
+                f"{run.id} cannot be reached: its socket is gone or belongs to another user; has it ended?"
+            )
         raise PenstockError(f"{run.id} cannot be reached: it has no socket; its journal may contain the reason")
     deadline_s = time.monotonic() + timeout_s
     received = b""
@@ -85,7 +87,7 @@ def ask(run: ReachableRun, message: dict[str, Any], *, timeout_s: float = 5.0) -
                 line.settimeout(max(0.01, deadline_s - time.monotonic()))
                 piece = line.recv(1 << 16)
                 if not piece:
-                    raise PenstockError(f"{run.id} hung up without an answer; is it ending?")
+                    raise PenstockError(f"{run.id} closed the connection without an answer; is it ending?")
                 received += piece
                 if len(received) > LONGEST_ANSWER_BYTES:
                     raise PenstockError(f"{run.id} answers with more than {LONGEST_ANSWER_BYTES:,} bytes")
@@ -96,4 +98,4 @@ def ask(run: ReachableRun, message: dict[str, Any], *, timeout_s: float = 5.0) -
         raise PenstockError(f"{run.id} cannot be reached through {path}: {problem.strerror}; has it ended?") from None
     except (ValueError, RecursionError):
         raise PenstockError(f"{run.id} sent an answer that is not JSON") from None
-    return answer if isinstance(answer, dict) else {"ok": False, "why": "an answer that is not an object"}
+    return answer if isinstance(answer, dict) else {"ok": False, "why": "the answer is not an object"}

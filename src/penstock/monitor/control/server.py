@@ -119,10 +119,10 @@ class Control:
         client.received += piece
         *lines, client.received = client.received.split(b"\n")
         if len(client.received) > LONGEST_MESSAGE_BYTES:
-            self._refuse(client, f"a message of more than {LONGEST_MESSAGE_BYTES:,} bytes")
+            self._refuse(client, f"the message has more than {LONGEST_MESSAGE_BYTES:,} bytes")
         elif len(lines) > _MOST_AT_ONCE or len(client.unsent) > _MOST_UNSENT_BYTES:
             # Answers need time of the training's interpreter.
-            self._refuse(client, f"more than {_MOST_AT_ONCE} messages at once, or answers that are not read")
+            self._refuse(client, f"the client sent more than {_MOST_AT_ONCE} messages at once, or reads no answers")
         else:
             for line in lines:
                 client.unsent += json.dumps(self._reply(line), default=str).encode() + b"\n"
@@ -136,7 +136,7 @@ class Control:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
-            return {"ok": False, "why": "this is no JSON"}
+            return {"ok": False, "why": "the message is not JSON"}
         try:
             return self._answer(message)
         except ConfigError as refused:

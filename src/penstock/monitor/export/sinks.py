@@ -60,7 +60,7 @@ class Call(PeriodicSink):
 
     def __init__(self, function: Callable[[int, dict[str, float]], object], *, every_s: int = 1) -> None:
         if not callable(function):
-            raise ConfigError(f"{function!r} is not a function of a step and figures")
+            raise ConfigError(f"{function!r} cannot be called; give a function that takes a step and figures")
         super().__init__(every_s)
         self._function = function
 

@@ -319,7 +319,7 @@ def open_run(home: Path, which: str) -> Run:
         some = ", ".join(path.name.removesuffix(SUFFIX) for path in begun[:5])
         raise PenstockError(f"the ids of {len(begun)} runs begin with {_short(which)}: {some}; type more of the id")
     raise PenstockError(
-        f"no run in {home} has the name {_short(which)} or an id that begins so; penstock runs lists all of them"
+        f"no run in {home} has the name {_short(which)} or an id that begins with it; penstock runs lists all of them"
     )
 
 
