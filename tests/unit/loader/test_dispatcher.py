@@ -925,6 +925,26 @@ def test_rows_of_different_layouts_never_count_as_one(small_first: bool) -> None
     assert given[0].template == given[1].template  # type: ignore[union-attr]
 
 
+def test_rows_without_bytes_keep_their_layout_when_the_batch_is_laid_out_anew() -> None:
+    empty, filled = learn(torch.empty(0)), learn(torch.ones(3))
+    assert empty is not None and filled is not None
+    works = Works(workers=2, batch_rows=2)
+    works.offer(1)
+    (one, first), (other, second) = works.all_tasks()
+    filled_bytes = layout_of(filled, 2).total_bytes
+    works.need(one, first.task, 0, empty)
+    works.need(other, second.task, filled_bytes, filled)
+    works.done(one, first.task, Outcome("rows", 1))
+    # Its sample does not match the layout of the first row, so it asks again.
+    works.need(other, second.task, filled_bytes, filled)
+    room = works.room_of(other, second.task)
+    assert room is not None
+    works.done(other, second.task, Outcome("rows", 1, segment=room.segment, rows_segment=room.segment))
+    ((_, collate),) = works.all_tasks()
+    assert isinstance(collate, Collate)
+    assert [part.template for part in collate.parts] == [empty, filled]
+
+
 def test_an_idle_loader_releases_everything_and_starts_again() -> None:
     works = Works(workers=2)
     template = image(64)

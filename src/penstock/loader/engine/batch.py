@@ -147,11 +147,11 @@ class Batch:
     def set_layout_aside(self) -> None:
         """Keep the rows written so far under the old layout, and start without one."""
         assert self.template is not None
-        number = NO_SEGMENT
+        # Rows of a layout that takes no bytes lie in no segment, even if the batch has one by now.
+        self.old_layouts[NO_SEGMENT] = self.template
         if self.rows_segment is not None:
-            number = self.rows_segment.number
-            self.extra[number] = self.rows_segment
-        self.old_layouts[number] = self.template
+            self.extra[self.rows_segment.number] = self.rows_segment
+            self.old_layouts[self.rows_segment.number] = self.template
         self.template = self.rows_segment = None
 
     def unused_row_segments(self) -> list[Segment]:
