@@ -80,16 +80,26 @@ def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
         leaf, check = template.leaves[0], checks[0]
         if leaf.kind == "tensor":  # the most common sample of all, without a second call
             kind, dtype, shape = leaf.exact_type, leaf.dtype, leaf.shape
-            return lambda v: (v,) if type(v) is kind and v.dtype is dtype and v.shape == shape else None
+
+            def match_tensor(v: Any) -> Sequence[Any] | None:
+                try:
+                    return (v,) if type(v) is kind and v.dtype is dtype and v.shape == shape else None
+                except RuntimeError:  # a nested tensor has no shape
+                    return None
+
+            return match_tensor
         return lambda v: (v,) if check(v) else None
 
     def match(sample: Any) -> Sequence[Any] | None:
         values: list[Any] = []
         if not _flatten(template.shape, sample, values):
             return None
-        for check, value in zip(checks, values, strict=True):
-            if not check(value):
-                return None
+        try:
+            for check, value in zip(checks, values, strict=True):
+                if not check(value):
+                    return None
+        except RuntimeError:
+            return None
         return values
 
     return match

@@ -210,3 +210,12 @@ def test_templates_are_equal_and_hash_alike_when_their_samples_are_alike() -> No
     assert one == other
     assert hash(one) == hash(other)
     assert layout_of(one, 4) is layout_of(other, 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("like", [lambda t: t, lambda t: {"x": t}], ids=["alone", "in a dict"])
+def test_a_nested_tensor_which_has_no_shape_does_not_match_a_plain_one(like: Any) -> None:
+    template = learn(like(torch.ones(2)))
+    assert template is not None
+    match = matcher(template)
+    assert match(like(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))) is None
+    assert match(like(torch.zeros(2))) is not None
