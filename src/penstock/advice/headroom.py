@@ -2,7 +2,7 @@
 
 In:  an ``Account``.
 Out: ``Finding``s: what could be raised, what must be lowered.
-Runs in: command line; pure.
+Runs in: command line; pure. The advice of the warning while a training runs is in ``live``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arena: which segments exist, who uses them, and whether one more fits the budget.
+"""The arena: which segments exist, what uses them, and whether one more fits the budget.
 
 In:  needs in bytes; segments coming back from the user and from failed batches.
 Out: segments to fill, never more bytes in use than the limit unless the caller says the need is due.
@@ -9,7 +9,7 @@ keep their pages for the next batch; they are closed as soon as another segment 
 holds a lent segment when the next batch needs its bytes, the segment is *handed over*: it leaves the arena unchanged,
 which takes as much memory as a private copy, without the copying.
 
-A batch that is lent while somebody forks is left to the child: its segment is neither filled again nor emptied.
+A batch that is lent while the process forks is left to the child: its segment is neither filled again nor emptied.
 
 A lent segment that is page-locked for a device comes back *fenced*: the user may have queued copies from it that the
 device has not made yet, so it is neither refilled nor unmapped before the device has made them.

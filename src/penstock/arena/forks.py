@@ -3,6 +3,8 @@
 In:  arenas; forks of this process, by whatever library.
 Out: a note to every arena when a child is forked that is no worker of penstock's.
 Runs in: trainer, in the thread that forks, around the fork.
+
+``Arena.note_fork`` decides what happens to the segments.
 """
 
 from __future__ import annotations

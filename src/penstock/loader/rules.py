@@ -51,7 +51,7 @@ class LoaderRules:
     """The same where it is not yet known whether that helps."""
     ahead_per_worker: int = 2
     """Batches ahead per worker where one worker builds each batch, as in torch, and the most where a batch has bytes
-    that nobody counts."""
+    that are not counted."""
     bound_per_worker: int = 4
     """The most batches ahead per worker where batches belong to workers in turn: if one is always slow, the others
     would only run away from it."""
@@ -169,8 +169,8 @@ class LoaderRules:
     def most_ahead(self, batch_bytes: int, limit_bytes: int, workers: int, *, per_worker: int = 0) -> int:
         """How many batches of ``batch_bytes`` are worth their memory, out of the ``limit_bytes`` that batches may take.
 
-        ``per_worker``: how many for each worker, where more would not help, or where a batch has bytes that nobody
-        counts; 0: any number.
+        ``per_worker``: how many for each worker, where more would not help, or where a batch has bytes that are
+        not counted; 0: any number.
         """
         return self._within(int(self.ahead_share * limit_bytes), batch_bytes, per_worker * workers)
 

@@ -65,7 +65,8 @@ def parse_counters(text: str) -> dict[str, int]:
 
 
 def find_counter(text: str, key: str) -> int | None:
-    """One entry of ``parse_counters``, for frequent calls. ``key`` ends as in the file, in ":" or a space."""
+    """One counter of ``parse_counters`` without parsing the rest. ``key`` ends as in the file, with
+    ":" or a space."""
     start = 0 if text.startswith(key) else text.find("\n" + key) + 1
     if start == 0 and not text.startswith(key):
         return None

@@ -2,7 +2,7 @@
 
 In:  answers.
 Out: the next question, or the plan.
-Runs in: anywhere; pure: a table.
+Runs in: anywhere; pure: a table. The plan that is recommended without questions is chosen in ``plans``.
 """
 
 from __future__ import annotations

@@ -179,14 +179,14 @@ def _what_would_fit(table: PlanTable) -> str:
     least, rows = table.least, table.recommended.batch_size
     allow = f"{-(-least.memory_bytes // MIB)}MiB"
     smaller = (
-        "; no smaller batch fits as it is"
+        "; no smaller batch fits the limit"
         if least.batch_size is None
         else f", or lower the batch size to {least.batch_size}"
     )
     return (
         f"No plan fits {format_bytes(table.budget_bytes)}. The least that works for batches of {rows}: "
         f"{_count(least.workers, 'worker')} with {_count(least.depth, 'batch', 'batches')} ahead, at "
-        f"{least.speed:.0%} of the fastest. Allow {allow} for that (--memory, memory=){smaller}."
+        f"{least.speed:.0%} of the speed of the fastest. Allow {allow} for that (--memory, memory=){smaller}."
     )
 
 

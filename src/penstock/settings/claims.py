@@ -35,7 +35,7 @@ def find_claims(document: Document) -> list[Claim]:
         *above, key = parts(leaf.path)
         sections = tuple(above)
         if leaf.template_depth is not None and phase_of(parts(leaf.path[: leaf.template_depth])) is None:
-            # A template of defaults does not count by itself; the sections that use it do, and may change them.
+            # A template of defaults sets nothing by itself; the sections that use it do, and may override its values.
             continue
         alias, phase = _look_up(key)
         kind = kind_of(sections)

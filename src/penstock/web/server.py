@@ -235,7 +235,7 @@ class _Routes:
         return listed(self._answers.home, runs, self._answers.unreadable)
 
     def _failed(self, request: Request, problem: Exception) -> Response:
-        """An error that nobody expected: written to the terminal, once each."""
+        """An unexpected error: written to the terminal, once each."""
         if repr(problem) not in self._shown:
             self._shown.add(repr(problem))
             # Of the request only the path is shown, which contains no secret.
@@ -272,7 +272,7 @@ def _not_served(request: Request, problem: Exception) -> Response:
 
 
 def _number(request: Request, name: str) -> float | None:
-    """A value of the query; None: it is not there."""
+    """A number from the query; None if the query does not have it."""
     text = request.query_params.get(name)
     return None if text is None else _finite_number(name, text)
 
@@ -289,8 +289,8 @@ def _finite_number(name: str, text: str) -> float:
 
 
 def _patient(patience_s: float, most: int) -> type[H11Protocol]:
-    """Connections that are closed unless a complete request arrives in time, the first and each one after an answer.
-    If there are more than ``most``, the one that came first among those without a request is closed.
+    """Connections that are closed unless a complete request arrives in time: first after they are opened, then after
+    each answer. If there are more than ``most``, the oldest of those that await a request is closed.
 
     uvicorn has such a limit only between two requests, and refuses new connections above its limit. Without this, a few
     hundred connections that any user of the machine opens and leaves idle would lock out the owner of the page.

@@ -82,7 +82,7 @@ class Channel:
                 self._outbox[0] = (data[sent:], fds)
 
     def _send(self, data: memoryview, fds: list[int]) -> int:
-        """Returns how many bytes the socket accepted: all, if nobody is there to read them."""
+        """Returns how many bytes the socket accepted: all of them, if its other end is closed."""
         try:
             if not fds:
                 return self._sock.send(data, _DONTWAIT)

@@ -8,9 +8,9 @@ Saving, seeding and restoring the generators takes as long as fetching dozens of
 none of them. A watch finds out cheaply whether a block did. It notices draws and seeding, since they change the state,
 and calls that read or set a state, since during the block
 
-- Python's hidden ``Random`` instance has a class that notices whoever touches its ``gauss_next``, as ``getstate``,
-  ``setstate``, ``seed`` and ``gauss`` do;
-- numpy's functions use another bit generator, which notices whoever reads its state;
+- Python's hidden ``Random`` instance has a class that notices every access to its ``gauss_next``, as by ``getstate``,
+  ``setstate``, ``seed`` and ``gauss``;
+- numpy's functions use another bit generator, which notices any code that reads its state;
 - ``torch.default_generator`` is an object that notices every access and passes it on; the functions in ``torch.random``
   use it too.
 
@@ -408,7 +408,7 @@ def _memory(address: int, size: int) -> _Raw:
 
 
 def _memory_of_python(generator: random.Random) -> _Raw | None:
-    """The state's memory, read in 0.1 µs instead of 7, if it lies where CPython has it."""
+    """The memory of the generator's state, if it lies where CPython puts it: it is read in 0.1 µs, not in 7."""
     offset = object.__basicsize__
     if random.Random.__basicsize__ < offset + _STATE_BYTES:
         return None

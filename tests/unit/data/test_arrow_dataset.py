@@ -400,7 +400,7 @@ def test_the_warning_for_a_compressed_file_has_its_size_and_a_remedy(tmp_path: P
             writer.write_table(table, max_chunksize=500_000)
     with pytest.warns(
         RuntimeWarning,
-        match=r"a\.arrow is compressed .* 15\.3 MiB decompressed; each worker holds up to 7\.63 MiB.*penstock pack",
+        match=r"a\.arrow is compressed .* data take 15\.3 MiB, and each worker holds up to 7\.63 MiB.*penstock pack",
     ):
         compressed = ArrowDataset(tmp_path / "a.arrow")
     assert compressed[1_999_999] == {"x": 0.0}

@@ -105,7 +105,7 @@ def test_if_no_plan_fits_the_smallest_is_recommended_with_its_numbers() -> None:
     best = table.recommended
     assert not best.fits
     assert best.memory.high == min(plan.memory.high for plan in table.plans[:4])
-    assert "No plan fits 47.7 MiB" in table.explain() and "no smaller batch fits as it is" in table.explain()
+    assert "No plan fits 47.7 MiB" in table.explain() and "no smaller batch fits the limit" in table.explain()
     assert best.arguments()["memory"] == "47MiB"
     assert any("more memory than the limit" in con for con in best.cons)
 

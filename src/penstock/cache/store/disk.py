@@ -135,8 +135,8 @@ def folder_key(folder: Path) -> str:
 def open_files(folder: Path, *, limit_bytes: int, policy: int) -> Iterator[tuple[list[int], bool]]:
     """Descriptors of index, values and locks, and whether no other process has them open.
 
-    If none has, none can open them until ``Disk.join``. The descriptors belong to the caller; after an exception inside
-    the block they are closed. Raises CacheError, OSError.
+    If no other process has them open, none can open them until ``Disk.join``. The descriptors belong to the caller;
+    after an exception inside the block they are closed. Raises CacheError, OSError.
     """
     with _opened(folder, os.O_CREAT) as fds:
         yield fds, _prepare_or_join(folder, fds, limit_bytes=limit_bytes, policy=policy)

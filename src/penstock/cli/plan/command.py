@@ -56,7 +56,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--memory", callback=check_size, metavar="SIZE",
               help="Memory limit for each rank, such as 8GB.  [default: auto, half of the free memory]")  # fmt: skip
 @click.option("--step-time", "step_s", type=FiniteRange(min=0), metavar="SECONDS",
-              help="Length of a training step; without it, plans load as fast as possible.")  # fmt: skip
+              help="Length of a training step; without it, plans aim at loading as fast as possible.")  # fmt: skip
 @click.option("--train", metavar="TARGET", help="Your training step, a function that takes a batch: it is timed.")
 @click.option("--collate", metavar="TARGET", help="Your own collate function.")
 @click.option("--seconds", type=FiniteRange(min=0.5), default=9.0, show_default=True, help="How long to measure.")

@@ -170,9 +170,9 @@ def _warn_of_compressed(files: list[ArrowFile]) -> None:
     held = int(np.sort(sizes)[-READY_COMPRESSED:].sum())
     named = f"{found[0].location} is" if len(found) == 1 else f"{found[0].location} and {len(found) - 1} more are"
     warnings.warn(
-        f"{named} compressed and cannot be mapped: {format_bytes(sizes.sum())} decompressed; each worker holds "
-        f"up to {format_bytes(held)} (record batches of up to {format_bytes(sizes.max())}). Rewrite the data with "
-        "`penstock pack`, so that all workers share one mapping",
+        f"{named} compressed and cannot be mapped: decompressed, the data take {format_bytes(sizes.sum())}, and each "
+        f"worker holds up to {format_bytes(held)} of them (record batches of up to {format_bytes(sizes.max())}). "
+        "Rewrite the data with `penstock pack`, so that all workers share one mapping",
         RuntimeWarning,
         stacklevel=3,
     )

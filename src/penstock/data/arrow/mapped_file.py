@@ -209,8 +209,8 @@ def _cause_of(problem: MemoryError) -> str:
     if too_many is None:
         return str(problem) or "there is none left"
     return (
-        f"{too_many}. Each value of {format_bytes(_MAPPED_FROM_BYTES)} or more needs one as long as it exists: hold "
-        "fewer samples at a time, keep copies (.copy(), .clone()), or use ArrowDataset(..., in_place=True), which "
+        f"{too_many}. Each value of {format_bytes(_MAPPED_FROM_BYTES)} or more needs one for as long as it exists: "
+        "hold fewer samples at a time, keep copies (.copy(), .clone()), or use ArrowDataset(..., in_place=True), which "
         "maps each file once"
     )
 

@@ -1,6 +1,6 @@
 """Large row groups, decoded once for all processes of this machine into one file that they map.
 
-In:  a row group as bytes.
+In:  a row group as bytes, which ``GroupsOnDemand`` in ``groups`` decodes.
 Out: its rows, read in place from the file. The page cache holds what is read often; the kernel evicts it as it likes.
 Runs in: trainer and worker, any number of threads and processes.
 """
@@ -92,8 +92,8 @@ class DecodedGroups:
         return self._file is not None
 
     def open(self, group: int, count: int) -> EncodedRows | None:
-        """The rows of a group, of which ``count`` are about to be read; None if the group is not there. They stay there
-        until this thread opens another group."""
+        """The rows of a group, of which ``count`` are about to be read; None if the group is not in the file.
+        The rows stay there until this thread opens another group."""
         file = self._file
         if file is None:
             return None
@@ -110,14 +110,14 @@ class DecodedGroups:
         return mapped.rows
 
     def why_not(self, group: int) -> str | None:
-        """Why a group that is not there is not stored either: "" if another one would have to be evicted that is more
-        likely to be read soon, a text if that happens all the time."""
+        """Why a group that is not in the file is not written to it either: "" if a group that is more likely to be read
+        soon would have to be evicted, a text for a warning if that happens all the time; None if it is written."""
         file = self._file
         assert file is not None
         if file.lengths[group]:
             return None
         limit_bytes, taken_bytes = file.limit_bytes(), file.taken_bytes()
-        # As much as it took when it was written last, or what its footer suggests and a little more.
+        # What it took when it was written last, or a little more than its footer suggests.
         need_bytes = int(max(self._files.group_bytes[group] * _DECODED, file.table[WRITTEN, group])) + _DECODED_BYTES
         if taken_bytes + need_bytes <= limit_bytes:
             return None

@@ -1,11 +1,13 @@
 """Where the samples of one shard are: adjacent members whose names are equal up to the first dot form one sample.
 
 In:  the members and faults of a shard (``members.walk``).
-Out: ``ShardIndex``: keys, suffixes, offsets and sizes as arrays, and what was left out; to bytes and back.
+Out: ``ShardIndex``: keys, suffixes, offsets and sizes as arrays, and what was left out; ``to_bytes`` writes it, and
+     ``from_bytes`` reads and checks it.
 Runs in: trainer, command line.
 
 The bytes are a magic, a digest of all that follows, the length of a JSON text, that text, and the arrays it describes.
-They contain no code, and an index that is not consistent is rejected.
+They contain no code, and ``from_bytes`` rejects an index that is damaged, inconsistent or of another version of the
+shard.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class ShardIndex:
     """The samples of one shard."""
 
     version: str
-    """Of the shard, as ``Source.version``."""
+    """The version of the shard, as ``Source.version``."""
     size_bytes: int
     form: str | None
     faults: list[Fault]
@@ -46,15 +48,15 @@ class ShardIndex:
     keys: bytes
     """All keys, one after another."""
     key_ends: np.ndarray
-    """Samples + 1 places in ``keys``: 0, then where each key ends."""
+    """0, then the place in ``keys`` where each sample's key ends."""
     firsts: np.ndarray
-    """Samples + 1: number of the first member of each sample, then of all members."""
+    """For each sample the number of its first member, then the number of members."""
     offsets: np.ndarray
-    """Of the data of each member."""
+    """Where the data of each member begin."""
     sizes: np.ndarray
-    """Of each member, in bytes."""
+    """Bytes of each member."""
     suffix_numbers: np.ndarray
-    """Of each member, an index into ``suffixes``."""
+    """For each member an index into ``suffixes``."""
 
     def __len__(self) -> int:
         return len(self.firsts) - 1

@@ -3,6 +3,8 @@
 In:  the location and version of a shard.
 Out: its index, read from disk, or built and written to disk for the next time.
 Runs in: trainer, command line.
+
+``index.from_bytes`` decides whether a stored index can be trusted.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class Dispatcher:
         if facts != self._facts:
             per_worker = rules.bound_per_worker if order.bound else 0
             if not order.rows or template is None or any(leaf.kind == "text" for leaf in template.leaves):
-                # Texts and small objects travel in messages, which nobody counts.
+                # Texts and small objects travel in messages, which are not counted.
                 per_worker = rules.ahead_per_worker
             cheap = rules.cheap_ahead(batch_bytes, limit_bytes, count, per_worker=per_worker)
             most = self.depth_ceiling or rules.most_ahead(batch_bytes, limit_bytes, count, per_worker=per_worker)

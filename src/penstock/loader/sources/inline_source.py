@@ -127,6 +127,6 @@ def fetcher_of(loader: DataLoader[Any], dataset: Any) -> InlineFetcher:
     kept = loader._fetcher
     if kept is None or not kept.serves(dataset, loader.collate_fn):
         kept = InlineFetcher(dataset, loader.collate_fn, auto_collation=loader._auto_collation)
-        # Past __setattr__, which takes a tenth of the time of an iterator without workers.
+        # Not through __setattr__, which takes a tenth of the time of an iterator without workers.
         loader.__dict__["_fetcher"] = kept
     return kept

@@ -124,13 +124,13 @@ class AlertRule:
     """The threshold. memory, tree: a share of the limit (0.9, "90%") or bytes ("40GB"); swap: bytes; stall, gpu-idle: a
     share of the time; restarts: a number of workers."""
     for_s: float = 5.0
-    """Raised once the value has been at or above the threshold for this long."""
+    """The alert is raised once the value has been at or above the threshold for this long."""
     calm_s: float = 30.0
-    """Over once the value has been well below the threshold for this long."""
+    """The alert is over once the value has been well below the threshold for this long."""
     margin: float = 0.05
-    """How far below counts as well below: this share of the threshold."""
+    """The value is well below the threshold if it is below by at least this share of it."""
     within_s: float = 600.0
-    """swap, restarts: the time over which growth counts."""
+    """For swap and restarts: the time over which their growth is summed."""
     then: Sequence[Action] = (Log(),)
     """The actions; each alert is also recorded."""
 
@@ -187,7 +187,7 @@ class WatchedValue:
         """Times and levels within ``within_s`` that no lower level followed: the first is the lowest."""
 
     def value(self, figures: Mapping[str, float], now_s: float) -> float | None:
-        """Now; None: these figures do not include it."""
+        """The value now; None if these figures do not include it."""
         rule = self._rule
         if rule.on == "gpu-idle":
             return _gpu_idle(figures)
@@ -197,7 +197,7 @@ class WatchedValue:
         return None if level is None else self._growth(level, now_s)
 
     def threshold(self, figures: Mapping[str, float]) -> float | None:
-        """In the unit of the value; None: a share of a limit that is unknown."""
+        """The threshold in the unit of the value; None if it is a share of a limit that is unknown."""
         rule = self._rule
         if rule.on == "restarts":
             return float(rule.count)

@@ -193,7 +193,7 @@ class TriedSettings:
 
 
 def pack(figures: Mapping[str, float], places: Mapping[str, int]) -> bytes:
-    """A point's body; ``places`` has every name."""
+    """The bytes of a point's figures; ``places`` gives the place of every figure by its name."""
     body = array("d", [math.nan]) * len(places)
     for name, value in figures.items():
         body[places[name]] = value
