@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from penstock.advice.headroom import headroom
+from penstock.advice.peak_memory import headroom
 from penstock.advice.run import DANGER, GPU_IDLE, Evidence, find_in_run
 from penstock.findings import Finding, Severity, worst_first
 from penstock.formatting import configuration, counted, duration, one_line, rate, share

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.advice.live import CALM_BELOW, AdvisedLoader, memory_full, warning_text
+from penstock.advice.memory_warning import CALM_BELOW, AdvisedLoader, memory_full, warning_text
 from penstock.monitor.gauges import Gauges, GaugeSample, figures_between
 from penstock.monitor.log_line import say
 from penstock.monitor.runs.format import Alert, Note, Point, RunOutcome, TriedSettings

@@ -18,7 +18,7 @@ import torch
 
 import penstock
 from penstock.data import ParquetDataset
-from penstock.data.parquet import decoded_groups, rows_file
+from penstock.data.parquet import decoded_groups_file, rows_file
 from penstock.data.parquet.row_groups import ParquetFiles
 
 pa = pytest.importorskip("pyarrow")
@@ -183,8 +183,8 @@ def test_a_process_maps_no_more_of_the_file_than_twice_keep(
 ) -> None:
     dataset = ParquetDataset(numbers(tmp_path, group=2000), keep="10kB")
     pages, forgotten = [0], []
-    monkeypatch.setattr(decoded_groups, "file_pages_bytes", lambda: pages[0])
-    monkeypatch.setattr(decoded_groups, "forget_pages", lambda view: forgotten.append(pages[0]))
+    monkeypatch.setattr(decoded_groups_file, "file_pages_bytes", lambda: pages[0])
+    monkeypatch.setattr(decoded_groups_file, "forget_pages", lambda view: forgotten.append(pages[0]))
     for row in range(0, ROWS, 50):
         assert dataset[row]["n"] == row
         pages[0] += 400
@@ -200,9 +200,9 @@ def test_random_rows_of_more_groups_than_there_is_room_for_evict_next_to_nothing
     limit(monkeypatch, 130_000)
     dataset = ParquetDataset(numbers(tmp_path, group=500), keep="1kB")
     writes: list[int] = []
-    store = decoded_groups.DecodedGroups.store
+    store = decoded_groups_file.DecodedGroups.store
     monkeypatch.setattr(
-        decoded_groups.DecodedGroups,
+        decoded_groups_file.DecodedGroups,
         "store",
         lambda self, group, parts: writes.append(group) or store(self, group, parts),
     )

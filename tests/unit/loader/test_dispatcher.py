@@ -21,7 +21,7 @@ from penstock.loader.engine.batch import Batch, SamplerFailure
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
 from penstock.loader.engine.dispatcher import Dispatcher
-from penstock.loader.engine.parts import EngineParts
+from penstock.loader.engine.engine_parts import EngineParts
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
 from penstock.loader.rules import LoaderRules, Order

@@ -73,7 +73,7 @@ def test_samples_already_in_memory_are_also_written_to_disk(tmp_path: Path) -> N
             _ = wrapped[index]
         done = penstock.precompute(Encoded(log), cache)
         assert (done.computed, done.not_kept) == (30, 0) and computed(log) == list(range(30))
-        with pytest.raises(penstock.ConfigError, match="another cache"):
+        with pytest.raises(penstock.ConfigError, match="a cache other than the one to fill"):
             penstock.precompute(wrapped, cache)
 
 

@@ -20,9 +20,9 @@ from penstock.cli.options import echo, write_text
 from penstock.environment import local_ranks
 from penstock.errors import ConfigError
 from penstock.meter import Roots
-from penstock.planner.decision import FIRST, QUESTIONS
 from penstock.planner.plans import Facts
 from penstock.planner.profile import Profile, is_amount, read_profile
+from penstock.planner.questions import FIRST, QUESTIONS
 from penstock.planner.starting_points import StartingMachine
 from penstock.planner.stated_settings import Stated, read_stated
 from penstock.settings.reader import read

@@ -23,7 +23,7 @@ from penstock.data.parquet.row_groups import arrow
 from penstock.data.sample_forms import FORM_HEADER, OWN_FORM, to_members
 from penstock.data.sources import open_source
 from penstock.data.tar.index import KEY
-from penstock.data.tar.stored_index import build_index
+from penstock.data.tar.index_files import build_index
 from penstock.drafts import open_draft
 from penstock.errors import DataError
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.data.arrow.rows import RowReader
-from penstock.data.parquet.decoded_groups import DecodedGroups
+from penstock.data.parquet.decoded_groups_file import DecodedGroups
 from penstock.data.parquet.encoded_rows import EncodedRows, encode, joined
 from penstock.data.parquet.row_groups import ParquetFiles, arrow
 from penstock.data.shared.shared_bytes import SharedBytes

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from penstock.data.sources import is_remote, open_source
 from penstock.data.tar.index import ShardIndex
+from penstock.data.tar.index_files import build_index, read_index, write_index
 from penstock.data.tar.local_copies import ShardCopies, open_shard
-from penstock.data.tar.stored_index import build_index, read_index, write_index
 from penstock.units import format_bytes
 
 _MOST_THREADS = 8

@@ -8,7 +8,7 @@ Runs in: trainer, under the engine's lock.
 from __future__ import annotations
 
 from penstock.loader.engine.batch import Batch
-from penstock.loader.engine.parts import EngineParts
+from penstock.loader.engine.engine_parts import EngineParts
 
 
 class MemoryBudget:

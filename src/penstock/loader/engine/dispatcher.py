@@ -21,7 +21,7 @@ from typing import Any
 from penstock.loader.engine.ahead import Ahead
 from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.budget import MemoryBudget
-from penstock.loader.engine.parts import EngineParts
+from penstock.loader.engine.engine_parts import EngineParts
 from penstock.loader.engine.worker_set import WorkerEntry
 from penstock.workers.protocol import NO_SEGMENT, Collate, Fetch, Outcome, Resume
 from penstock.workers.stretches import stretch_rows

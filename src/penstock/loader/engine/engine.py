@@ -29,8 +29,8 @@ from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter
 from penstock.loader.engine.delivery import Delivery
 from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.engine_parts import EngineParts
 from penstock.loader.engine.integrity import EngineClosed, Integrity
-from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.pump import Pump, Waker
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerNow, WorkerSet

@@ -22,8 +22,8 @@ from typing import Any
 from penstock.loader.engine.batch import Batch
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.dispatcher import Dispatcher
+from penstock.loader.engine.engine_parts import EngineParts
 from penstock.loader.engine.integrity import EngineClosed, Integrity
-from penstock.loader.engine.parts import EngineParts
 from penstock.loader.engine.settlement import Settlement
 from penstock.loader.engine.worker_set import WorkerEntry, WorkerSet
 from penstock.loader.stats import Counters

@@ -14,7 +14,7 @@ from penstock.errors import WorkerError
 from penstock.loader.engine.batch import Batch, Task
 from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter, how_it_ended
-from penstock.loader.engine.parts import EngineParts
+from penstock.loader.engine.engine_parts import EngineParts
 from penstock.loader.engine.worker_set import WorkerEntry
 from penstock.workers.protocol import NO_SEGMENT, Done, Need, Resume, Room, Started
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.advice.live import AdvisedLoader, memory_full, moves, warning_text
+from penstock.advice.memory_warning import AdvisedLoader, memory_full, moves, warning_text
 
 MIB, GIB = 1 << 20, 1 << 30
 FIGURES: dict[str, float] = {

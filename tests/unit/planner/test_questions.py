@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.planner.decision import FIRST, QUESTIONS
 from penstock.planner.plans import NAMES
+from penstock.planner.questions import FIRST, QUESTIONS
 
 
 def paths(place: str = FIRST, seen: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

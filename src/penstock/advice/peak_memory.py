@@ -7,7 +7,7 @@ Runs in: command line; pure. The advice of the warning while a training runs is 
 
 from __future__ import annotations
 
-from penstock.advice.live import AdvisedLoader, Move, moves
+from penstock.advice.memory_warning import AdvisedLoader, Move, moves
 from penstock.advice.run import CALM, DANGER
 from penstock.findings import Finding
 from penstock.monitor.figures import part
