@@ -125,9 +125,7 @@ def test_the_verdict_follows_from_the_times(wait_s: float, compute_s: float, sai
 )
 def test_no_figure_of_the_verdict_contradicts_another(wait_s: float, most_samples_per_s: float, said: str) -> None:
     """The loader was timed alone and with the step, at different moments and with different load on the cores."""
-    feeding = Feeding(
-        batch_size=8, batches=100, wait_s=wait_s, compute_s=9.6, most_samples_per_s=most_samples_per_s
-    )
+    feeding = Feeding(batch_size=8, batches=100, wait_s=wait_s, compute_s=9.6, most_samples_per_s=most_samples_per_s)
     assert said in feeding.verdict()
 
 
