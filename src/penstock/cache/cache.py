@@ -36,6 +36,7 @@ from penstock.errors import CacheError, ConfigError
 from penstock.meter import headroom_bytes, limits
 from penstock.units import format_bytes, parse_size
 from penstock.workers import forecast_position
+from penstock.workers.beside_others import is_beside_others, load_unseeded
 from penstock.workers.kept_generators import KeptGenerators
 from penstock.workers.rng import mix, seed_stretch
 
@@ -304,6 +305,10 @@ class Cache:
         return (value,)
 
     def _load(self, known: _KnownKey, load: Callable[[], Any], keeps_generators: bool) -> Any:
+        if is_beside_others():
+            value = load_unseeded(load)
+            self._keep(known, value)
+            return value
         with KeptGenerators() if keeps_generators else contextlib.nullcontext():
             seed_stretch(mix(known.number), 0)
             value = load()

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.errors import ConfigError
+from penstock.workers.beside_others import is_beside_others
 from penstock.workers.rng import get_generators
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class CachedDataset(Dataset):
         self.cache.print_stats(type(self.dataset).__name__)
 
     def _load(self, index: Any) -> Any:
-        if self._checked >= _CHECKED_LOADS:
+        # Reading the generators' states counts as use of them.
+        if self._checked >= _CHECKED_LOADS or is_beside_others():
             return self.dataset[index]
         self._checked += 1
         before = get_generators()

@@ -58,11 +58,18 @@ class DataLoader(TorchDataLoader[_T_co]):
             memory, at most two batches ahead.
         seeding: ``"batch"`` makes randomness depend on seed, epoch, rank and place in the epoch only, so that
             batches are the same for any number of workers; ``"worker"`` is torch's own assignment.
-        backend: ``"process"``, ``"thread"``, or None for the platform's best.
+        backend: ``"process"``, ``"thread"``, or None for the platform's best. Threads share Python's, numpy's and
+            torch's global generators with each other and with the training loop, so they are not seeded: batches of a
+            dataset that draws from them differ from those of processes, and from run to run.
         cache: a ``penstock.Cache``, or the size of one: it keeps samples by index in memory that all processes of the
             node share. A dataset with ``keys(index)`` uses a cache for parts of its samples itself; the loader then
             gives that cache a forecast of the keys, and reads the sampler ahead for it.
         name: the loader's name in monitors.
+        threads_per_worker: how many samples each worker process fetches at a time, for samples that wait for a network
+            or a disk. It needs a dataset that may be read by several threads at once, and batches of at least as many
+            samples. Batches stay the same: a dataset that draws from Python's, numpy's or torch's global generator is
+            fetched one sample after the other, with a warning. Without workers, with ``batch_size=None`` and for
+            datasets with ``__getitems__`` it has no effect; with streams and threads as workers it is an error.
     """
 
     _rules = LoaderRules()
@@ -96,6 +103,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         backend: str | None = None,
         cache: Cache | str | int | float | None = None,
         name: str | None = None,
+        threads_per_worker: int = 1,
     ) -> None:
         if seeding not in ("batch", "worker"):
             raise ConfigError(f'seeding={seeding!r} is unknown; write "batch" or "worker"')
@@ -105,6 +113,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             raise ConfigError(f'backend={backend!r} is unknown; write "process", "thread", or leave it out')
         if not isinstance(autotune, bool):
             raise ConfigError(f"autotune={autotune!r} is neither True nor False")
+        _check_count("threads_per_worker", threads_per_worker, least=1)
         is_auto = isinstance(num_workers, str)
         if is_auto:
             if num_workers != "auto":
@@ -130,6 +139,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.seeding = seeding
         self.backend = backend
         self.name = name
+        self.threads_per_worker = threads_per_worker
         self.cache: Cache | None = None
         self._cache_inside: Cache | None = None
         """A cache that the dataset reads through without the loader's help: the loader only shows its figures."""
@@ -167,8 +177,23 @@ class DataLoader(TorchDataLoader[_T_co]):
                 f"{num_workers} threads would each read the whole iterable dataset, because get_worker_info() does not "
                 'work in threads; use num_workers=1 or backend="process"'
             )
+        if threads_per_worker > 1:
+            self._check_threads_help()
         if is_auto:
             self._plan_workers(uncached)
+
+    def _check_threads_help(self) -> None:
+        asked = f"threads_per_worker={self.threads_per_worker}"
+        if self._runs_threads:
+            raise ConfigError(
+                f"{asked}: workers are threads already, one sample at a time each; use "
+                f"num_workers={max(1, self.num_workers) * self.threads_per_worker} instead"
+            )
+        if self._dataset_kind == _DatasetKind.Iterable:
+            raise ConfigError(
+                f"{asked}: an iterable dataset gives one sample after the other, so threads cannot help; use more workers, "
+                "threads inside the dataset, or a dataset with __getitem__"
+            )
 
     @classmethod
     def from_settings(cls, dataset: Dataset[_T_co], source: Source, section: str = "train", **overrides: Any) -> Self:

@@ -38,6 +38,13 @@ class Setup:
     """Whether generators are not seeded again for each batch (seeding="worker"), so that a replacement must take over
     their states."""
 
+    threads: int = 1
+    """How many samples of a task each worker process fetches at a time, where it fetches them one by one."""
+
+    @property
+    def fetches_in_threads(self) -> bool:
+        return self.threads > 1 and not self.is_iterable and self.auto_collation and is_read_by_index(self.dataset)
+
     @property
     def is_iterable(self) -> bool:
         return isinstance(self.dataset, IterableDataset)
@@ -77,6 +84,13 @@ def keeps_state(dataset: Any) -> bool:
 def fetches_whole_lists(dataset: Any) -> bool:
     """Whether ``__getitems__`` is called with all indices of a batch, since it must see them together."""
     return bool(getattr(dataset, "__getitems__", None)) and not can_split(dataset)
+
+
+def is_read_by_index(dataset: Any) -> bool:
+    """Whether samples are asked for one at a time. A plain ``Subset`` has ``__getitems__`` and only passes indices on."""
+    if type(dataset) is Subset:
+        return is_read_by_index(dataset.dataset)
+    return not getattr(dataset, "__getitems__", None)
 
 
 def can_split(dataset: Any) -> bool:

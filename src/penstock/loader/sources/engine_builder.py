@@ -53,6 +53,7 @@ def build_engine(
         batch_rows=(loader.batch_size or 1) if loader._auto_collation else 1,
         hold_bytes=loader.memory_bytes // (8 * max(1, loader.num_workers)) if is_stream else 0,
         keeps_generators=loader.seeding == "worker",
+        threads=loader.threads_per_worker,
     )
     bound = setup.is_iterable or loader.seeding == "worker"
     return Engine(
@@ -65,6 +66,7 @@ def build_engine(
             keeps_generators=setup.keeps_generators and not setup.is_iterable,
             in_order=loader.in_order,
             batch_rows=setup.batch_rows,
+            threads=setup.threads if setup.fetches_in_threads else 1,
         ),
         memory_bytes=loader.memory_bytes,
         headroom_bytes=headroom_bytes,
