@@ -16,8 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.errors import ConfigError
-from penstock.workers.beside_others import is_beside_others
-from penstock.workers.rng import get_generators
+from penstock.workers.rng import get_generators, is_beside_others
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler, default_collate, default_convert
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.device.device_argument import parse_device
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
 from penstock.loader.epochs import counting_sampler, epoch_of, numbered_sampler, state_of
@@ -29,7 +30,7 @@ from penstock.loader.sources.inline_fetcher import InlineFetcher
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size
-from penstock.workers.setup import keeps_state
+from penstock.workers.setup import check_threads_help, keeps_state
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
@@ -132,7 +133,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
         """A loaded state that the next iteration continues from."""
-        self._device = _parse_device(device)
+        self._device = parse_device(device)
         self.memory = memory
         self.autotune = autotune or is_auto
         self.device = device
@@ -178,22 +179,14 @@ class DataLoader(TorchDataLoader[_T_co]):
                 'work in threads; use num_workers=1 or backend="process"'
             )
         if threads_per_worker > 1:
-            self._check_threads_help()
+            check_threads_help(
+                threads_per_worker,
+                num_workers=num_workers,
+                are_workers_threads=self._runs_threads,
+                is_iterable=isinstance(dataset, IterableDataset),
+            )
         if is_auto:
             self._plan_workers(uncached)
-
-    def _check_threads_help(self) -> None:
-        asked = f"threads_per_worker={self.threads_per_worker}"
-        if self._runs_threads:
-            raise ConfigError(
-                f"{asked}: workers are threads already, one sample at a time each; use "
-                f"num_workers={max(1, self.num_workers) * self.threads_per_worker} instead"
-            )
-        if self._dataset_kind == _DatasetKind.Iterable:
-            raise ConfigError(
-                f"{asked}: an iterable dataset gives one sample after the other, so threads cannot help; use more workers, "
-                "threads inside the dataset, or a dataset with __getitem__"
-            )
 
     @classmethod
     def from_settings(cls, dataset: Dataset[_T_co], source: Source, section: str = "train", **overrides: Any) -> Self:
@@ -436,28 +429,6 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _parse_device(device: Any) -> torch.device | None:
-    if device is None:
-        return None
-    try:
-        # A number means a GPU, even where torch would choose another accelerator.
-        parsed = torch.device("cuda", device) if type(device) is int else torch.device(device)
-    except (RuntimeError, TypeError) as problem:
-        raise ConfigError(
-            f'device={device!r} is not a device: {problem}; write "cuda", "cuda:1" or a torch.device'
-        ) from None
-    if parsed.type == "cuda":
-        count = torch.cuda.device_count()
-        if (parsed.index or 0) >= count:
-            why = f"torch finds {count} CUDA devices here; leave device= out, or use another device"
-            if torch.version.cuda is None and torch.version.hip is None:
-                why = "this torch was built without CUDA; install one with it, or leave device= out"
-            raise ConfigError(f"device={device!r}: {why}")
-    elif parsed.type in ("mps", "xpu") and not getattr(torch, parsed.type).is_available():
-        raise ConfigError(f"device={device!r}: torch finds no such device here; leave device= out, or use another one")
-    return parsed
 
 
 def _check_count(name: str, value: Any, *, least: int) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.arena.template import is_default_collate
+from penstock.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +88,25 @@ def fetches_whole_lists(dataset: Any) -> bool:
 
 
 def is_read_by_index(dataset: Any) -> bool:
-    """Whether samples are asked for one at a time. A plain ``Subset`` has ``__getitems__`` and only passes indices on."""
+    """Whether samples can be asked for one at a time. A plain ``Subset`` has ``__getitems__`` and only passes indices
+    on."""
     if type(dataset) is Subset:
         return is_read_by_index(dataset.dataset)
     return not getattr(dataset, "__getitems__", None)
+
+
+def check_threads_help(threads: int, *, num_workers: int, are_workers_threads: bool, is_iterable: bool) -> None:
+    """Refuse ``threads_per_worker`` where it could do nothing."""
+    if are_workers_threads:
+        raise ConfigError(
+            f"threads_per_worker={threads}: workers are threads already, with one sample at a time each; use "
+            f"num_workers={max(1, num_workers) * threads} instead"
+        )
+    if is_iterable:
+        raise ConfigError(
+            f"threads_per_worker={threads}: an iterable dataset gives one sample after the other, so threads cannot "
+            "help; use more workers, threads inside the dataset, or a dataset with __getitem__"
+        )
 
 
 def can_split(dataset: Any) -> bool:

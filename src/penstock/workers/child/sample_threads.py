@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from penstock.workers import forecast_position
-from penstock.workers.beside_others import GeneratorUsed, note_beside_others
 from penstock.workers.kept_generators import the_watch
+from penstock.workers.rng import GeneratorUsed, note_beside_others
 
 
 class _Job(NamedTuple):

@@ -11,8 +11,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -24,12 +22,11 @@ from penstock.arena.segment import Segment
 from penstock.arena.segment_sizes import round_up
 from penstock.arena.template import Template, learn
 from penstock.workers import forecast_position
-from penstock.workers.beside_others import GeneratorUsed
+from penstock.workers.child.indexed_samples import IndexedSamples
 from penstock.workers.child.kept_memory import KeptMemory
 from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
 from penstock.workers.child.private_memory import PrivateMemory
 from penstock.workers.child.rows import Rows
-from penstock.workers.child.sample_threads import SampleThreads
 from penstock.workers.child.views import Views
 from penstock.workers.protocol import (
     NO_SEGMENT,
@@ -39,7 +36,6 @@ from penstock.workers.protocol import (
     KeepMemory,
     Learn,
     Need,
-    Notice,
     Outcome,
     Restart,
     Resume,
@@ -47,9 +43,8 @@ from penstock.workers.protocol import (
     Span,
     Started,
 )
-from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators
+from penstock.workers.rng import get_generators, seed_collate, set_generators
 from penstock.workers.setup import Setup, keeps_state, reseed_pipes
-from penstock.workers.stretches import stretch_rows
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
@@ -57,11 +52,6 @@ _STEP_BYTES = 256 << 10
 _MOST_HELD_BYTES = 16 << 20
 _LARGE_BYTES = 1 << 20
 """While it holds a result of this size, the worker measures its memory."""
-_USES_GENERATORS = (
-    "{} draws from Python's, numpy's or torch's global random generator, so each worker fetches its samples one after the "
-    "other: with several at once, batches would depend on timing, and threads_per_worker= has no effect. Draw random "
-    "numbers in collate_fn, which runs alone, or leave threads_per_worker= out."
-)
 
 
 class WorkerLoop:
@@ -99,8 +89,7 @@ class WorkerLoop:
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
         self._keeps_state = keeps_state(setup.dataset)
-        self._threads = SampleThreads(setup.threads) if setup.fetches_in_threads else None
-        """None also from the moment on that the dataset uses a global generator."""
+        self._indexed = IndexedSamples(setup, self._views, self._mailbox.send)
 
     def run(self, init: Callable[[], None], resume: Resume | None) -> None:
         """Set up with the user's ``init``, then work until asked to stop. Raises ChannelClosed without a trainer."""
@@ -150,10 +139,8 @@ class WorkerLoop:
                 outcome = Outcome("exhausted")
             except Exception:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
-            finally:
-                # Samples under way would disturb the next task's generators and take memory.
-                if self._threads is not None:
-                    self._threads.rest()
+            # Not after Ctrl-C or a Stop: a sample may wait for hours.
+            self._indexed.rest()
         spent_s = time.perf_counter() - began
         if place is not None:
             place.end()
@@ -240,8 +227,8 @@ class WorkerLoop:
         if task.batch_rows == 0:
             return self._finish(task, [])
         if not setup.is_iterable and setup.fetches_whole_lists:
-            self._at_row(0)
-            self._seed(task, 0)
+            self._indexed.at_row(0)
+            self._indexed.seed(task, 0)
             found = setup.dataset.__getitems__(task.indices)
             if not setup.writes_rows or type(found) is not list or len(found) != task.batch_rows:
                 return self._finish(task, found)
@@ -331,64 +318,15 @@ class WorkerLoop:
                 yield group
                 del group
             return
-        dataset, indices = self._setup.dataset, task.indices
-        # A cached dataset seeds every load by its key, so seeding here is unnecessary. Not so in a subclass, which may
-        # draw random numbers itself.
-        self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
-        get = partial(self_seeded or getitem, dataset)
-        begun = 0
-        if self._threads is not None and not task.careful and len(indices) > 1:
-            for sample in self._in_threads(get, task, rows):
-                begun += 1
-                yield [sample]
-                del sample
-        by_list = getattr(dataset, "__getitems__", None)
-        step = stretch_rows(task.batch_rows)
-        while begun < len(indices):
-            self._at_row(task.first_row + begun)
-            if self_seeded is None:
-                # In the middle of a stretch too: the rows before came from threads and used no generator.
-                self._seed(task, (task.first_row + begun) // step)
-            stretch = indices[begun : begun // step * step + step]
-            if by_list:
-                begun += len(stretch)
-                yield by_list(stretch)
-                continue
-            end = begun + len(stretch)
-            while begun < end:
-                self._at_row(task.first_row + begun)
-                most = 1 if task.careful else rows.group_rows if rows else len(stretch) if self._knows_size else 1
-                group = indices[begun : min(begun + most, end)]
-                begun += len(group)
-                yield [get(index) for index in group]
+        yield from self._indexed.groups(task, self._most_at_once(task, rows))
 
-    def _in_threads(self, get: Callable[[Any], Any], task: Fetch, rows: Rows | None) -> Iterator[Any]:
-        """The samples of the task's first rows, in row order: all of them, or those before the dataset used a global
-        generator, which ends the use of threads."""
-        threads = self._threads
-        assert threads is not None
-        self._at_row(task.first_row)
-        samples = threads.in_order(get, task.indices, lambda: rows.group_rows if rows else len(task.indices))
-        try:
-            for row, sample in enumerate(samples, task.first_row + 1):
-                yield sample
-                del sample
-                self._at_row(row)
-        except GeneratorUsed:
-            self._threads = None
-            threads.rest()
-            threads.end()
-            self._mailbox.send(Notice(_USES_GENERATORS.format(type(self._setup.dataset).__name__)))
-        else:
-            threads.rest()
-
-    def _at_row(self, row: int) -> None:
-        if self._views.place is not None:
-            self._views.place.at_row(row)
-
-    def _seed(self, task: Fetch, stretch: int) -> None:
-        if task.seed is not None:
-            seed_stretch(task.seed, stretch)
+    def _most_at_once(self, task: Fetch, rows: Rows | None) -> Callable[[], int]:
+        """How many samples may be in hand together."""
+        if task.careful:
+            return lambda: 1
+        if rows is not None:
+            return lambda: rows.group_rows
+        return lambda: len(task.indices) if self._knows_size else 1
 
     def _one_sample(self, task: Fetch) -> Any:
         if self._setup.is_iterable:
@@ -397,8 +335,8 @@ class WorkerLoop:
             if not found:
                 raise _Exhausted
             return found[0]
-        self._at_row(0)
-        self._seed(task, 0)
+        self._indexed.at_row(0)
+        self._indexed.seed(task, 0)
         return self._setup.dataset[task.indices]
 
     def _check_not_exhausted(self, task: Fetch, got: int) -> None:
