@@ -233,3 +233,5 @@ class Order:
     """Nominal batch length, for estimates until batches are drawn; 1 where a custom batch sampler decides."""
     threads: int = 1
     """How many rows of a task a worker fetches at a time."""
+    chunk_bytes: int = 0
+    """Up to so many bytes of samples are in a worker's hands before they are written."""

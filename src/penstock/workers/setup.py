@@ -20,6 +20,11 @@ from torch.utils.data.graph_settings import apply_random_seed
 from penstock.arena.template import is_default_collate
 from penstock.errors import ConfigError
 
+CHUNK_BYTES = 1 << 20
+THREADS_CHUNK_BYTES = 16 << 20
+"""The same where workers are threads: after every call a thread waits for the GIL, which takes as long as copying some
+hundred kilobytes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -41,6 +46,9 @@ class Setup:
 
     threads: int = 1
     """How many samples of a task each worker process fetches at a time, where it fetches them one by one."""
+
+    chunk_bytes: int = CHUNK_BYTES
+    """Samples are written to their rows in one call per this many bytes; larger ones one by one."""
 
     @property
     def fetches_in_threads(self) -> bool:

@@ -79,6 +79,7 @@ class WorkerLoop:
         self._kept = kept
         self._samples_done = 0
         self.template: Template | None = None
+        self.chunk_bytes = setup.chunk_bytes
         self._iterator: Iterator[Any] | None = None
         self._read_rows = 0
         """Samples of an iterable dataset in the latest batch."""
