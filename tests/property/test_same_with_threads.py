@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -186,6 +187,47 @@ def test_a_sample_that_always_kills_its_worker_is_named() -> None:
 def test_values_cached_beside_other_samples_are_those_cached_alone() -> None:
     wanted = batches(CASES["few random numbers"], 1, 1, cache="64MB")
     assert_same(batches(CASES["few random numbers"], 2, 4, cache="64MB"), wanted, "cached")
+
+
+class Endless(Waiting):
+    """Samples from the second batch on never come."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= 16:
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+def test_samples_that_never_come_are_named_and_do_not_outlive_the_loader() -> None:
+    # Closing waits five seconds for the workers before it kills them.
+    loader = penstock.DataLoader(
+        Endless(), batch_size=16, num_workers=1, threads_per_worker=4, timeout=1, multiprocessing_context="fork"
+    )
+    with loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(RuntimeError, match=r"index 16 of batch 1(.|\n)*in __getitem__"):
+            next(batches)
+    assert not multiprocessing.active_children()
+
+
+class ThreadCount(Waiting):
+    """Each sample is the number of threads that an operation of torch may use in the worker."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(torch.get_num_threads())
+
+
+def test_operations_in_worker_threads_use_one_thread_and_those_in_the_training_loop_as_many_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        loader = penstock.DataLoader(ThreadCount(8), batch_size=4, num_workers=2, backend="thread", timeout=60)
+        with loader:
+            assert torch.cat(list(loader)).tolist() == [1] * 8
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [0, -1, True, 2.0, "4", None])
