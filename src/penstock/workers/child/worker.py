@@ -89,6 +89,8 @@ class WorkerLoop:
         """Whether the trainer knows what a batch takes; a stream's batches may be shorter than they say."""
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
+        self._room = NO_SEGMENT
+        """The task's own segment, for encoded objects."""
         self._keeps_state = keeps_state(setup.dataset)
         self._indexed = IndexedSamples(setup, self._views, self._mailbox.send)
 
@@ -124,6 +126,7 @@ class WorkerLoop:
         if place is not None:
             place.begin(task.task)
         self._collate_s = 0.0
+        self._room = NO_SEGMENT if isinstance(task, Fetch) and task.by_template else task.segment
         samples_done = self._samples_done
         error: ExceptionWrapper | None = None
         if self._init_error is not None:
@@ -380,12 +383,10 @@ class WorkerLoop:
 
     def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
         """Copy encoded buffers into the task's segment, or into one requested now."""
-        number = task.segment
-        for_rows = isinstance(task, Fetch) and task.by_template
-        if for_rows or self._views.capacity_bytes(number) < encoded.total_bytes:
-            number = self._ask(task.task, encoded.total_bytes, None).segment
-        encoded.write(self._views.all_of(number))
-        return number
+        if self._views.capacity_bytes(self._room) < encoded.total_bytes:
+            self._ask(task.task, encoded.total_bytes, None)
+        encoded.write(self._views.all_of(self._room))
+        return self._room
 
     def _collate(self, task: Collate) -> Outcome:
         # Parts may be views of shared rows. The result of collation is encoded anew, so no view leaves the worker.
@@ -410,7 +411,10 @@ class WorkerLoop:
 
     def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
         self.note_fullest()
-        return self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
+        room = self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
+        # The trainer has taken back the room that the task had before.
+        self._room = NO_SEGMENT if template is not None else room.segment
+        return room
 
     def _sample_done(self) -> None:
         """One or a few samples were written and dropped, or all of a task: their memory is free."""
