@@ -299,7 +299,7 @@ class Arena:
     @property
     def lent_count(self) -> int:
         """Segments the user holds."""
-        return sum(not lease.passing for lease in self._leases.values())
+        return len([lease for lease in self._leases.values() if not lease.passing])
 
     def close(self) -> None:
         """Release everything; batches that the user still holds stay valid until they are dropped."""

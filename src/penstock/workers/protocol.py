@@ -20,8 +20,8 @@ Runs in: both.
     Restart                             -->                     next epoch of a persistent worker
     Stop                                -->                     exit
 
-Every worker has its own channel and answers in order. Messages are named tuples and not dataclasses, because they are
-pickled for every batch and tuples take a third of the time.
+Every worker has its own channel and answers in order. Messages are named tuples and not dataclasses, because they
+travel for every batch and tuples take a third of the time; ``channel`` says in which form.
 """
 
 from __future__ import annotations
