@@ -27,7 +27,7 @@ _NAMES = {"num_workers": "workers"}
 @click.argument("values", nargs=-1, required=True, metavar="NAME=VALUE...")
 @json_option
 def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
-    """Change RUN (an id, the beginning of one, a name, or "last") while it trains.
+    """Change RUN (an id or its beginning, a name, or "last") while it trains.
 
     NAME is workers, depth (batches ahead in total) or memory; loader=NAME chooses the loader if the run has several.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def show_explanation(console: Console, explanation: Explanation, gpu: GpuMemory | None = None) -> None:
     """Print the whole page."""
-    console.print(Text(f"{_words(explanation.job)}: host memory of the process and its workers, all batches ahead"))
+    console.print(Text(f"{_words(explanation.job)}: host memory of process and workers, with all batches ahead"))
     _show_components(console, explanation)
     console.print(Text(explanation.answer))
     console.print()

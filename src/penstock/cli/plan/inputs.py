@@ -123,7 +123,7 @@ def read_settings(path: str, section: str) -> GivenSettings:
 
 
 def ask() -> str:
-    """The name of the plan that the answers lead to: questions on stderr, one line of stdin for each answer."""
+    """The name of the plan that the answers lead to. The questions go to stderr; each answer is a line of stdin."""
     place = FIRST
     while place in QUESTIONS:
         question = QUESTIONS[place]

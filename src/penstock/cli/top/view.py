@@ -22,14 +22,14 @@ from penstock.monitor.figures import FIGURES, MEMORY_PARTS, part, shown
 
 _LABEL = 13
 _OF_ANY_PROCESS = {"trainer_bytes": "process", "workers_bytes": "children", "other_bytes": "shared"}
-"""Labels of the memory of a training without a record; those of a recorded one are in ``FIGURES``."""
+"""Labels of the memory of a training without a record; ``FIGURES`` has the labels of a recorded training."""
 _STYLES = {"running": "green", "failed": "red", "killed": "red"}
 _FULL = 0.9
 _EIGHTHS = "▏▎▍▌▋▊▉"
 _STALE_S = 10.0
 _MOST_GPUS, _MOST_EVENTS = 16, 10
 _SLOW_S = 1.0
-"""From this time on the page shows how long a worker has had its sample."""
+"""If a worker has had its sample for longer than this, the page shows for how long."""
 _EVENTS_AT_LEAST, _LINES_AT_LEAST = 2, 2
 _FIRST_LIST = 3
 """The blocks before this one are the training, its memory and its speed."""
@@ -38,10 +38,10 @@ KEYS = "+ - workers   [ ] depth   up/down run   left/right loader   q quit"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the keys act on."""
+    """The run and the loader that the keys act on."""
 
     training: str | None = None
-    """Id of the run; None for the first."""
+    """Id of the run; None for the first run."""
     loader: int = 0
     message: str = ""
     """The result of the last key."""
@@ -177,7 +177,7 @@ class Page:
             if gpu := part(figures, f"gpu.{number}"):
                 lines.append(self._gpu(number, gpu, training))
         if figures.get("gpu_tree_bytes"):
-            lines.append(self._row("", f"{memory(figures['gpu_tree_bytes'])} of it used by this training"))
+            lines.append(self._row("", f"{memory(figures['gpu_tree_bytes'])} of this used by this training"))
         hits, misses = figures.get("cache_hits"), figures.get("cache_misses")
         if hits is not None and misses is not None:
             recent = figures.get("cache_hit_rate", hits / (hits + misses) if hits + misses else None)
@@ -282,8 +282,8 @@ def _worker(worker: dict[str, Any]) -> str:
 
 
 def _fitted(head: list[Text], blocks: list[list[Text]], events: list[Text], foot: list[Text], rows: int) -> list[Text]:
-    """Shorten the longest block until all fit, lists of workers first, and count the lines left out. Events, newest
-    first, fill the remaining lines."""
+    """Shorten the longest block until all blocks fit, lists of workers first, and count the lines left out. Events,
+    newest first, fill the remaining lines."""
     room = max(0, rows - len(head) - len(foot) - 1)
     sizes = [len(block) for block in blocks]
     for places in (range(_FIRST_LIST, len(sizes)), range(len(sizes))):
