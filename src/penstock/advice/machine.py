@@ -32,7 +32,8 @@ OPEN_FILES_HURTS = 512
 STALL_WARNING_PERCENT = 5.0
 """Share of the last 10 s in which all tasks waited for memory; from here on training slows down."""
 STALL_HURTS_PERCENT = 20.0
-"""The same; from here on the machine crawls. systemd-oomd kills at 60."""
+"""Share of the last 10 s in which all tasks waited for memory; from here on the machine hardly makes progress.
+systemd-oomd kills at 60."""
 
 _RAISE_MEMORY = "docker run --memory, resources.limits.memory in Kubernetes, MemoryMax= in systemd or --mem in Slurm"
 
@@ -92,7 +93,7 @@ def gather_facts(roots: Roots) -> MachineFacts:
 
 
 def find_in_machine(facts: MachineFacts) -> tuple[Finding, ...]:
-    """Everything worth saying about this machine, worst first."""
+    """All findings about this machine, worst first."""
     return run_checks(CHECKS, facts)
 
 

@@ -71,7 +71,7 @@ class HostMemoryChart:
         return frame.svg([(plane.x(size), str(size)) for size in self.ticks], parts)
 
     def bars(self, width: int) -> list[str]:
-        """Lines of text: a bar for each loader at some batch sizes, ``|`` where the limit is."""
+        """Lines of text: a bar for each loader at some batch sizes, with ``|`` at the limit."""
         frame, room = self.frame, max(10, width - 30)
         limit_at = round(room * self.limit_bytes / frame.y_max) if frame.shows_limit else room
         rows = []

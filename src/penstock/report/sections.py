@@ -1,6 +1,6 @@
 """The sections of a report's page.
 
-In:  an ``Account``, and what the other files of this folder make of it.
+In:  an ``Account``, and what the other files of this folder compute from it.
 Out: ``Html``; all text of the run passes through ``markup.text``.
 Runs in: command line; pure.
 """
