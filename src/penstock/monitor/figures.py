@@ -39,7 +39,8 @@ class Figure:
     component: str | None = None
     """Value of the label ``component``, where several figures share one metric."""
     log: str | None = None
-    """Format of its part of the log line. None: not part of it, or part of the fixed beginning."""
+    """Format of the figure's part of the log line. None: the figure is not in the log line, or is in its fixed
+    beginning."""
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
@@ -77,9 +78,9 @@ FIGURES = {
     "tree_bytes": _bytes(
         "memory", "Memory of the training process and its descendants; shared pages count once.", "tree_memory_bytes"
     ),
-    "tree_is_exact": _rate("exact", "fraction", "1 if all pages were counted, 0 if later growth was added."),
+    "tree_is_exact": _rate("exact", "fraction", "1 if all pages were counted, 0 if growth was added to a count."),
     "processes": Figure(
-        unit="count", merge="max", label="processes", help="Processes of the training, itself included.",
+        unit="count", merge="max", label="processes", help="Processes of the training, including itself.",
         metric="processes",
     ),
     "trainer_bytes": _part("trainer", "Heap and stacks of the training process.", "trainer"),
@@ -118,8 +119,8 @@ FIGURES = {
     "loader.N.batches": _counter("batches", "Batches delivered.", "batches_total"),
     "loader.N.samples_per_s": _rate("samples/s", "1/s", "Samples per second."),
     "loader.N.wait_fraction": _rate("waiting", "fraction", "Share of the time spent waiting in next()."),
-    "loader.N.workers": _counter("workers", "Workers, as set.", "workers"),
-    "loader.N.depth": _counter("depth", "Batches prepared ahead, as set.", "depth_batches"),
+    "loader.N.workers": _counter("workers", "Configured number of workers.", "workers"),
+    "loader.N.depth": _counter("depth", "Configured number of batches to prepare ahead.", "depth_batches"),
     "loader.N.in_flight_bytes": _bytes(
         "in flight", "Batches being filled, ready, held by the training loop, or kept for reuse.", "in_flight_bytes"
     ),
@@ -197,7 +198,7 @@ def part(figures: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def merged(points: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """One set of figures for several consecutive ones, each given with its span in seconds."""
+    """One set of figures for several consecutive sets, each of which is given with its span in seconds."""
     result: dict[str, float] = {}
     weights: dict[str, float] = {}
     merges: dict[str, Merge] = {}

@@ -47,11 +47,11 @@ class WorkThreads:
 
 
 class SharedValues(Generic[_T]):
-    """Values that many clients want: each is made once for all of them and kept for a while."""
+    """Values that many clients need: each value is made once for all clients and kept for a while."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, _T]] = {}
-        """Until when each value is used."""
+        """The time until which each value may be used."""
         self._making: dict[str, asyncio.Task[_T]] = {}
 
     async def get(self, key: str, make: Callable[[], Awaitable[tuple[_T, float]]]) -> _T:
@@ -101,7 +101,7 @@ class Events:
         self._is_ending = is_ending
         self._every_s = every_s
         self.reading, self.asking = WorkThreads(4), WorkThreads(8)
-        """For files; for the control sockets of trainings."""
+        """The threads that read files, and the threads that ask trainings through their control sockets."""
         self._list = RunList(number=0, names=(), runs=b"")
         self._lists: SharedValues[RunList] = SharedValues()
         self._states: SharedValues[dict[str, Any]] = SharedValues()
@@ -134,7 +134,7 @@ class Events:
                     news, events = await self.reading.run(self._read, followed, seen)
                 except RequestError as wrong:
                     pieces.append(_event("live", {"trouble": wrong.why}))
-                    # A removed run sends nothing more. One that cannot be read now may be readable later.
+                    # A removed run sends nothing more. A run that cannot be read now may be readable later.
                     followed = None if wrong.status == 404 else followed
                 else:
                     seen = news.seen

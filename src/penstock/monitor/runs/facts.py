@@ -57,7 +57,7 @@ def run_facts(name: str | None, started_s: float) -> dict[str, Any]:
 
 
 def run_name(name: str | None) -> str:
-    """The user's name for the run, or the script."""
+    """The user's name for the run, or the name of the script."""
     text = Path(sys.argv[0] or "python").name if name is None else str(name)
     # Lone surrogates, from a broken argument, cannot be stored.
     return text.encode("utf-8", "replace").decode()[:LONGEST_NAME] or "python"

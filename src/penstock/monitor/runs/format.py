@@ -30,16 +30,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 FORMAT = 1
-"""Raised when older readers would misread a file."""
+"""The version of the format, which increases when older readers would misread a file."""
 
 SUFFIX, ALIVE_SUFFIX = ".sqlite", ".alive"
 
 MOST_ENTRIES = 5000
-"""Of the journal, and of the alerts; the oldest are deleted first."""
+"""The most entries of the journal, and the most alerts; the oldest are deleted first."""
 LONGEST_TEXT = 2000
-"""Characters of an entry's sentence."""
+"""The most characters of an entry's sentence."""
 LONGEST_NAME = 20_000
-"""Characters of a run's name; names of ten kilobytes are kept whole."""
+"""The most characters of a run's name: names of ten kilobytes are kept whole."""
 
 FACTS = {
     "format": "format of this file",
@@ -119,9 +119,9 @@ class Point(NamedTuple):
     t_s: float
     """End of the span, seconds since 1970."""
     span_s: float
-    """Its length."""
+    """The length of the span, in seconds."""
     figures: dict[str, float]
-    """By name; see ``figures``. Unknown ones are absent."""
+    """Values by the names in ``figures``; unknown values are absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class RunOutcome:
 
     state: Literal["finished", "failed", "killed"]
     t_s: float
-    """When; for a killed run, the time of its last write."""
+    """When the run ended; for a killed run, the time of its last write."""
     what: str | None = None
     """The exception of a failed run."""
 
@@ -175,7 +175,7 @@ class TriedSettings:
     """workers, depth, prefetch_factor, memory, batch_size, cache_bytes, as set by the user or a valve; None: unset."""
     began_s: float
     ended_s: float
-    """First and last time it was in force."""
+    """The first and the last time the configuration was in force."""
     active_s: float
     """Time during which the loader was being iterated."""
     samples: float

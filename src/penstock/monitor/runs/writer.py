@@ -58,7 +58,7 @@ _NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "9p", "fuse", "ce
 _GATE = threading.RLock()
 """Held during every use of SQLite. A thread that holds it may fork itself: it is not inside SQLite then."""
 _FORK_WAITS_S = 2.0
-"""A fork waits no longer: a disk that does not answer must not block a training."""
+"""The longest time that a fork waits: a disk that does not answer must not block a training."""
 _held = threading.local()
 
 
@@ -111,7 +111,7 @@ class RunRecord:
     def __init__(self, home: Path, facts: Mapping[str, Any], *, run_id: str | None = None) -> None:
         """Begins a run with ``facts`` as in ``format.FACTS``; the format and the id are added.
 
-        Raises PenstockError where the folder cannot be made."""
+        Raises PenstockError if the folder cannot be made."""
         started_s = float(facts.get("started_s") or time.time())
         self.id = run_id or new_id(started_s)
         folder = private_folder(runs_folder(home))
@@ -157,7 +157,7 @@ class RunRecord:
         totals: Mapping[str, float] | None = None,
         tried: Mapping[str, TriedSettings] | None = None,
     ) -> None:
-        """Everything in one transaction."""
+        """Write everything in one transaction."""
         with self._transaction() as db:
             last_ms = self._last_ms
             for each in points:
@@ -194,7 +194,8 @@ class RunRecord:
             row = (outcome.state, outcome.t_s, None if outcome.what is None else _cut(outcome.what))
             with self._transaction() as db:
                 db.execute("INSERT OR IGNORE INTO outcome VALUES (1, ?, ?, ?)", row)
-            # Without its write-ahead log the file can be copied and read on read-only media. Fails while others read.
+            # Without its write-ahead log the file can be copied and read on read-only media. This fails while other
+            # processes read.
             with _GATE, contextlib.suppress(sqlite3.Error):
                 db.execute("PRAGMA journal_mode=DELETE")
         except (sqlite3.Error, OSError):
@@ -219,7 +220,8 @@ class RunRecord:
         db, self._db = self._db, None
         if os.getpid() != self._pid:
             if db is not None:
-                # Never freed: freeing would close it and wait for a lock that no thread of this child will release.
+                # The connection is never freed: freeing it would close it and wait for a lock that no thread of this
+                # child will release.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
         elif db is not None:
             with _GATE, contextlib.suppress(sqlite3.Error):
@@ -251,7 +253,7 @@ class RunRecord:
                 db.execute("COMMIT")
             except BaseException:
                 self._places, self._thinned_to_ms, self._thin_due_s = kept
-                # SQLite may have rolled it back itself, as it does when the disk is full.
+                # SQLite may have rolled the transaction back itself, as it does when the disk is full.
                 with contextlib.suppress(sqlite3.Error):
                     if db.in_transaction:
                         db.execute("ROLLBACK")

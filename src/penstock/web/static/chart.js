@@ -1,4 +1,4 @@
-// One chart: canvas, legend with values, a cursor for pointer and keys, and the same as a table.
+// One chart: canvas, legend with values, a cursor for pointer and keys, and the values as a table.
 // In: series and marks. Out: an element; the time at the cursor, for the neighbouring charts.
 
 import { ChartTable } from "./chart_table.js";
@@ -188,7 +188,7 @@ export class Chart {
     this.#tell(near);
     mark(this.plot, "aria-valuemax", Math.max(0, this.#longest.times.length - 1));
     if (cursor === null) {
-      // Not while it has the focus: a screen reader would start again with every new point.
+      // The text stays while the plot has the focus: a screen reader would start again with every new point.
       if (document.activeElement !== this.plot || hasMoved) {
         mark(this.plot, "aria-valuenow", Math.max(0, this.#longest.times.length - 1));
         mark(this.plot, "aria-valuetext", `latest: ${words || "nothing yet"}`);
@@ -207,7 +207,7 @@ export class Chart {
     return this.#picture.marks.filter((each) => Math.abs(place.xOf(each.t_s) - x) <= NEAR_PX);
   }
 
-  /** The words of the marks at the cursor, beside it. */
+  /** Show the words of the marks at the cursor next to it. */
   #tell(near) {
     this.tip.hidden = !near.length;
     if (!near.length) return;
@@ -256,7 +256,7 @@ export class Chart {
     this.onCursor(moves[event.key]());
   }
 
-  // -- the same as a table ----------------------------------------------------------------
+  // -- the values as a table --------------------------------------------------------------
 
   #toggleTable(button) {
     const isTable = this.table.element.hidden;

@@ -136,7 +136,8 @@ window.addEventListener("hashchange", () => {
   if (location.hash !== "#main") open();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view?.themeChanged?.());
-// Times of today are written without the day: after midnight the page would show those of yesterday without it, too.
+// Times of today are written without the day: after midnight the page would show times of yesterday without the day,
+// too.
 setInterval(() => {
   const day = new Date().toDateString();
   if (day === today) return;

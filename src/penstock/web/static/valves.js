@@ -110,7 +110,7 @@ export class Valves {
 
   async #set() {
     const changed = this.#changed;
-    if (!changed.length) return this.#say("Nothing is changed.", "");
+    if (!changed.length) return this.#say("No value was changed.", "");
     const sent = changed.map(([name, field]) => [name, field.value.trim()]);
     const body = { loader: this.loader };
     for (const [name, value] of sent) {
