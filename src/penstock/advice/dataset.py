@@ -16,8 +16,8 @@ from penstock.lab.dataset.containers import Container, Containers, find_containe
 from penstock.units import MIB, format_bytes
 
 INFO_BYTES, WARNING_BYTES = 8 * MIB, 64 * MIB
-"""Bytes that each worker copies, from which the finding is information or a warning. Copies below the first are smaller
-than the rest of a worker's memory."""
+"""Bytes that each worker copies: from the first number on there is a finding, from the second on it is a warning.
+Copies below the first are smaller than the rest of a worker's memory."""
 HURTS_FRACTION = 0.25
 """Share of the free memory that the copies of all workers may take; batches and the model need the rest."""
 _SHOWN_CONTAINERS = 3
@@ -73,7 +73,7 @@ def find_in_dataset(dataset: DatasetFacts, facts: MachineFacts, workers: int | N
     afresh = sum(container.bytes for container in costly)
     what = (
         f"each worker copies what it reads of {named}{more}: {format_bytes(per_worker)} per worker, "
-        f"{format_bytes(workers * per_worker)} for {workers} "
+        f"{format_bytes(workers * per_worker)} for {workers} workers "
         f"(a worker started by spawn copies {format_bytes(afresh)} when it starts)"
     )
     severity = _severity(per_worker, workers, dataset, facts)

@@ -48,7 +48,7 @@ class SettingsHere:
 
     @property
     def ranks(self) -> int:
-        """Training processes on this node: the file's number, or one per GPU."""
+        """Training processes on this node: the number in the file, or one process per GPU."""
         return self.settings.facts.get("gpus_per_node") or max(1, len(self.facts.gpu.gpus))
 
     @property
@@ -130,8 +130,8 @@ def _per_rank(case: SettingsHere) -> Diagnosis:
     return (
         "info",
         f"{case.key('num_workers')}={_per_node(case)}: every rank starts its own workers",
-        f"if you meant {case.workers} for the whole node, set it to {max(1, case.workers // case.ranks)}; "
-        f"{WORKERS_PER_GPU} per GPU is a good start",
+        f"if you meant {case.workers} workers for the whole node, set it to {max(1, case.workers // case.ranks)}; "
+        f"{WORKERS_PER_GPU} workers per GPU are a good start",
     )
 
 

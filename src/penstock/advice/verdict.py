@@ -26,7 +26,7 @@ BRIEF_S = 10.0
 _FASTER = 1.05
 _COVERED = frozenset({"data-starved", "gpu-use", "no-workers", "out-of-memory", "workers-over-cores"})
 """Findings of ``advice.run`` that a report leaves out. The findings on bottleneck and headroom replace them; the last
-one depends on the share of a sample's time that is spent computing, which is not recorded."""
+finding depends on the share of a sample's time that is spent computing, which is not recorded."""
 
 _SHOWN_ENDINGS = 3
 _FIXES = {
@@ -77,14 +77,18 @@ def _bottleneck(account: Account) -> tuple[Bottleneck, str, Finding]:
         return _unknown(account, busy)
     if judged.active_s < BRIEF_S:
         headline = f"Too short for a verdict: data was read for {judged.active_s:.0f} s."
-        return "unknown", headline, _bottleneck_finding("info", headline, gpu.strip(), "let it run for a few minutes")
+        return (
+            "unknown",
+            headline,
+            _bottleneck_finding("info", headline, gpu.strip(), "let the training run for a few minutes"),
+        )
     waited = judged.wait_fraction
     numbers = (
         f"{judged.settings}the training loop waited for data {share(waited)} of {duration(judged.active_s)}, at "
         f"{rate(judged.samples_per_s)} samples/s"
     )
     what = f"{numbers[0].upper()}{numbers[1:]}"
-    whole = f" Over the whole run the share was {share(account.summary.wait_fraction)}." if judged.settings else ""
+    whole = f" Over the whole run the loop waited {share(account.summary.wait_fraction)}." if judged.settings else ""
     if waited >= FED:
         without = rate(judged.samples_per_s / max(0.01, 1 - waited))
         title = "Loading is the bottleneck" if waited >= STARVED else "Loading costs a little"
@@ -137,10 +141,13 @@ def judge(account: Account) -> Judged | None:
 def _unknown(account: Account, busy: float | None) -> tuple[Bottleneck, str, Finding]:
     torchs = [each for each in account.loaders if each.get("kind") == "torch"]
     if torchs:
-        why = "torch's own DataLoader does not measure how long the loop waits for it"
+        why = "torch's own DataLoader does not measure how long the training loop waits"
         fix = "use penstock.DataLoader: it takes the same arguments and measures the waiting"
     elif not account.loaders:
-        why, fix = "the monitor has no loader", "pass one, penstock.Monitor(loader), to record speed and waiting too"
+        why, fix = (
+            "the monitor has no loader",
+            "pass a loader, penstock.Monitor(loader), to record speed and waiting too",
+        )
     else:
         why, fix = "no data was read", ""
     if busy is not None and busy >= GPU_IDLE:
@@ -271,7 +278,11 @@ def _ending(account: Account) -> list[Finding]:
     if summary.state == "failed":
         what = one_line(summary.what or "an exception", 300)
         memory = "out of memory" in what.lower()
-        fix = "lower batch_size: penstock gpu MODEL finds the largest that fits" if memory and "CUDA" in what else ""
+        fix = (
+            "lower batch_size: penstock gpu MODEL finds the largest batch size that fits"
+            if memory and "CUDA" in what
+            else ""
+        )
         return [Finding(id="failed", severity="hurts", title="The run failed", what=what, fix=fix)]
     if summary.state != "killed":
         return []
@@ -305,7 +316,7 @@ def _restarts(account: Account) -> list[Finding]:
     if any("SIGKILL" in note for note in notes):
         fix = "SIGKILL often means that memory ran out: lower num_workers or memory=, and run penstock doctor"
     elif any("SIGSEGV" in note or "SIGBUS" in note or "SIGABRT" in note for note in notes):
-        fix = "compiled code of the dataset crashed: run it with num_workers=0 and python -X faulthandler"
+        fix = "compiled code of the dataset crashed: run the dataset with num_workers=0 and python -X faulthandler"
     else:
         fix = "run the dataset with num_workers=0 to see its error"
     what = f"{what}: {endings}." if endings else f"{what}."

@@ -17,7 +17,7 @@ from penstock.units import format_bytes
 
 _COLOURS = {"penstock": "#0b6e99", "torch": "#d9730d"}
 _MOST_TIMES = 16
-"""The largest batch size drawn, as a multiple of the requested one."""
+"""The largest batch size drawn, as a multiple of the requested batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The SVG engine: the plane between two axes, its scales, grid and labels. Every drawing of penstock lies on such a
 plane.
 
-In:  the size of the drawing, the largest values of both axes, the unit of the upright one.
+In:  the size of the drawing, the largest values of both axes, the unit of the upright axis.
 Out: positions; elements for grid, labels and limit; a whole SVG file.
 Runs in: command line; pure.
 """

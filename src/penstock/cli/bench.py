@@ -90,7 +90,7 @@ def show_bench(console: Console, settings: BenchSettings, measured: BenchResult)
     console.print(
         f"{settings.target}: batches of {settings.batch_size}, {counted(settings.workers, 'worker')}{ahead}{where}"
         f"{step}. The loaders take turns: {counted(settings.rounds, 'round')} of {settings.seconds:g} s for each. "
-        f"penstock's has memory={settings.memory}."
+        f"penstock's DataLoader has memory={settings.memory}."
     )
     link = measured.link_bytes_per_s
     if link is not None:

@@ -55,7 +55,7 @@ class _VisibleHook(RenderHook):
 
 
 def make_grid(*columns: str) -> Table:
-    """A table without rules: one left-aligned column for each style. Long text continues on the next line."""
+    """A table without lines: one left-aligned column for each style. Long text continues on the next line."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for style in columns:
         grid.add_column(style=style, overflow="fold")
@@ -63,7 +63,7 @@ def make_grid(*columns: str) -> Table:
 
 
 def make_table(first: str, *figures: str, last: str | None = None, padding: int = 1) -> Table:
-    """A table with a rule below its head: a column of text, columns of figures, and perhaps a last one of text."""
+    """A table with a rule below its head: a column of text, columns of figures, and perhaps a last column of text."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
     table.add_column(first, overflow="fold")
     for heading in figures:

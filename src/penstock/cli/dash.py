@@ -114,7 +114,7 @@ def command(
         if open_wanted:
             redirect = _redirect_to(url)
             left.callback(redirect.unlink, missing_ok=True)
-            # A browser in the terminal returns only when it is closed, and needs the server before that.
+            # A browser in the terminal returns only when it is closed, and needs the server until then.
             threading.Thread(target=_open_browser, args=(redirect,), name="browser", daemon=True).start()
         server.run()
 
@@ -182,7 +182,7 @@ def _kept_token(path: Path) -> str:
         with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise PenstockError(
-                    f"{path} can be read by other users, and the token is secret; run: chmod 600 {path}"
+                    f"{path} can be read by other users, but its token is secret; run: chmod 600 {path}"
                 )
             token = file.read(4096).strip()
             if not token:

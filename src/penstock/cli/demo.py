@@ -81,7 +81,7 @@ def show_comparison(console: Console, settings: DemoSettings, comparison: Loader
         f"Batches of {counted(settings.batch_size, 'sample')} of {format_bytes(settings.sample_bytes)} that take "
         f"{settings.wait_s * 1000:.0f} ms to arrive, {counted(settings.workers, 'worker')}, a training step of "
         f"{settings.step_s * 1000:.0f} ms. The loaders take turns: {counted(settings.rounds, 'round')} of "
-        f"{settings.round_s:g} s for each. penstock's has memory={format_bytes(settings.memory_bytes)}."
+        f"{settings.round_s:g} s for each. penstock's DataLoader has memory={format_bytes(settings.memory_bytes)}."
     )
     table = make_table("DataLoader", "samples/s", "first batch", "memory growth")
     for result in (comparison.torch, comparison.penstock):

@@ -32,7 +32,7 @@ _LARGEST_PLAN_BYTES = 16 << 20
     "--out", "-o", metavar="FILE", help="Write to this file; - for stdout.  [default: penstock-report-ID.html]"
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--plan", "plan", metavar="FILE", help="Compare with the output of penstock plan TARGET --json.")
+@click.option("--plan", "plan", metavar="FILE", help="Compare the run with the output of penstock plan TARGET --json.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object; with -o, write the page too.")
 @click.option("--open", "open_wanted", is_flag=True, help="Open the report in a web browser.")
 def command(run: str, out: str | None, force: bool, plan: str | None, json_wanted: bool, open_wanted: bool) -> None:

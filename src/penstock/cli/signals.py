@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM during a command: each ends it at a point where nothing is left half done.
+"""Ctrl-C and SIGTERM during a command: each ends the command at a point where nothing is left half done.
 
 In:  SIGINT, SIGTERM.
-Out: KeyboardInterrupt, raised where the command asks for it; an exit with the status a shell reports for SIGTERM.
+Out: KeyboardInterrupt, raised where the command checks for it; an exit with the status that a shell reports for
+     SIGTERM.
 Runs in: command line, main thread.
 """
 

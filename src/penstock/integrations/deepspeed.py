@@ -284,7 +284,7 @@ def _cut(value: Any, length: int, number: int, pieces: int) -> Any:
     if isinstance(value, Mapping):
         return rebuilt(value, {key: _cut(item, length, number, pieces) for key, item in value.items()})
     if isinstance(value, list) and len(value) == length and not any(isinstance(item, torch.Tensor) for item in value):
-        # A list with one text or size per sample.
+        # The value is a list with one text or size per sample.
         return value[number * size : (number + 1) * size]
     if isinstance(value, (list, tuple)):
         return rebuilt(value, [_cut(item, length, number, pieces) for item in value])

@@ -33,7 +33,7 @@ class Figure:
     help: str
     """One sentence, for Prometheus and the web page."""
     label: str
-    """Its name in legends and tables."""
+    """The figure's name in legends and tables."""
     metric: str | None = None
     """Prometheus name without ``penstock_``. None: not exported, because other metrics give it as their rate or sum."""
     component: str | None = None
@@ -92,7 +92,7 @@ FIGURES = {
         "limit", "The smallest memory limit: the container's, or the machine's memory.", "memory_limit_bytes",
         merge="last",
     ),
-    "used_bytes": _bytes("in use", "Memory in use within that limit, by all processes.", "memory_used_bytes"),
+    "used_bytes": _bytes("in use", "Memory in use within the limit, by all processes.", "memory_used_bytes"),
     "available_bytes": _bytes("available", "Memory still available.", "memory_available_bytes", merge="min"),
     "swap_used_bytes": _bytes("swap", "Swap in use within the limit.", "swap_used_bytes"),
     "budget_bytes": _bytes("budget", "Memory budget of all loaders together.", "budget_bytes", merge="last"),
@@ -157,7 +157,8 @@ FIGURES = {
         "reserved by torch", "Memory reserved by torch's allocator on the GPU.", "gpu_reserved_bytes"
     ),
 }  # fmt: skip
-"""By name; N stands for a number. A figure with an unknown value is absent from a point, never 0."""
+"""The figures by name, in which N stands for a number. A figure with an unknown value is absent from a point, never
+0."""
 
 MEMORY_PARTS = tuple(name for name, figure in FIGURES.items() if figure.component is not None)
 """The figures that add up to ``tree_bytes``."""

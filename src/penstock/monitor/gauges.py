@@ -34,7 +34,7 @@ class GaugeSample(NamedTuple):
 
 
 class Gauges:
-    """Samples this process, its descendants and its loaders. For one thread at a time."""
+    """Samples this process, its descendants and its loaders. Only one thread may use it at a time."""
 
     def __init__(
         self, loaders: Sequence[WatchedLoader], *, clock: Callable[[], float], roots: Roots = _REAL, nvml: Any = None

@@ -148,9 +148,9 @@ class Monitor:
         alerts: ``penstock.monitor.AlertRule``s: thresholds on memory, swap, waiting, idle GPUs and crashed
             workers, each with its actions: log, run a command, call a webhook, or lower depth and workers.
 
-    Call ``step()`` once per training step. The run is recorded below ``~/.local/state/penstock`` (``PENSTOCK_HOME``
-    overrides) and listed by ``penstock runs``; ``penstock set`` reaches it while it runs. Used as a context manager,
-    the monitor records an exception as the run's outcome; otherwise the run ends with the program.
+    Call ``step()`` once per training step. The run is recorded below ``~/.local/state/penstock`` (or below
+    ``PENSTOCK_HOME``) and listed by ``penstock runs``; ``penstock set`` reaches it while it runs. Used as a context
+    manager, the monitor records an exception as the run's outcome; otherwise the run ends with the program.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Monitor:
         self._line: GaugeSample = self._recorder.read()
         self._recorder.record = self._begin_record(run, warn_at, gauges)
         self.run_id = self._recorder.run_id
-        """The id of this run for ``penstock set`` and ``penstock runs``; None where it cannot be recorded."""
+        """The id of this run for ``penstock set`` and ``penstock runs``; None if the run cannot be recorded."""
         self._recorder.tick()
         self._say_line("Start", self._line, None)
         _MONITORS.add(self)

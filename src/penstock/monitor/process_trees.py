@@ -20,7 +20,8 @@ from penstock.meter import MemoryReport, Roots, TreeMeter
 from penstock.monitor.runs.facts import without_secrets
 
 _EXACT_UP_TO_BYTES = 32 << 30
-"""Resident memory up to which PSS is read. That takes half a second, during which page faults of the training wait."""
+"""Resident memory up to which PSS is read. Reading PSS of this much takes half a second, during which page faults of
+the training wait."""
 _REAL = Roots()
 _DOING = {
     psutil.STATUS_RUNNING: "running", psutil.STATUS_SLEEPING: "waiting", psutil.STATUS_IDLE: "waiting",
@@ -154,7 +155,7 @@ def _tree_bytes(report: MemoryReport) -> tuple[float, str]:
     files = [each.rss_file_bytes for each in report.processes if each.rss_file_bytes is not None]
     if not files or report.rss_bytes <= _EXACT_UP_TO_BYTES:
         return float(report.rss_bytes), "rss"
-    # The process that maps most files and shared memory maps nearly all of those of the tree.
+    # The process that maps the most files and shared memory maps nearly all files and shared memory of the tree.
     return float(report.rss_bytes - sum(files) + max(files)), "sum of parts"
 
 
@@ -175,7 +176,7 @@ def find_roots(pattern: re.Pattern[str]) -> list[int]:
 
 
 def _line(pid: int, parents: dict[int, int]) -> list[int]:
-    """A process, its parent, and so on up."""
+    """A process, its parent, and all further ancestors."""
     line = [pid]
     while (parent := parents.get(line[-1])) and parent not in line:
         line.append(parent)
@@ -190,7 +191,7 @@ def _used(process: psutil.Process) -> tuple[float, float]:
         cpu_s = times.user + times.system
         read = float(getattr(process.io_counters(), "read_chars", 0))
     except (psutil.Error, AttributeError, OSError):
-        pass  # it has ended, belongs to another user, or the platform does not count
+        pass  # it has ended, belongs to another user, or the platform does not count these
     return cpu_s, read
 
 

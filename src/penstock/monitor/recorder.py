@@ -2,7 +2,7 @@
 
 In:  ``tick`` once a second; notes and alerts from anywhere.
 Out: the record, warnings; points for sinks and observers.
-Runs in: trainer: ``tick`` in the monitor's thread, the rest in any.
+Runs in: trainer: ``tick`` in the monitor's thread, the rest in any thread.
 
 A full disk, a folder that was removed or a database that stays locked stops the recording with one warning;
 everything else continues.
@@ -40,9 +40,9 @@ _MOST_TRIED = 200
 
 
 class Sink(Protocol):
-    """Gets figures once a second, from the monitor's thread: TensorBoard, Weights & Biases, anything else.
+    """Gets figures once a second, from the monitor's thread, for TensorBoard, Weights & Biases or anything else.
 
-    If it raises, it is dropped with one warning.
+    A sink that raises is dropped with one warning.
     """
 
     def write(self, step: int, figures: dict[str, float]) -> None: ...

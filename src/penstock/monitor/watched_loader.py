@@ -1,6 +1,6 @@
 """A loader for the monitor: its gauges, its settings, its valves.
 
-In:  a ``penstock.DataLoader``, something that has one as ``dataloader``, or torch's own DataLoader.
+In:  a ``penstock.DataLoader``, an object that has such a loader as ``dataloader``, or torch's own DataLoader.
 Out: counters and memory now; the present configuration; valves turned, or refused with the reason.
 Runs in: trainer, mostly in the monitor's thread.
 

@@ -36,7 +36,7 @@ class Account:
 
     @property
     def ended_s(self) -> float:
-        """End of the run; of a running one, the time of its last write."""
+        """End of the run; while it is running, the time of its last write."""
         ended_s = self.summary.heard_s if self.summary.ended_s is None else self.summary.ended_s
         # A clock that was set back must not make a chart of negative width.
         return max(ended_s, self.began_s, self.points[-1].t_s if self.points else 0.0)

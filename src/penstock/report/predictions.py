@@ -1,4 +1,4 @@
-"""Prediction against measurement: the figures of a plan or a budget, those of the run, and the error.
+"""Prediction against measurement: the figures of a plan or a budget, the figures of the run, and the error.
 
 In:  an ``Account``; plans, from the run's facts or from ``penstock plan --json``.
 Out: ``Compared`` rows.

@@ -43,7 +43,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
 """Characters that can stand unchanged both in a header and in the fragment of an address."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@\s]+)(?::[0-9]{1,5})?")
 GUARDED = ("/api/", "/metrics")
-"""Beginnings of the paths that answer with figures."""
+"""Beginnings of the paths at which the server answers with figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +98,19 @@ class Access:
         if is_change or "origin" in sent:
             origin = _only(sent, "origin")
             if origin is None:
-                return Refusal(status=403, why="a change must come from the page itself: send one Origin header")
+                return Refusal(
+                    status=403, why="a change must come from the page itself, with exactly one Origin header"
+                )
             if origin.lower() != f"http://{host.lower()}":
-                return Refusal(status=403, why="this request comes from another page; only this server's page may ask")
+                return Refusal(
+                    status=403, why="this request comes from another page; only this server's page may send it"
+                )
         return self._token_refusal(sent, is_needed=is_change or not self.is_loopback)
 
     def _token_refusal(self, sent: Headers, *, is_needed: bool) -> Refusal | None:
         if "authorization" in sent:
             kind, _, token = (_only(sent, "authorization") or "").partition(" ")
-            # In constant time: otherwise the time of a refusal shows how much of a guess was right.
+            # Tokens are compared in constant time: otherwise the time of a refusal shows how much of a guess was right.
             if kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
                 return None
             why = "this token is wrong; penstock dash prints the token behind #token= and makes a new one at each start"
@@ -137,7 +141,7 @@ def new_token() -> str:
 def token_problem(token: str) -> str | None:
     """Why a token that the user chose cannot be used; None if it can be used."""
     if not _TOKEN.fullmatch(token):
-        return "a token has 1 to 512 letters, digits and . _ ~ + / = - and nothing else"
+        return "a token consists of 1 to 512 letters, digits and the signs . _ ~ + / = -"
     if len(token) < SHORTEST_TOKEN:
         return (
             f"a token of {len(token)} characters can be guessed by other users and machines; use at least "

@@ -31,7 +31,7 @@ client gets the figures of its own run each second."""
 _FRESH_FOR = 0.9
 """Age up to which a training's live state is sent to another client."""
 _ASKED_AGAIN = 5.0
-"""How long a training that does not answer is not asked again."""
+"""How long the server waits until it asks a training again that did not answer."""
 _T = TypeVar("_T")
 
 
@@ -87,7 +87,7 @@ class RunList:
     """Records that cannot be read."""
 
     def is_news_to(self, sent: RunList | None, age_s: float, *, figures_every_s: float) -> bool:
-        """Whether to send it to a client that got the list ``sent`` this many seconds ago."""
+        """Whether to send this list to a client that got the list ``sent`` ``age_s`` seconds ago."""
         if sent is None or self.names != sent.names or self.unreadable != sent.unreadable:
             return True
         return self.number != sent.number and age_s >= figures_every_s
@@ -118,7 +118,7 @@ class Events:
         return await self._states.get(run_id, make)
 
     async def stream(self, run_id: str | None, since_s: float | None) -> AsyncIterator[bytes]:
-        """The current state, then every change, until the server ends or the client leaves."""
+        """Yields the current state, then every change, until the server ends or the client leaves."""
         sent, seen, followed = None, StreamPosition(points_s=since_s), run_id
         spoke_s = sent_s = time.monotonic()
         figures_every_s = 0.0 if run_id is None else _FIGURES_EVERY * self._every_s
@@ -172,8 +172,8 @@ class Events:
         except PenstockError as unreadable:
             raise RequestError(503, str(unreadable)) from None
         events = []
-        # Entries before points: a client whose connection breaks in between resumes after its last point, and would
-        # otherwise miss the entries.
+        # Entries are sent before points: a client whose connection breaks in between resumes after its last point, and
+        # would otherwise miss the entries.
         if news.journal:
             events.append(_event("journal", news.journal))
         if news.alerts:

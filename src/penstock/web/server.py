@@ -127,7 +127,7 @@ class Guard:
             await self._app(scope, receive, send_with_headers)
             return
         if self._without_token >= MOST_WITHOUT_TOKEN:
-            why = "too many clients without the token are served; open the address that penstock dash printed"
+            why = "too many clients without the token are being served; open the address that penstock dash printed"
             await _refused(503, why, {"connection": "close"})(scope, receive, send_with_headers)
             return
         self._without_token += 1
@@ -259,7 +259,7 @@ def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> Re
 
 
 def _wrong(request: Request, problem: Exception) -> Response:
-    # Any PenstockError is a record that cannot be read at the moment, as on a disk that does not answer.
+    # Any PenstockError means that a record cannot be read at the moment, as on a disk that does not answer.
     return _refused(problem.status if isinstance(problem, RequestError) else 503, str(problem))
 
 

@@ -62,7 +62,7 @@ def test_the_cost_is_calculated_for_the_given_workers(healthy: MachineFacts) -> 
     assert "100 MiB per worker, 3.12 GiB for 32" in finding.what
     few = replace(healthy, limits=replace(healthy.limits, cpu_usable=2.5, memory_available_bytes=4 << 30))
     (finding,) = find_in_dataset(facts_of(100 * MIB), few)
-    assert "200 MiB in 2" in finding.what and finding.severity == "warning"
+    assert "200 MiB for 2" in finding.what and finding.severity == "warning"
     (finding,) = find_in_dataset(facts_of(100 * MIB), few, 16)
     assert finding.severity == "hurts"
 

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine or container allows, and what in it, or in a dataset, will hurt.
+"""`penstock doctor`: what this machine or container allows, and what will hurt, there or in a dataset.
 
 In:  ``Roots``; a TARGET.
 Out: a page or JSON; exit status 1 if something will hurt.
@@ -23,7 +23,7 @@ from penstock.meter import Roots
 )
 @click.argument("target", required=False)
 @click.option("--workers", type=click.IntRange(min=1),
-              help="Number of workers that will read TARGET: the size of all their copies is computed with it.  "
+              help="Number of workers that will read TARGET, from which the size of all copies is computed.  "
               "[default: usable CPUs]")  # fmt: skip
 @json_option
 @click.pass_obj

@@ -93,7 +93,7 @@ def command(
     _check_usage(target, profile_file, given)
     like, out, json_wanted = given["like"], given["out"], given["json_wanted"]
     if like is not None:
-        load(like)  # a mistake in it must be reported before anything is measured
+        load(like)  # a mistake in the file must be reported before anything is measured
     settings = GivenSettings() if settings_file is None else read_settings(settings_file, section)
     read = None if profile_file is None else read_given_profile(profile_file)
     chosen_name = ask() if given["asks"] else None

@@ -37,7 +37,7 @@ def show_plans(console: Console, table: PlanTable, chosen: Plan | None, beside: 
         if not chosen.fits and table.recommended.fits:
             console.print(
                 indented(
-                    "It may need more than the memory limit; memory= keeps it within the limit, but makes it slower."
+                    "This plan may need more than the memory limit; memory= limits the loader, but makes it slower."
                 )
             )
     if chosen is None or chosen.name != table.recommended.name:

@@ -78,7 +78,7 @@ class TerminalKeys:
     def read(self, within_s: float) -> list[str] | None:
         ready, _, _ = select.select([self._fd], [], [], within_s)
         if not ready:
-            # An unfinished sequence was the Escape key.
+            # An unfinished sequence means that the Escape key was pressed.
             self._unread = ""
             return []
         try:

@@ -1,4 +1,5 @@
-"""Trainings as `penstock top` shows them: recorded runs that are running, one run, a process, all that match.
+"""Trainings as `penstock top` shows them: recorded runs that are running, one run, a process, or all processes that
+match a pattern.
 
 In:  the choice on the command line; recorded runs and their sockets; process trees.
 Out: ``TrainingSnapshot``s: figures, loaders and workers, processes, the latest events.

@@ -1,4 +1,4 @@
-"""The page of `penstock top`: lines of text that fit any terminal; the least important ones are left out first.
+"""The page of `penstock top`: lines of text that fit any terminal; the least important lines are left out first.
 
 In:  trainings, the machine's figures, the size of the terminal.
 Out: a rich renderable.
@@ -58,7 +58,7 @@ class Page:
     def live(
         self, machine: dict[str, float], trainings: Sequence[TrainingSnapshot], choice: Choice, nothing: str
     ) -> Group:
-        """One screen: a line for each training, and the chosen one in detail."""
+        """One screen: a line for each training, and the chosen training in detail."""
         chosen = next((each for each in trainings if each.id == choice.training), trainings[0] if trainings else None)
         head = [self._machine(machine, len(trainings))]
         foot = [self._line(one_line(choice.message, 300), "yellow")] if choice.message else []
@@ -177,7 +177,7 @@ class Page:
             if gpu := part(figures, f"gpu.{number}"):
                 lines.append(self._gpu(number, gpu, training))
         if figures.get("gpu_tree_bytes"):
-            lines.append(self._row("", f"{memory(figures['gpu_tree_bytes'])} of this used by this training"))
+            lines.append(self._row("", f"{memory(figures['gpu_tree_bytes'])} used by this training"))
         hits, misses = figures.get("cache_hits"), figures.get("cache_misses")
         if hits is not None and misses is not None:
             recent = figures.get("cache_hit_rate", hits / (hits + misses) if hits + misses else None)
@@ -248,7 +248,7 @@ class Page:
     def _filled(self, width: int, fraction: float) -> str:
         if self._is_ascii:
             return "#" * round(width * fraction)
-        # By eighths of a cell, so that a training of 2 GiB is visible on a machine of 512 GiB.
+        # The bar grows by eighths of a cell, so that a training of 2 GiB is visible on a machine of 512 GiB.
         whole, eighths = divmod(math.ceil(width * fraction * 8), 8)
         return "█" * whole + (_EIGHTHS[eighths - 1] if eighths else "")
 
@@ -260,7 +260,7 @@ class Page:
         return self._cut(Text(text, style=style, no_wrap=True, overflow="crop"))
 
     def _cut(self, line: Text) -> Text:
-        # By cells, not characters: Chinese characters are two cells wide.
+        # A line is cut by cells, not by characters: Chinese characters are two cells wide.
         line.truncate(self._console.width, overflow="crop" if self._is_ascii else "ellipsis")
         return line
 

@@ -1,7 +1,7 @@
 """What `penstock watch` watches: this machine, processes with their descendants, or a run.
 
 In:  the choice on the command line.
-Out: figures at each check; the reason of the end, once the subject has ended.
+Out: figures at each check; the reason for the end, once the subject has ended.
 Runs in: command line. Does not import torch.
 """
 
@@ -35,7 +35,7 @@ class Subject(Protocol):
     facts: dict[str, Any]
     """The facts that commands and webhooks get: pid, run."""
     is_tree: bool
-    """Whether it has memory of its own, apart from the machine's."""
+    """Whether the subject has memory of its own, apart from the machine's memory."""
 
     def sample(self) -> dict[str, float] | str:
         """Figures; or, once the subject has ended, a sentence about the end."""

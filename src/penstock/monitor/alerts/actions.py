@@ -59,7 +59,7 @@ class ActionRunner:
         )
         try:
             thread.start()
-        except RuntimeError as problem:  # too little memory for a thread, perhaps the reason of the alert
+        except RuntimeError as problem:  # there is too little memory for a thread
             self._report(f"{action}: not started, {problem}")
             return
         self._threads.append(thread)
@@ -133,7 +133,7 @@ def _kill(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _post(action: Webhook, facts: dict[str, Any]) -> str:
-    # Importing http, ssl and email takes 0.1 s: only where a webhook is used.
+    # Importing http, ssl and email takes 0.1 s, so they are imported only where a webhook is used.
     from base64 import b64encode
     from http.client import HTTPException
     from urllib.error import HTTPError, URLError

@@ -1,4 +1,4 @@
-"""The alerts of a run: checks every point, raises alerts, performs their actions, records them.
+"""The alarm of a run: it checks every point, raises alerts, performs their actions and records them.
 
 In:  rules; points, from the monitor's thread.
 Out: alerts in the run's record, log lines, commands, webhooks, valves turned down.

@@ -68,7 +68,7 @@ class _PlainConnection(HTTPConnection):
 
 
 class _SecureConnection(HTTPSConnection, _PlainConnection):
-    """Its ``connect`` calls that of ``_PlainConnection`` before the handshake."""
+    """``HTTPSConnection.connect`` calls ``connect`` of ``_PlainConnection`` before the handshake."""
 
 
 class _PlainHandler(HTTPHandler):

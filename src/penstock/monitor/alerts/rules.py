@@ -22,9 +22,9 @@ from penstock.monitor.runs.facts import without_secrets
 from penstock.units import Size, format_bytes, parse_bytes, parse_size
 
 Gauge = Literal["memory", "tree", "swap", "stall", "gpu-idle", "restarts"]
-"""memory: in use on the machine or in the container, by all processes; tree: of this training and its workers; swap:
-growth of the swap in use; stall: share of the time the training loop waits for data; gpu-idle: share of the time the
-GPUs are idle; restarts: workers that crashed."""
+"""memory: memory in use on the machine or in the container, by all processes; tree: memory of this training and its
+workers; swap: growth of the swap in use; stall: share of the time the training loop waits for data; gpu-idle: share of
+the time the GPUs are idle; restarts: workers that crashed."""
 
 _SHARES = ("stall", "gpu-idle")
 _LEVELS = {"memory": "used_bytes", "tree": "tree_bytes", "stall": "wait_fraction"}
@@ -78,7 +78,8 @@ class Webhook:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            # urlsplit removes some of these silently, and http.client refuses the rest when an alert is raised.
+            # urlsplit silently removes some forbidden characters; http.client refuses the others when an alert is
+            # raised.
             is_plain = self.url.isascii() and self.url.isprintable() and " " not in self.url
             is_address = is_plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except (ValueError, AttributeError, TypeError):
@@ -130,7 +131,7 @@ class AlertRule:
     calm_s: float = 30.0
     """The alert is over once the value has been well below the threshold for this long."""
     margin: float = 0.05
-    """The value is well below the threshold if it is below by at least this share of it."""
+    """The value is well below the threshold if the difference is at least this share of the threshold."""
     within_s: float = 600.0
     """For the gauges swap and restarts: the time over which growth is summed."""
     then: Sequence[Action] = (Log(),)

@@ -4,7 +4,7 @@ In:  a run, a message.
 Out: the training's answer.
 Runs in: command line, web page.
 
-One JSON object a line, each way:
+Each message and each answer is one JSON object on one line:
 
     {"do": "state"}                                                   -> {"ok": true, "state": {...}}
     {"do": "set", "loader": null, "workers": 8, "depth": 3, "memory": "6GB"} -> {"ok": true, "now": {...}}
@@ -53,7 +53,7 @@ def own_socket(run: ReachableRun) -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user can write there: in /tmp another user could have put a socket."""
+    """Whether only this user can write to a folder: another user could have put a socket into a folder in /tmp."""
     try:
         found = folder.lstat()
     except (OSError, ValueError):

@@ -165,7 +165,7 @@ class Control:
 
 
 def answerer(recorder: Recorder, about: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    """The function that answers messages; ``about``: the facts of the run that answers about its state contain."""
+    """The function that answers messages; ``about``: facts of the run that belong to the answer about its state."""
 
     def answer(message: Any) -> dict[str, Any]:
         what = message.get("do") if isinstance(message, dict) else None

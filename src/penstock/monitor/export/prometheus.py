@@ -73,7 +73,7 @@ class MetricSample(NamedTuple):
 
 
 def exposition(home: Path, *, now_s: float | None = None) -> bytes:
-    """The figures of all running runs, and for five minutes the outcome of ended ones."""
+    """The figures of all running runs, and for five minutes the outcome of ended runs."""
     now_s = time.time() if now_s is None else now_s
     samples: list[MetricSample] = []
     unreadable = 0

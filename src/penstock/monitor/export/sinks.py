@@ -82,7 +82,7 @@ class TensorBoard(PeriodicSink):
             raise ConfigError(f"{where!r} is neither a SummaryWriter nor a folder for one")
         self._writer: Any = where if hasattr(where, "add_scalar") else None
         self._folder = None if self._writer is not None else os.fspath(where)
-        """None: the writer belongs to the caller."""
+        """The folder for a new writer; None if the writer belongs to the caller."""
 
     def close(self) -> None:
         super().close()

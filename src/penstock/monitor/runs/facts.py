@@ -64,7 +64,8 @@ def run_name(name: str | None) -> str:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line without secrets: values of options named like one, and words that look like one, are hidden."""
+    """A command line without secrets: values of options whose names mean a secret, and words that look like a secret,
+    are hidden."""
     shown: list[str] = []
     hides_next = False
     for word in words[:_MOST_WORDS]:

@@ -44,10 +44,10 @@ LONGEST_NAME = 20_000
 FACTS = {
     "format": "format of this file",
     "id": "id of the run, and the name of its file",
-    "name": "the user's name for it; any text",
+    "name": "the user's name for the run; any text",
     "started_s": "start of the run, seconds since 1970",
     "pid": "process id of the training",
-    "process_started_s": "start of that process, because process ids are reused",
+    "process_started_s": "start of the process with this id, because process ids are reused",
     "host": "host name",
     "boot_id": "the kernel's id of this boot; the host name on platforms without one",
     "user": "user id",
@@ -57,13 +57,13 @@ FACTS = {
     "machine": "the meter's Limits of this machine or container",
     "gpus": "names, ids and memory of the GPUs, in the order of gpu.N",
     "rank": "rank, local_rank, world_size under torchrun and similar launchers; else null",
-    "loaders": "in the order of loader.N: name, kind and arguments at the start",
+    "loaders": "name, kind and arguments of each loader at the start, in the order of loader.N",
     "tree_measure": "how tree_bytes is measured: pss (each page divided by the number of processes that map it) or rss",
     "every": "steps between log lines",
     "warn_at": "share of the memory limit at which a warning is logged",
     "socket": "path of the control socket; null: it could not be created",
 }
-"""Name -> meaning. A reader must work without any of them."""
+"""Name -> meaning. A reader must work if any of these facts is missing."""
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -88,7 +88,7 @@ TOTALS = {
     "step": "training steps so far",
     "samples": "samples delivered so far, by all loaders",
     "active_s": "time during which a loader was being iterated",
-    "wait_s": "part of that time the training loop waited for data",
+    "wait_s": "part of active_s in which the training loop waited for data",
     "peak_tree_bytes": "peak memory of the process tree",
     "peak_used_bytes": "peak memory in use within the limit",
     "worker_restarts": "workers that crashed and were replaced",
@@ -97,7 +97,7 @@ TOTALS = {
 
 
 class ThinningStep(NamedTuple):
-    """Points older than ``after_s`` are merged into one per ``step_s``."""
+    """Points older than ``after_s`` are merged into one point per ``step_s``."""
 
     after_s: float
     step_s: float
@@ -181,7 +181,7 @@ class TriedSettings:
     samples: float
     wait_s: float
     peak_bytes: float
-    """Peak memory of the process tree in that time."""
+    """Peak memory of the process tree during the active time."""
 
     @property
     def samples_per_s(self) -> float | None:

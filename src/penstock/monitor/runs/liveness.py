@@ -1,4 +1,5 @@
-"""Whether the process that records a run is alive: it holds a file lock, which the kernel releases when it ends.
+"""Whether the process that records a run is alive: such a process holds a file lock, which the kernel releases when the
+process ends.
 
 In:  ``<id>.alive`` in the folder of the run's file.
 Out: ``WriterLock`` for the writer; ``is_alive`` and ``last_outcome`` for readers.
@@ -50,7 +51,7 @@ class WriterLock:
             raise
 
     def keep_outcome(self, outcome: RunOutcome) -> None:
-        """Write the outcome here, for when the database cannot be written."""
+        """Write the outcome into this file, for when the database cannot be written."""
         kept = asdict(replace(outcome, what=(outcome.what or "")[:_LONGEST_WHAT] or None))
         with contextlib.suppress(OSError):
             room = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace").ljust(_ROOM_BYTES, b"\n")

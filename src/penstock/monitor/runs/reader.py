@@ -82,7 +82,7 @@ class RunSummary:
     samples_per_s: float | None
     """The rate while a loader was being iterated."""
     wait_fraction: float | None
-    """Share of that time the training loop waited for data."""
+    """Share of the time of iterating in which the training loop waited for data."""
     peak_bytes: int | None
     """Peak memory of the process tree."""
     limit_bytes: int | None
@@ -287,14 +287,14 @@ class RecordedRuns(list[RunSummary]):
 
 
 def list_runs(home: Path) -> RecordedRuns:
-    """All runs recorded in ``home``. Raises PenstockError where the folder cannot be read."""
+    """All runs recorded in ``home``. Raises PenstockError if the folder cannot be read."""
     found, unreadable = [], []
     for path in record_files(home):
         try:
             with Run(path) as run:
                 found.append(run.summary())
         except PenstockError:
-            if path.exists():  # else it was removed in the meantime
+            if path.exists():  # otherwise the file was removed in the meantime
                 unreadable.append(path)
     return RecordedRuns(found, unreadable)
 
@@ -337,7 +337,7 @@ def delete_run(run: Run) -> None:
 
 
 def record_files(home: Path) -> list[Path]:
-    """The files of all runs, oldest first. Raises PenstockError where the folder cannot be read."""
+    """The files of all runs, oldest first. Raises PenstockError if the folder cannot be read."""
     folder = runs_folder(home)
     try:
         # glob would pass over a folder that cannot be read.

@@ -52,11 +52,12 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 _NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "9p", "fuse", "ceph", "afs", "glusterfs", "virtiofs")
 
 # -- forks ----------------------------------------------------------------------------------
-# SQLite has locks for the whole process. A worker that is forked while the monitor's thread holds one would wait
-# forever as soon as its dataset uses SQLite. Therefore a fork waits until SQLite is not in use.
+# SQLite has locks for the whole process. A worker that is forked while the monitor's thread holds such a lock would
+# wait forever as soon as its dataset uses SQLite. Therefore a fork waits until SQLite is not in use.
 
 _GATE = threading.RLock()
-"""Held during every use of SQLite. A thread that holds it may fork itself: it is not inside SQLite then."""
+"""Held during every use of SQLite. The thread that holds the gate may itself fork: at that moment it is not inside
+SQLite."""
 _FORK_WAITS_S = 2.0
 """The longest time that a fork waits: a disk that does not answer must not block a training."""
 _held = threading.local()
@@ -80,8 +81,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def shares_memory(folder: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether processes can share memory through a file there, which SQLite's write-ahead log needs: False on network
-    file systems, because machines do not see each other's memory."""
+    """Whether processes can share memory through a file in a folder, as SQLite's write-ahead log needs it: False on
+    network file systems, because machines do not see each other's memory."""
     try:
         device = os.stat(folder).st_dev  # noqa: PTH116 - only the number is needed
         lines = mounts.read_text(errors="replace").splitlines()
@@ -106,7 +107,7 @@ def new_id(started_s: float) -> str:
 
 
 class RunRecord:
-    """The writer's side of one run. For one thread at a time."""
+    """The writer's side of one run. Only one thread may use it at a time."""
 
     def __init__(self, home: Path, facts: Mapping[str, Any], *, run_id: str | None = None) -> None:
         """Begins a run with ``facts`` as in ``format.FACTS``; the format and the id are added.
@@ -122,7 +123,7 @@ class RunRecord:
         self._thinned_to_ms = [0] * len(THINNING)
         self._thin_due_s = started_s + _THIN_EVERY_S
         self._alive_path = folder / f"{self.id}{ALIVE_SUFFIX}"
-        # Taken before the database exists: a reader that finds the database finds it locked.
+        # The lock is taken before the database exists, so that a reader that finds the database finds the lock held.
         self.lock = WriterLock(self._alive_path)
         self._db: sqlite3.Connection | None = None
         try:

@@ -61,5 +61,5 @@ export class Rows {
 
 let lastId = 0;
 
-/** An id for a label and what it labels. */
+/** An id for a label and the element that it labels. */
 export const freshId = (stem) => `${stem}-${++lastId}`;

@@ -96,7 +96,7 @@ export class Journal {
     );
   }
 
-  /** Entries of the journal; known ones are ignored. */
+  /** Add entries of the journal; known entries are ignored. */
   addNotes(notes) {
     this.#add("note", notes);
   }
@@ -138,7 +138,7 @@ export class Journal {
       isNew = true;
     }
     if (!isNew) return;
-    // They arrive in order of their numbers: the first are the oldest.
+    // Entries arrive in the order of their numbers: the first are the oldest.
     for (const key of known.keys()) {
       if (known.size <= MOST) break;
       known.delete(key);

@@ -13,7 +13,7 @@ const byId = (id) => document.getElementById(id);
 const chosen = new Set();
 let view = null;
 let latest = null; // The list of runs as it last came.
-let opened = null; // What the fragment said of the view that is open.
+let opened = null; // What the fragment said about the view that is open.
 let countdown = null;
 let today = new Date().toDateString();
 

@@ -6,7 +6,7 @@ import { isKnown } from "./shown.js";
 const TOP = 16; // Room for the marks.
 const BOTTOM = 20;
 const RIGHT = 10;
-const FAR_ABOVE = 3; // A limit this many times higher than the data would flatten them: it stands at the edge.
+const FAR_ABOVE = 3; // A limit this many times higher than the data would flatten the data: it stands at the edge.
 const HEADROOM = 1.06;
 const HEADROOM_FOR_WORDS = 1.2;
 

@@ -1,4 +1,4 @@
-// The charts of one run; which ones depends on the figures of the run.
+// The charts of one run, chosen by the figures that the run has.
 // In: points, journal and alerts as marks. Out: charts that share one cursor.
 
 import { Chart, series } from "./chart.js";
@@ -135,8 +135,7 @@ export class RunCharts {
     this.element = make("div", { class: "charts" });
   }
 
-  /** Draw a chart for each kind of figure that was recorded. `from` and `to` bound the time; marks are {t_s, look,
-  text}. */
+  /** Draw a chart for each recorded kind of figure. `from` and `to` bound the time; marks are {t_s, look, text}. */
   show(points, marks, from, to) {
     for (const kind of CHARTS) {
       let chart = this.#charts.get(kind.key);

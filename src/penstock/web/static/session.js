@@ -95,7 +95,7 @@ async function send(path, { body, signal, isSigned }) {
     });
   } catch (problem) {
     if (signal?.aborted) throw problem;
-    isTokenNeeded = false; // What answers next may be another server.
+    isTokenNeeded = false; // The next answer may come from another server.
     throw new Refusal(0, "penstock dash does not answer");
   }
 }
