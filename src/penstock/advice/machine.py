@@ -34,7 +34,7 @@ STALL_WARNING_PERCENT = 5.0
 """Share of the last 10 s in which all tasks waited for memory; from here on training slows down."""
 STALL_HURTS_PERCENT = 20.0
 """Share of the last 10 s in which all tasks waited for memory; from here on the machine hardly makes progress.
-systemd-oomd kills processes at 60."""
+systemd-oomd kills processes at 60%."""
 
 _RAISE_MEMORY = "docker run --memory, resources.limits.memory in Kubernetes, MemoryMax= in systemd or --mem in Slurm"
 

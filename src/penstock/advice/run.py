@@ -19,8 +19,8 @@ CALM, DANGER = 0.65, 0.76
 """Shares of the memory limit in use: up to the first share there is room, from the second share on a setting must be
 lowered."""
 GPU_IDLE, GPU_FULL = 0.80, 0.95
-"""Shares of the time the GPU is busy: below the first share the GPU could do more, above the second it is fully
-used."""
+"""Shares of the time in which the GPU is busy: below the first share the GPU could do more, above the second it is
+fully used."""
 LOW_HITS = 0.5
 """Hit rate below which the cache misses more often than it hits."""
 _FEW_LOOKUPS = 200
@@ -60,7 +60,7 @@ class Evidence:
     torch_used_bytes: int | None = None
     """Like ``used_bytes``, but with torch's DataLoader and the same settings."""
     gpu_busy: float | None = None
-    """Share of the time the GPU was busy."""
+    """Share of the time in which the GPU was busy."""
     has_gpu: bool = False
     pins: bool = False
     """Whether the user set pin_memory."""
@@ -226,7 +226,7 @@ def _containers(seen: Evidence) -> Diagnosis:
     return (
         "hurts" if all_bytes > 0.25 * (seen.limit_bytes - seen.used_bytes) else "warning",
         f"each worker copies what it reads of {seen.containers}: {format_bytes(seen.containers_bytes)} per worker, "
-        f"{format_bytes(all_bytes)} for all {seen.workers}, by the end of an epoch",
+        f"{format_bytes(all_bytes)} for all {seen.workers} workers, by the end of an epoch",
         "keep one copy for all workers: penstock.data.SharedList(...), an array, or Parquet",
     )
 
@@ -241,7 +241,7 @@ def _whole_batches(seen: Evidence) -> Diagnosis:
     return (
         "warning" if more_bytes >= _WHOLE_BYTES else "info",
         f"each worker builds whole batches, so {seen.workers} batches of {format_bytes(seen.batch_bytes)} are in "
-        "memory at a time",
+        "memory at the same time",
         "use a map-style dataset without __getitems__ whose samples are tensors, arrays, numbers or strings: its "
         f"workers share a batch; or lower {seen.key('num_workers')}",
     )
@@ -263,7 +263,8 @@ def _pinning(seen: Evidence) -> Diagnosis:
         return None
     return (
         "info",
-        "pin_memory is set, but there is no GPU here: no batch was page-locked, and the cost of that was not measured",
+        "pin_memory is set, but there is no GPU here: no batch was page-locked, and the cost of page-locking was not "
+        "measured",
         f"measure {seen.key('pin_memory')} on the machine that trains",
     )
 

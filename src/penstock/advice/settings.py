@@ -118,7 +118,7 @@ def _workers_over_half(case: SettingsHere) -> Diagnosis:
         return None
     return (
         "info",
-        f"{case.key('num_workers')}={_per_node(case)}, more than half of the {case.usable:g} usable CPUs",
+        f"{case.key('num_workers')}={_per_node(case)}: that is more than half of the {case.usable:g} usable CPUs",
         f"try {case.advised_workers} per rank first; the training process and its libraries need CPUs too",
     )
 
@@ -174,7 +174,8 @@ def _cache_over_half(case: SettingsHere) -> Diagnosis:
         return None
     return (
         "hurts",
-        f"{case.key('cache')} is {format_bytes(size_bytes)}, more than half of this machine's {format_bytes(limit)}",
+        f"{case.key('cache')} is {format_bytes(size_bytes)}: "
+        f"that is more than half of this machine's {format_bytes(limit)}",
         f"set {case.key('cache')} to {_advised_cache(case)}",
     )
 

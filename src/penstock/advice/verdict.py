@@ -30,7 +30,7 @@ finding depends on the share of a sample's time that is spent computing, which i
 
 _SHOWN_ENDINGS = 3
 _FIXES = {
-    "memory": "lower what the finding on memory names, or let an alert do it: AlertRule(on='memory', "
+    "memory": "lower the settings that the finding on memory names, or let an alert do it: AlertRule(on='memory', "
     "then=GiveBack(), ...)",
     "tree": "lower depth, workers or the cache of this training",
     "swap": "lower memory= or batch_size until swap stops growing",
@@ -292,8 +292,8 @@ def _ending(account: Account) -> list[Finding]:
         last = f" At the last sample, {format_bytes(used)} of {format_bytes(limit)} were in use ({used / limit:.0%})."
     is_full = bool(used and limit and used / limit >= DANGER)
     fix = (
-        "memory was full: lower what the finding on memory names; penstock doctor shows how many processes the "
-        "kernel killed"
+        "memory was full: lower the settings that the finding on memory names; penstock doctor shows how many "
+        "processes the kernel killed"
         if is_full
         else "find the cause in the log of the machine or its scheduler; penstock doctor shows whether the "
         "kernel killed processes because memory ran out"

@@ -28,7 +28,8 @@ def text(value: object) -> Html:
 
 
 def tag(name: str, /, *inside: object, **attributes: object) -> Html:
-    """An element. ``class_`` gives the attribute class, ``aria_label`` aria-label; None leaves an attribute out."""
+    """An element. ``class_`` becomes the attribute class, ``aria_label`` becomes aria-label; None leaves an attribute
+    out."""
     pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
         for key, value in attributes.items()

@@ -251,8 +251,8 @@ def _prefetch_of(config: Source | None, workers: int) -> int:
 
 
 def split(features: Any, label: Any, pieces: int) -> list[tuple[Any, Any]]:
-    """A batch cut into micro-batches of equal size. Tensors as long as the batch are cut; each micro-batch gets
-    everything else."""
+    """A batch cut into micro-batches of equal size. Tensors that are as long as the batch are cut; each micro-batch
+    gets everything else."""
     if pieces == 1:
         return [(features, label)]
     length = next((len(tensor) for tensor in _tensors((features, label)) if tensor.dim()), 0)

@@ -73,12 +73,12 @@ FIGURES = {
     "samples": _counter("samples", "Samples delivered by all loaders."),
     "samples_per_s": _rate("samples/s", "1/s", "Samples per second of all loaders.", log="Samples: {:.1f}/s"),
     "wait_fraction": _rate(
-        "waiting", "fraction", "Share of the time the training loop waits for data.", log="Wait: {:.1%}"
+        "waiting", "fraction", "Share of the time that the training loop waits for data.", log="Wait: {:.1%}"
     ),
     "tree_bytes": _bytes(
         "memory", "Memory of the training process and its descendants; shared pages count once.", "tree_memory_bytes"
     ),
-    "tree_is_exact": _rate("exact", "fraction", "1 if all pages were counted, 0 if growth was added to a count."),
+    "tree_is_exact": _rate("exact", "fraction", "1 if the memory was counted, 0 if it was estimated from an earlier count."),
     "processes": Figure(
         unit="count", merge="max", label="processes", help="Processes of the training, including itself.",
         metric="processes",
@@ -151,7 +151,7 @@ FIGURES = {
     # -- one GPU ------------------------------------------------------------------------------
     "gpu.N.used_bytes": _bytes("in use", "GPU memory in use, by all processes.", "gpu_memory_used_bytes"),
     "gpu.N.total_bytes": _bytes("of the GPU", "Memory of the GPU.", "gpu_memory_total_bytes", merge="last"),
-    "gpu.N.busy_fraction": _rate("busy", "fraction", "Share of the time a kernel ran.", "gpu_busy_ratio"),
+    "gpu.N.busy_fraction": _rate("busy", "fraction", "Share of the time in which a kernel ran.", "gpu_busy_ratio"),
     "gpu.N.allocated_bytes": _bytes("tensors", "Live tensors of the training on the GPU.", "gpu_allocated_bytes"),
     "gpu.N.reserved_bytes": _bytes(
         "reserved by torch", "Memory reserved by torch's allocator on the GPU.", "gpu_reserved_bytes"

@@ -31,7 +31,7 @@ def log_line(label: str, figures: Mapping[str, float]) -> str:
         f"{reserved / MIB:.1f}MB reserved",
     ]
     for name, figure in FIGURES.items():
-        # Restarts are shown only if there are any, and steps per second only without samples per second.
+        # Restarts are shown only if there are any; steps per second only if samples per second are unknown.
         is_shown = figures.get(name) if name == "worker_restarts" else name in figures
         if figure.log is not None and is_shown and not (name == "steps_per_s" and "samples_per_s" in figures):
             parts.append(figure.log.format(figures[name]))

@@ -46,7 +46,7 @@ _NEVER = sys.maxsize
 
 
 class Ticker:
-    """The monitor's thread: a tick every second, the control socket in between."""
+    """The monitor's thread: it ticks every second and serves the control socket in between."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

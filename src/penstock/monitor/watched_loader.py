@@ -26,7 +26,7 @@ _VALVES = ("workers", "depth", "memory")
 
 
 class LoaderSample(NamedTuple):
-    """A loader at one moment. None: unknown, as for torch's loader."""
+    """A loader at one moment. None means unknown, as for torch's DataLoader."""
 
     samples: int | None
     wait_s: float | None

@@ -102,8 +102,8 @@ class Account:
         return sum(span_s * value for span_s, value in known) / total_s if total_s > 0 else None
 
     def gpu_busy(self) -> float | None:
-        """Share of the time a kernel ran, over the GPUs this training has memory on; if these are unknown, over all
-        GPUs."""
+        """Share of the time in which a kernel ran, over the GPUs on which this training has memory; if these are
+        unknown, over all GPUs."""
         numbers = [number for number in range(64) if self.has(f"gpu.{number}.busy_fraction")]
         own = [number for number in numbers if self.most(f"gpu.{number}.reserved_bytes")] or numbers
         busy = [value for number in own if (value := self.mean(f"gpu.{number}.busy_fraction")) is not None]

@@ -1,6 +1,6 @@
 """Decides whether the page's server answers a request: Host, Origin and token are checked before anything else.
 
-In:  method, path and headers of a request; the token; the address the server listens on.
+In:  method, path and headers of a request; the token; the address that the server listens on.
 Out: a ``Refusal`` or None; the headers of every answer.
 Runs in: command line.
 

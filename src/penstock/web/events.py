@@ -31,7 +31,7 @@ client gets the figures of its own run each second."""
 _FRESH_FOR = 0.9
 """Age up to which a training's live state is sent to another client."""
 _ASKED_AGAIN = 5.0
-"""How long the server waits until it asks a training again that did not answer."""
+"""How long the server waits before it again asks a training that did not answer."""
 _T = TypeVar("_T")
 
 

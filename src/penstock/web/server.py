@@ -1,7 +1,7 @@
 """The server of the page: routes, and how it starts and ends.
 
 In:  a socket that already listens, a home, the rules of access.
-Out: answers over HTTP until it is stopped.
+Out: answers over HTTP until the server is stopped.
 Runs in: command line. Needs starlette and uvicorn.
 """
 
@@ -176,7 +176,7 @@ class _Routes:
         return FileResponse(_FILES / "index.html")
 
     async def _figures(self, request: Request) -> Response:
-        """The table of figures as a module of the page."""
+        """The table of figures as a JavaScript module of the page."""
         script = b"export const FIGURES = " + encoded(as_json()) + b";"
         return Response(script, headers={"content-type": "text/javascript; charset=utf-8"})
 

@@ -93,7 +93,7 @@ def read_given_profile(path: Path) -> GivenProfile:
         profile = read_profile(given)
         for sample in profile.samples:
             if not all(map(is_amount, (sample.size_bytes, sample.wait_s, sample.cpu_s))):
-                raise ConfigError(f"the sample {sample} has a figure that is no size or time")
+                raise ConfigError(f"the sample {sample} has a figure that is neither a size nor a time")
     except (ConfigError, AttributeError) as problem:
         raise ConfigError(f"{path}: {problem}") from None
     return GivenProfile(profile=profile, step_s=step_s, stated=read_stated(beside, str(path)))

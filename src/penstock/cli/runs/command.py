@@ -53,7 +53,7 @@ def command(ctx: click.Context, json_wanted: bool, limit: int) -> None:
     if found.unreadable:
         echo(_passed_over(found.unreadable), err=True)
     if not found:
-        echo(f"no runs are recorded in {home}; penstock.Monitor(loader) in a training records one")
+        echo(f"no runs are recorded in {home}; penstock.Monitor(loader) in a training records a run")
         return
     make_console().print(listing(shown))
     if len(found) > limit:

@@ -165,7 +165,7 @@ def _post(action: Webhook, facts: dict[str, Any]) -> str:
             status = f"failed: answered {refused.code}"
         except (URLError, OSError, HTTPException) as problem:
             if deadline.is_over or isinstance(getattr(problem, "reason", problem), TimeoutError):
-                return f"failed: timed out, no whole answer within {action.within_s:g} s"
+                return f"failed: timed out, no complete answer within {action.within_s:g} s"
             reason = getattr(problem, "reason", problem)
             return f"failed: {getattr(reason, 'strerror', None) or type(reason).__name__}"
-    return f"failed: timed out, no whole answer within {action.within_s:g} s" if deadline.is_over else status
+    return f"failed: timed out, no complete answer within {action.within_s:g} s" if deadline.is_over else status

@@ -23,8 +23,8 @@ from penstock.units import Size, format_bytes, parse_bytes, parse_size
 
 Gauge = Literal["memory", "tree", "swap", "stall", "gpu-idle", "restarts"]
 """memory: memory in use on the machine or in the container, by all processes; tree: memory of this training and its
-workers; swap: growth of the swap in use; stall: share of the time the training loop waits for data; gpu-idle: share of
-the time the GPUs are idle; restarts: workers that crashed."""
+workers; swap: growth of the swap in use; stall: share of the time in which the training loop waits for data; gpu-idle:
+share of the time in which the GPUs are idle; restarts: workers that crashed."""
 
 _SHARES = ("stall", "gpu-idle")
 _LEVELS = {"memory": "used_bytes", "tree": "tree_bytes", "stall": "wait_fraction"}

@@ -175,7 +175,7 @@ class TriedSettings:
     """workers, depth, prefetch_factor, memory, batch_size, cache_bytes, as set by the user or a valve; None: unset."""
     began_s: float
     ended_s: float
-    """The first and the last time the configuration was in force."""
+    """The first and the last time at which the configuration was in force."""
     active_s: float
     """Time during which the loader was being iterated."""
     samples: float
@@ -201,7 +201,7 @@ def pack(figures: Mapping[str, float], places: Mapping[str, int]) -> bytes:
 
 
 def unpack(body: bytes, names: Sequence[str]) -> dict[str, float]:
-    """The figures of a body, without those added to the run later."""
+    """The figures of a body, without the figures that were added to the run later."""
     values = array("d")
     values.frombytes(body[: len(body) // 8 * 8])
     return {name: value for name, value in zip(names, values, strict=False) if value == value}

@@ -82,7 +82,7 @@ class RunSummary:
     samples_per_s: float | None
     """The rate while a loader was being iterated."""
     wait_fraction: float | None
-    """Share of the time of iterating in which the training loop waited for data."""
+    """Share of the active time in which the training loop waited for data."""
     peak_bytes: int | None
     """Peak memory of the process tree."""
     limit_bytes: int | None
@@ -305,7 +305,7 @@ def open_run(home: Path, which: str) -> Run:
     ids = [path.name.removesuffix(SUFFIX) for path in files]
     if which == "last":
         if not files:
-            raise PenstockError(f"no run is recorded in {home}; penstock.Monitor(loader) records one")
+            raise PenstockError(f"no run is recorded in {home}; penstock.Monitor(loader) in a training records a run")
         return Run(_newest(files))
     if which in ids:
         return Run(files[ids.index(which)])

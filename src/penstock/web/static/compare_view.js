@@ -12,7 +12,7 @@ import { configuration, duration, figureOf, isKnown, memory, oneLine, rate, shar
 const AGAIN_MS = 5000;
 const MOST_POINTS = 800;
 const TOO_MANY = 4000;
-const BRIEF_S = 10; // Rates over less time mean little: workers were starting.
+const BRIEF_S = 10; // Rates over less than this time mean little: workers were starting.
 const FIGURES = [
   ["samples_per_s", figureOf("samples_per_s").label, rate, (a, b) => a > b],
   ["wait_fraction", figureOf("wait_fraction").label, share, (a, b) => a < b],
@@ -110,7 +110,7 @@ export class CompareView {
     this.#isReading = true;
     try {
       for (const run of this.#compared) {
-        // Points that came in small pieces for hours are fetched again, merged into fewer.
+        // Points that came in small pieces over hours are fetched again, merged into fewer points.
         if (this.#points.get(run.id)?.length > TOO_MANY) this.#points.delete(run.id);
         const known = this.#points.get(run.id);
         if (known && run.state !== "running" && known.isWhole) continue;
