@@ -60,7 +60,7 @@ def _of_limit(account: Account) -> list[Finding]:
 def _room(account: Account, limit: float, used: float) -> str:
     """How much more memory could be used and, if the training loop waits, what that memory would be enough for."""
     room = CALM * limit - used
-    spare = f"{format_bytes(room)} more could be used before memory gets tight"
+    spare = f"{format_bytes(room)} more memory could be used before it gets tight"
     if (account.summary.wait_fraction or 0.0) < FED:
         return f"{spare}, but nothing in this run needs it."
     point, parts = _fullest(account), []

@@ -78,14 +78,14 @@ FIGURES = {
     "tree_bytes": _bytes(
         "memory", "Memory of the training process and its descendants; shared pages count once.", "tree_memory_bytes"
     ),
-    "tree_is_exact": _rate("exact", "fraction", "1 if the memory was counted, 0 if it was estimated from an earlier count."),
+    "tree_is_exact": _rate("exact", "fraction", "1 if the memory was counted, 0 if it was estimated."),
     "processes": Figure(
         unit="count", merge="max", label="processes", help="Processes of the training, including itself.",
         metric="processes",
     ),
     "trainer_bytes": _part("trainer", "Heap and stacks of the training process.", "trainer"),
     "workers_bytes": _part("workers", "Private memory of the descendants of the training process.", "workers"),
-    "arena_bytes": _part("batches", "Batches of all loaders: being filled, ready or lent.", "arena"),
+    "arena_bytes": _part("batches", "Batches of all loaders that are being filled, ready or lent.", "arena"),
     "cache_bytes": _part("cache", "Caches in memory; one per node, however many ranks share it.", "cache"),
     "other_bytes": _part("other", "The rest of the memory: libraries, mapped files, other shared memory.", "other"),
     "limit_bytes": _bytes(
@@ -122,7 +122,7 @@ FIGURES = {
     "loader.N.workers": _counter("workers", "Configured number of workers.", "workers"),
     "loader.N.depth": _counter("depth", "Configured number of batches to prepare ahead.", "depth_batches"),
     "loader.N.in_flight_bytes": _bytes(
-        "in flight", "Batches being filled, ready, held by the training loop, or kept for reuse.", "in_flight_bytes"
+        "in flight", "Batches that are being filled, ready, held by the training loop or kept for reuse.", "in_flight_bytes"
     ),
     "loader.N.lent_bytes": _bytes("lent", "Batches in flight that the training loop holds.", "lent_bytes"),
     "loader.N.workers_private_bytes": _bytes(
@@ -135,7 +135,7 @@ FIGURES = {
     "loader.N.device_ahead_bytes": _bytes(
         "on the GPU", "Batches copied to the GPU in advance.", "device_ahead_bytes"
     ),
-    "loader.N.wait_s": _counter("waited", "Time the training loop waited for data.", "wait_seconds_total", unit="s"),
+    "loader.N.wait_s": _counter("waited", "Time that the training loop waited for data.", "wait_seconds_total", unit="s"),
     "loader.N.fetch_s": _counter(
         "fetching", "Time spent in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"
     ),

@@ -252,7 +252,7 @@ def _checked(wanted: Any) -> dict[str, Any]:
             if value is not None and type(value) not in (str, int):
                 raise RequestError(400, "loader is the name or the number of a loader, or null for the only loader")
         else:
-            raise RequestError(400, f"{name[:60]!r} cannot be set; workers, depth and memory of a loader can")
+            raise RequestError(400, f"{name[:60]!r} cannot be set; only workers, depth and memory of a loader can")
     if not set(wanted) - {"loader"}:
         raise RequestError(400, "there is nothing to set; send workers, depth or memory")
     return wanted

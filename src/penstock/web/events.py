@@ -23,7 +23,7 @@ from penstock.errors import PenstockError
 from penstock.web.answers import Answers, RequestError, RunUpdate, StreamPosition, encoded, listed
 
 EVERY_S = 1.0
-"""Time between two samples of a run. The constants below are multiples of it."""
+"""Time between two samples of a run. The constants below are multiples of this time."""
 _LIST_EVERY, _KEEP_EVERY = 2.0, 10.0
 _FIGURES_EVERY = 10.0
 """How often a client that follows a run gets a list in which only figures have changed: the list can be long, and the

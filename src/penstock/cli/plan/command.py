@@ -57,7 +57,9 @@ _FILE = click.Path(path_type=Path)
               help="Memory limit for each rank, such as 8GB.  [default: auto, half of the free memory]")  # fmt: skip
 @click.option("--step-time", "step_s", type=FiniteRange(min=0), metavar="SECONDS",
               help="Length of a training step; without it, plans aim at loading as fast as possible.")  # fmt: skip
-@click.option("--train", metavar="TARGET", help="Measure the length of this training step, a function of a batch.")
+@click.option(
+    "--train", metavar="TARGET", help="Measure the time of your training step, a function that takes a batch."
+)
 @click.option("--collate", metavar="TARGET", help="Your own collate function.")
 @click.option("--seconds", type=FiniteRange(min=0.5), default=9.0, show_default=True, help="Length of the measurement.")
 @click.option("--profile", "profile_file", type=_FILE, metavar="FILE",
@@ -139,7 +141,7 @@ def _check_usage(target: str | None, profile_file: Path | None, given: dict[str,
     if given["step_s"] is not None and given["train"] is not None:
         raise click.UsageError("--train measures the length of a step, --step-time sets it; give one of them")
     if given["like"] is not None and given["out"] is None:
-        raise click.UsageError("--like sets the layout and --yaml the file to write; give both")
+        raise click.UsageError("--like sets the layout and --yaml sets the file to write; give both")
     if target is None:
         needs = [
             f"--{name.replace('_', '-')}" for name in ("train", "collate", "save_profile") if given[name] is not None

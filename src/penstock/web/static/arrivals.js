@@ -1,5 +1,5 @@
 // Values from the server, in the types that the rest of the page relies on: a record may contain anything.
-// In: values parsed from JSON. Out: the same values; lists are lists and texts are texts.
+// In: values parsed from JSON. Out: the same values, in which every list is a list and every text is a text.
 
 /** The objects of a list; an empty list for any other value. */
 export const objectsOf = (value) =>
