@@ -64,7 +64,7 @@ def command(
     kept = f" ({packed.kept} of them from an earlier run)" if packed.kept else ""
     echo(
         f"{counted(packed.samples, 'sample')}, {format_bytes(packed.bytes)} in {counted(packed.shards, 'shard')}{kept} "
-        f"in {destination}. All were read back and compared. This took {packed.seconds:.1f} s."
+        f"in {destination}. All shards were read back and compared. This took {packed.seconds:.1f} s."
     )
     if packed.skipped:
         echo(

@@ -1,7 +1,7 @@
 """`penstock set`: change workers, depth and memory of a running loader from another terminal.
 
 In:  a run, ``workers=8 depth=3 memory=6GB``, the name of a loader.
-Out: the settings after the change, or the reason of the refusal.
+Out: the settings after the change, or the reason for the refusal.
 Runs in: command line. Does not import torch.
 """
 

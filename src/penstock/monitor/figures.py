@@ -122,7 +122,7 @@ FIGURES = {
     "loader.N.workers": _counter("workers", "Configured number of workers.", "workers"),
     "loader.N.depth": _counter("depth", "Configured number of batches to prepare ahead.", "depth_batches"),
     "loader.N.in_flight_bytes": _bytes(
-        "in flight", "Batches that are being filled, ready, held by the training loop or kept for reuse.", "in_flight_bytes"
+        "in flight", "Batches that are being filled, ready, held by the training or kept for reuse.", "in_flight_bytes"
     ),
     "loader.N.lent_bytes": _bytes("lent", "Batches in flight that the training loop holds.", "lent_bytes"),
     "loader.N.workers_private_bytes": _bytes(
@@ -135,7 +135,7 @@ FIGURES = {
     "loader.N.device_ahead_bytes": _bytes(
         "on the GPU", "Batches copied to the GPU in advance.", "device_ahead_bytes"
     ),
-    "loader.N.wait_s": _counter("waited", "Time that the training loop waited for data.", "wait_seconds_total", unit="s"),
+    "loader.N.wait_s": _counter("waited", "Time that the training waited for data.", "wait_seconds_total", unit="s"),
     "loader.N.fetch_s": _counter(
         "fetching", "Time spent in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"
     ),

@@ -97,7 +97,8 @@ class WatchedTree:
             if (then := before.get(process, (0.0, 0.0)))
         }
         processes = tuple(self._now(each, more, elapsed_s) for each in report.processes)
-        # Ended processes are forgotten, because a training that starts workers for every epoch creates thousands.
+        # Ended processes are forgotten, because a training that starts workers for every epoch creates thousands of
+        # processes.
         self._known = {pid: process for pid, process in self._known.items() if process in used or pid == self.pid}
         own = [each.bytes for each in processes]
         tree_bytes, measure = _tree_bytes(report)

@@ -87,7 +87,9 @@ def compare(runs: tuple[str, ...], json_wanted: bool) -> None:
 
 @command.command("rm")
 @click.argument("runs", nargs=-1)
-@click.option("--older-than", metavar="AGE", help="Remove every run that ended longer ago than this: 30d, 12h, 2w.")
+@click.option(
+    "--older-than", metavar="AGE", help="Remove every run that ended longer ago than this, such as 30d, 12h or 2w."
+)
 def remove(runs: tuple[str, ...], older_than: str | None) -> None:
     """Remove the records of RUNS; a run that has not ended is refused."""
     from penstock.monitor.runs.reader import delete_run, list_runs, open_run
