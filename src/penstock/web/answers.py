@@ -223,7 +223,7 @@ def _finite(value: Any) -> Any:
 def _new(entries: list[_Entry], seen_s: float | None, last: int | None) -> tuple[list[_Entry], int]:
     """The entries to send, and the number of the newest."""
     newest = entries[-1].number if entries else last or 0
-    # Once a number is known it decides what is new: an entry may be written later than its time.
+    # Once a number is known, the numbers decide which entries are new: an entry may be written later than its time.
     return entries if last is not None else [each for each in entries if each.t_s > (seen_s or 0.0)], newest
 
 

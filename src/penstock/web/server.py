@@ -39,7 +39,7 @@ from penstock.web.events import EVERY_S, Events
 
 LONGEST_BODY_BYTES = 64 << 10
 MOST_CONNECTIONS = 256
-"""The most connections. If there are more, the oldest connection that awaits a request is closed."""
+"""The most connections. If there are more connections, the oldest connection that awaits a request is closed."""
 MOST_WITHOUT_TOKEN = 64
 """The most requests for figures, streams among them, that are answered at once for clients without the token. Any user
 of the machine can send such requests; requests of the owner have the token and are not counted."""

@@ -64,7 +64,7 @@ def _changes(ctx: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option("--step-time", type=FiniteRange(min=0, min_open=True), metavar="SECONDS",
               help="Simulate a training step of this length, to see whether loading delays it.")  # fmt: skip
 @click.option("--train", metavar="TARGET",
-              help="Run your own training step, a function that takes a batch, and no simulated step.")  # fmt: skip
+              help="Run your own training step, which takes a batch, instead of a simulated step.")  # fmt: skip
 @click.option("--seconds", type=FiniteRange(min=0.1), default=1.5, show_default=True,
               help="Length of each run; the loaders run several times.")  # fmt: skip
 @click.option("--model", metavar="MODEL",

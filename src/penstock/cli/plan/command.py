@@ -72,8 +72,8 @@ _FILE = click.Path(path_type=Path)
 @click.option("--gpu-memory", "gpu_bytes", callback=check_bytes, metavar="SIZE",
               help="Plan for a GPU with this much memory.")  # fmt: skip
 @click.option("--settings", "settings_file", metavar="FILE",
-              help="Take batch size and memory limit from a settings file, and compare its workers "
-              "with the plans.")  # fmt: skip
+              help="Take batch size and memory limit from a settings file, and compare the file's "
+              "workers with the plans.")  # fmt: skip
 @section_option
 @click.option("--yaml", "out", type=_FILE, callback=check_folder, metavar="OUT",
               help="Write the settings of the recommended or chosen plan to this file.")  # fmt: skip

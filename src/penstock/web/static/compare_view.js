@@ -44,8 +44,8 @@ export class CompareView {
         label || make("span", { class: "unseen" }, "remove"),
       ),
     );
-    // The table has roles: on a narrow screen its rows are laid out in two lines, and browsers would not treat it as a
-    // table.
+    // The table has roles: on a narrow screen its rows are laid out in two lines, and without roles browsers would no
+    // longer treat it as a table.
     this.table = make(
       "table",
       { class: "compared", role: "table" },

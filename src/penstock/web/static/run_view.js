@@ -173,7 +173,7 @@ export class RunView {
     this.#points.add(columns);
     this.#last_s = this.#points.last_s ?? this.#last_s;
     this.#draw();
-    // After the next frame, so that the work of the canvas is included.
+    // The time is taken after the next frame, so that it includes the work of the canvas.
     requestAnimationFrame(() =>
       setTimeout(() => {
         const { dataset } = document.documentElement;
