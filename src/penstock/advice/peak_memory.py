@@ -88,7 +88,7 @@ def _of_budgets(account: Account) -> list[Finding]:
         is_set = isinstance(arguments, dict) and arguments.get("memory") not in (None, "auto")
         if peak < _ROOMY * budget and spare > _WORTH_BYTES and is_set:
             fix = f"lower {key} to {format_bytes(_SLACK * peak)}, which leaves the rest to other programs"
-            title = f"The budget of {name} is larger than it needs"
+            title = f"The budget of {name} is larger than needed"
         else:
             fix, title = "", f"{name} stayed within its budget" if peak <= budget else f"{name} exceeded its budget"
         severity = "good" if peak <= budget else "warning"

@@ -151,7 +151,7 @@ class Recorder:
     ) -> None:
         self.loaders = loaders
         self.step = 0
-        """Training steps so far; the training thread writes it."""
+        """Number of training steps so far; the training thread writes this number."""
         self.record: RunRecord | None = None
         self.point: Point | None = None
         """The latest point."""

@@ -95,7 +95,7 @@ def _stall(account: Account, group: list[Point]) -> Stall:
 
 
 def epochs(account: Account, loader: int) -> tuple[Epoch, ...]:
-    """Passes over the dataset of one loader; no passes if its length is unknown or nothing was read."""
+    """Passes over the dataset of one loader; no passes if the dataset's length is unknown or nothing was read."""
     length = samples_per_epoch(account, loader)
     counted = [
         (point.t_s, point.figures[f"loader.{loader}.samples"], point.figures.get(f"loader.{loader}.wait_s"))

@@ -239,6 +239,6 @@ def _rows(timeline: Timeline, drawn: Sequence[Series]) -> list[list[str]]:
 
 
 def _series(account: Account, figure: str, look: str, name: str | None = None) -> Series:
-    """A figure's series; without a name, the table of figures names it."""
+    """The series of a figure; without ``name``, its name comes from the table of figures."""
     values = [point.figures.get(figure) for point in account.points]
     return Series(name=figure_of(figure).label if name is None else name, look=look, values=values)

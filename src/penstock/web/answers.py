@@ -163,7 +163,7 @@ class Answers:
     def _opened(self, run_id: str) -> Run:
         path = runs_folder(self.home) / f"{run_id}{SUFFIX}"
         try:
-            # The id comes from a request: the path must stay in this folder.
+            # The id comes from a request, and the path must not leave the folder of the runs.
             is_there = bool(_ID.fullmatch(run_id)) and path.is_file()
         except OSError as refused:
             raise RequestError(503, f"{path.parent} cannot be read: {refused.strerror}") from None

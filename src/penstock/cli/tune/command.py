@@ -35,7 +35,7 @@ if TYPE_CHECKING:
               help="Never try more workers than this.  [default: chosen from cores and samples]")  # fmt: skip
 @click.option("--seconds", type=FiniteRange(min=2), default=60.0, show_default=True,
               help="About how long all measurements may take together.")  # fmt: skip
-@click.option("--compare", is_flag=True, help="Measure nothing: list earlier records of TARGET side by side.")
+@click.option("--compare", is_flag=True, help="Do not measure; list earlier records of TARGET side by side.")
 @json_option
 @click.pass_obj
 def command(

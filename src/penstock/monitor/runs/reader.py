@@ -140,7 +140,7 @@ class Run:
     @property
     def outcome(self) -> RunOutcome | None:
         """How the run ended; None while it runs. A run whose process is gone without an outcome was killed; the first
-        reader that notices this records it."""
+        reader that notices this records the outcome."""
         heard_s = self.totals.get("t_s", 0.0)
         found = self._written_outcome()
         if found is not None:

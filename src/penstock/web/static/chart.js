@@ -11,7 +11,7 @@ const WRITTEN = { bytes: memory, fraction: share, "1/s": rate };
 const NEAR_PX = 6;
 const WORDS_AT_ONCE = 4;
 
-/** One line or layer: a column of `points`, with times since `start_s`; without a label, the table of figures names it. */
+/** One line or layer: a column of `points`, with times since `start_s`; the table of figures has its default label. */
 export function series(points, name, { label = figureOf(name).label, colour, dash = null, start_s = 0 }) {
   const values = points.column(name) ?? [];
   const times = start_s ? points.t_s.map((t_s) => t_s - start_s) : points.t_s;
@@ -151,7 +151,7 @@ export class Chart {
     return this.#isElapsed ? `${duration(at)} after the start` : when(at);
   }
 
-  /** Values at the cursor, or the latest. `hasMoved`: the user has moved the cursor. */
+  /** Values at the cursor, or the latest. `hasMoved`: whether the user has moved the cursor. */
   #write({ hasMoved = false } = {}) {
     const { series: lines, limits, cursor } = this.#picture;
     const values = [...lines, ...limits].map((line) => {
