@@ -252,7 +252,7 @@ def _gpu_none(facts: MachineFacts) -> Diagnosis:
     return (
         "info",
         f"no GPU: {facts.gpu.reason}",
-        "if you expect one: docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu in Slurm; "
+        "if you expect a GPU: docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu in Slurm; "
         "otherwise there is nothing to do",
     )
 

@@ -88,7 +88,11 @@ def _bottleneck(account: Account) -> tuple[Bottleneck, str, Finding]:
         f"{rate(judged.samples_per_s)} samples/s"
     )
     what = f"{numbers[0].upper()}{numbers[1:]}"
-    whole = f" Over the whole run the loop waited {share(account.summary.wait_fraction)}." if judged.settings else ""
+    whole = (
+        f" In the whole run the loop waited {share(account.summary.wait_fraction)} of the time."
+        if judged.settings
+        else ""
+    )
     if waited >= FED:
         without = rate(judged.samples_per_s / max(0.01, 1 - waited))
         title = "Loading is the bottleneck" if waited >= STARVED else "Loading costs a little"

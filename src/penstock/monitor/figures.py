@@ -85,11 +85,11 @@ FIGURES = {
     ),
     "trainer_bytes": _part("trainer", "Heap and stacks of the training process.", "trainer"),
     "workers_bytes": _part("workers", "Private memory of the descendants of the training process.", "workers"),
-    "arena_bytes": _part("batches", "Batches of all loaders that are being filled, ready or held by the training.", "arena"),
+    "arena_bytes": _part("batches", "Batches of all loaders that are filled, ready or held by the training.", "arena"),
     "cache_bytes": _part("cache", "Caches in memory; one per node, however many ranks share it.", "cache"),
     "other_bytes": _part("other", "The rest of the memory: libraries, mapped files, other shared memory.", "other"),
     "limit_bytes": _bytes(
-        "limit", "The smallest memory limit: the container's, or the machine's memory.", "memory_limit_bytes",
+        "limit", "The smallest memory limit: the container's limit or the machine's memory.", "memory_limit_bytes",
         merge="last",
     ),
     "used_bytes": _bytes("in use", "Memory in use within the limit, by all processes.", "memory_used_bytes"),

@@ -70,7 +70,8 @@ def test_waiting_under_earlier_settings_does_not_count() -> None:
     assert found.bottleneck == "neither"
     assert "with 4 workers, prefetch 2, 4GB, batch 32, the training loop waited for data 1.0% of 1:00" in found.headline
     assert (
-        "Over the whole run the loop waited 31%." in finding(account_of(wait=0.31, all_tried=cured), "bottleneck").what
+        "In the whole run the loop waited 31% of the time."
+        in finding(account_of(wait=0.31, all_tried=cured), "bottleneck").what
     )
     assert finding(account_of(wait=0.31, all_tried=cured), "best-tried").severity == "good"
 

@@ -58,7 +58,7 @@ SMALL_SHM = """\
          emptyDir with medium: Memory on /dev/shm; as root: mount -o
          remount,size=8g /dev/shm
   info   gpu-none: no GPU: no NVIDIA driver
-         fix: if you expect one: docker run --gpus all, nvidia.com/gpu in
+         fix: if you expect a GPU: docker run --gpus all, nvidia.com/gpu in
          Kubernetes or --gres=gpu in Slurm; otherwise there is nothing to do
 """
 
