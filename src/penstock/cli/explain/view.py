@@ -60,7 +60,7 @@ def _words(job: Job) -> str:
 
 
 def _show_components(console: Console, explanation: Explanation) -> None:
-    table = make_table("component", "penstock", "torch", last="grows with (torch's, if it differs)")
+    table = make_table("component", "penstock", "torch", last="grows with (torch's, if different)")
     for ours, theirs in zip(explanation.ours, explanation.torchs, strict=True):
         table.add_row(ours.what, format_bytes(ours.bytes), format_bytes(theirs.bytes), _grows(ours, theirs))
     runs = explanation.explained.ours.reading, explanation.explained.torchs.reading
