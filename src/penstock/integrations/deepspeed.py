@@ -34,9 +34,9 @@ _VERSION = 1
 class PipelineDataLoader:
     """Iterates without end over a dataset of whole batches; ``epoch`` counts the passes, from 1.
 
-    ``prefetch_batches_per_worker``: how many batches a worker may be ahead. By default it is read from ``config``, a
-    settings file or mapping with ``dataloader_prefetch_per_worker`` or another name for it (``penstock.settings``),
-    so that training and evaluation use the same number; without that name it is 1.
+    ``prefetch_batches_per_worker``: how many batches a worker may be ahead. The default is the value of
+    ``dataloader_prefetch_per_worker``, or of another name that ``penstock.settings`` reads, in ``config``, a settings
+    file or mapping, so that training and evaluation use the same number. Without such a value the default is 1.
     ``seed``: the seed of a sample's randomness, together with the data-parallel rank, the epoch and the index.
     ``loader_options`` go to ``penstock.DataLoader``: ``memory``, ``device``, ``pin_memory``.
     """
