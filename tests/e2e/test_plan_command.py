@@ -256,7 +256,7 @@ def test_without_a_dataset_starting_points_are_shown_and_named_as_such(plan_here
     [
         ("sets.py:Broken", "index 0 failed: ValueError: no header at all"),
         ("sets.py:Ragged", "these samples: --collate"),
-        ("sets.py:Empty", "it is empty"),
+        ("sets.py:Empty", "the dataset is empty"),
         ("sets.py:Missing", "FileNotFoundError"),
     ],
 )
