@@ -1,7 +1,7 @@
 """Sizes of memory: the only parser for sizes that users write, and the only formatter for sizes that penstock prints.
 
 In:  "8GB", "512MiB", 1048576, 0.5, "50%", "auto".
-Out: a ``Size`` (what was requested) and, once the machine's memory is known, bytes.
+Out: a ``Size``, which is the requested size, and the bytes once the machine's memory is known.
 Runs in: trainer, command line.
 """
 

@@ -220,8 +220,8 @@ class BatchSizeFinder:
         if effective_batch % steps:
             steps = -(-effective_batch // largest)
             words = (
-                f"{effective_batch} does not divide evenly near that size: {steps} batches "
-                f"of {-(-effective_batch // steps)} or {effective_batch // steps} samples give it (torch.tensor_split)"
+                f"{effective_batch} does not divide evenly into batches of about {largest}: {steps} batches of "
+                f"{-(-effective_batch // steps)} or {effective_batch // steps} samples make it up (torch.tensor_split)"
             )
         size = -(-effective_batch // steps)
         estimate = found.estimate
@@ -245,7 +245,7 @@ class BatchSizeFinder:
             words += "; no larger batch was requested"
         if not trials:
             return f"{words}; the size is estimated, not run"
-        return f"{words}; trials: {_ran(trials)}" + ("" if is_verified else "; this size itself was not run")
+        return f"{words}; trials: {_ran(trials)}" + ("" if is_verified else "; the chosen size itself was not run")
 
     def _nothing_fits(self, estimate: Estimate, trials: tuple[BatchTrial, ...]) -> BatchSize:
         choices = [

@@ -40,8 +40,8 @@ _PRECISION_COST = {
     "fp32": "usually slower: twice the bytes in every product",
 }
 _OPTIMIZER_COST = {
-    "sgd": "less time in the optimizer; converges differently",
-    "sgd-momentum": "less time in the optimizer; converges differently",
+    "sgd": "less time in the optimizer; the training converges differently",
+    "sgd-momentum": "less time in the optimizer; the training converges differently",
     "adamw": "the usual time of AdamW",
     "adamw-8bit": "about as fast as AdamW; needs a library with 8-bit kernels, such as bitsandbytes",
 }

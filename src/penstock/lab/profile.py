@@ -46,8 +46,8 @@ _LEAST_BATCHES, _LATE = 12, 1.5
 """The fewest batches of a run, and how many times the remaining time these batches may take."""
 _SLOW_BYTES_PER_S = 1e9
 _WARM_SHARE, _MOST_WARM_SHARE = 0.2, 0.6
-"""The share of a run that passes before the measurement starts, and the largest such share if workers are still
-starting."""
+"""The share of a run that passes before the measurement starts, and the largest share that may pass while workers are
+still starting."""
 
 
 def profile(

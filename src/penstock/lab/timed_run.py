@@ -124,8 +124,8 @@ def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def endless_arguments(dataset: Any) -> dict[str, Any]:
-    """The loader arguments for an epoch in random order that is longer than any measurement. A stream, which has no
-    such arguments, starts again when it ends."""
+    """The loader arguments for an epoch in random order that is longer than any measurement. A stream has no arguments
+    for this and starts again when it ends."""
     if isinstance(dataset, IterableDataset):
         return {}
     if not len(dataset):

@@ -35,7 +35,8 @@ class Gpu:
     utilisation_percent: int | None
     """The share of the last sample period in which a kernel ran."""
     processes: dict[int, int | None] = field(default_factory=dict)
-    """Process id -> the bytes of this process on the device. Inside a container the ids may be those of the host."""
+    """Process id -> the bytes of this process on the device. Inside a container the ids may be the process ids of the
+    host."""
     torch_allocated_bytes: int | None = None
     """The bytes of live tensors of this process; None if torch is not loaded or has not used CUDA."""
     torch_reserved_bytes: int | None = None

@@ -38,7 +38,7 @@ def limits_elsewhere(roots: Roots) -> Limits:
     if affinity is None:
         missing["cpu_affinity"] = "this platform does not report the affinity"
     if soft is None:
-        missing["open_files_soft"] = "this platform has no such limit"
+        missing["open_files_soft"] = "this platform has no limit on open files"
     if used is None:
         missing["open_files_used"] = "this platform does not report the number of open files"
     return Limits(

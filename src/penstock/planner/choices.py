@@ -1,7 +1,7 @@
-"""The settings to simulate, and the choice of those that become plans.
+"""Chooses the settings to simulate, and the simulated settings that become plans.
 
 In:  a ``Load``: the dataset, the workers and the cores to simulate.
-Out: simulated settings (``Tried``), and the one that is chosen for each plan's name.
+Out: simulated settings (``Tried``); for each plan's name, the settings that are chosen.
 Runs in: anywhere; pure.
 """
 
@@ -87,7 +87,8 @@ def worker_counts(profile: Profile, cores: float, most: int | None = None) -> li
     if most is None:
         busy_s = profile.cpu_s + profile.ours.sample_s + profile.ours.batch_s / 8
         waits = profile.wait_s / max(busy_s, 1e-6) if profile.is_measured else 0.0
-        # Two workers per core are added to those that keep it busy on average, because sometimes several wait at once.
+        # Two more workers per core are tried than keep a core busy on average, because sometimes several workers wait
+        # at the same time.
         most = whole if waits < _HARDLY else min(_MOST_WORKERS_A_CORE * whole, int(whole * (2 + waits)))
         most = min(most, max(whole, _MOST_WORKERS))
     return sorted({*(step for step in _STEPS if step <= most), max(1, most)})
@@ -99,9 +100,9 @@ def choose(tried: list[Tried], within: list[Tried], *, alike: float) -> dict[str
     own = [each for each in tried if each.is_own]
     best = _fastest(own)
     allowed = within or tried
-    # A depth below the loader's own choice leaves workers idle, so settings with that depth count only if memory allows
-    # no others. If they always counted, a simulation could show them as faster, and "fast" could take less memory than
-    # "safe".
+    # A depth below the loader's own choice leaves workers idle, so settings with a smaller depth count only if memory
+    # allows no larger one. If these settings always counted, a simulation could show them as faster, and "fast" could
+    # take less memory than "safe".
     enough = alike * min(_fastest(allowed), best)
     calm = [each for each in allowed if each.is_own and each.outcome.samples_per_s >= enough]
     return {
@@ -117,7 +118,7 @@ def _fastest(tried: Iterable[Tried]) -> float:
 
 
 def _least(tried: Iterable[Tried], samples_per_s: float) -> Tried:
-    """Of the settings that reach this rate, the ones that take the least memory."""
+    """Of the settings that reach this rate, the settings that take the least memory."""
     fast = [each for each in tried if each.outcome.samples_per_s >= samples_per_s]
     return min(fast, key=lambda each: (each.outcome.growth_bytes, each.load.workers))
 

@@ -4,8 +4,8 @@ In:  runs, and simulations of the same runs.
 Out: ``LoaderCost`` of torch's loader and of penstock's.
 Runs in: anywhere; pure.
 
-A simulation without a certain cost shows the figure that samples alone explain; the measured excess over this figure is
-attributed to the loader.
+A simulation that leaves out one cost shows the figure that the samples alone explain; the measured excess over this
+figure is the cost of the loader.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _slope_and_start(few: tuple[int, int], many: tuple[int, int]) -> tuple[float
 
 
 def _extra_s(run: LoaderRun, load: Load) -> float:
-    """The processor time that a worker takes for a sample beyond the dataset's own time. Batches that were ahead at the
-    start of the measurement cancel out those ahead at its end."""
+    """The processor time that a worker takes for a sample beyond the dataset's own time. Batches that are ahead at the
+    start of the measurement cancel out batches that are ahead at the end."""
     return max(0.0, run.workers_cpu_s / run.samples - load.profile.cpu_s)
 
 

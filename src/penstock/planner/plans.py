@@ -30,8 +30,8 @@ _MEASURED, _STATED = 0.1, 0.35
 _TORCHS = 0.2
 """The least error to expect of a prediction about torch's loader, because torch's loader has no memory limit."""
 _ALIKE = 0.985
-"""A plan that reaches this share of another plan's speed counts as equally fast; the one that takes less memory is
-better."""
+"""A plan that reaches this share of another plan's speed counts as equally fast, and the plan that takes less memory is
+then better."""
 _SLACK = 1.5
 """The limit of a plan, as a multiple of the predicted memory: workers would wait whenever they reach a tighter
 limit."""
@@ -106,7 +106,7 @@ class Plan:
     reason: str
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of ``penstock.DataLoader``; torch's DataLoader has the same ones, except ``memory``."""
+        """Arguments of ``penstock.DataLoader``; torch's DataLoader has all of these arguments except ``memory``."""
         return {
             "batch_size": self.batch_size,
             "num_workers": self.workers,
@@ -142,7 +142,7 @@ class PlanTable:
     step_s: float | None
     plans: tuple[Plan, ...]
     recommended: Plan
-    """The recommended plan: of the fastest plans within the budget, the one that takes the least memory."""
+    """The recommended plan, which takes the least memory of the fastest plans within the budget."""
     least: Least
     """The settings that work with the least memory, for when no plan fits the budget."""
     notes: tuple[str, ...] = field(default=())

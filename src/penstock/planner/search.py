@@ -6,7 +6,7 @@ Runs in: anywhere; pure, because the next move follows from the trials alone.
 
 The search starts with few workers and adds workers until two steps in a row gain nothing. It then tries numbers of
 workers between the steps, and then adds batches ahead until two steps in a row gain nothing. Settings close to the best
-are measured once more. Of the settings that are as fast as the fastest, the one that takes the least memory wins.
+are measured once more. The winner takes the least memory of all settings that are as fast as the fastest.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ def _climb(measured: _Trials, rungs: Sequence[Setting], space: SearchSpace, why:
 
 
 def _between(measured: _Trials, best: Setting, space: SearchSpace) -> Try | None:
-    """A setting halfway between the best step of the climb and a neighbouring step, if those are more than one worker
-    apart."""
+    """A setting halfway between the best step of the climb and a neighbouring step, if these steps are more than one
+    worker apart."""
     # A step of the climb that would not fit the budget is a neighbour as well.
     counts = [at.workers for at in space.rungs()]
     if best.workers not in counts:

@@ -131,8 +131,10 @@ def _why(machine: StartingMachine, size: GpuClass, workers: int, half: int, *, i
     ]
     rule = "16 for a GPU of 24 GB and more, else 8 (a speech team's settings)"
     if machine.ranks > 1:
-        rule = f"{WORKERS_A_GPU} for each of several GPUs (a video team's settings)"
-    limit = f"; half of {machine.cores:g} cores for {machine.ranks} rank{'s' * (machine.ranks > 1)} is {half} each"
+        rule = f"{WORKERS_A_GPU} for each GPU of a machine with several (a video team's settings)"
+    limit = (
+        f"; half of {machine.cores:g} cores, shared by {machine.ranks} rank{'s' * (machine.ranks > 1)}, is {half} each"
+    )
     on_node = workers * machine.ranks
     why.append(f"workers: {rule}{limit}; that makes {workers} per rank, {on_node} on this node")
     if is_windows:

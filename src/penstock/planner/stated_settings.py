@@ -51,25 +51,27 @@ class Beside:
 def read_stated(given: Any, where: str) -> tuple[Stated, ...]:
     """Read stated settings, ``name -> {workers, prefetch_factor, memory, speed}``, which a profile's file may hold."""
     if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) for each in given.values()):
-        raise ConfigError(f"{where}: beside must have a section for each name, with keys from {', '.join(_KEYS)}")
+        raise ConfigError(
+            f"{where}: the key beside must have a section for each name, with keys from {', '.join(_KEYS)}"
+        )
     return tuple(_stated(str(name), dict(each), where) for name, each in given.items())
 
 
 def _stated(name: str, given: dict[str, Any], where: str) -> Stated:
     unknown = sorted(set(given) - set(_KEYS))
     if unknown:
-        raise ConfigError(f"{where}: beside {name} has {', '.join(unknown)}; its keys are {', '.join(_KEYS)}")
+        raise ConfigError(f"{where}: beside.{name} has {', '.join(unknown)}; its keys are {', '.join(_KEYS)}")
     counts = {key: given[key] for key in ("workers", "prefetch_factor", "batch_size") if key in given}
     for key in ("workers", "prefetch_factor"):
         counts.setdefault(key, 2 if key == "prefetch_factor" else None)
     for key, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < (key != "workers"):
-            raise ConfigError(f"{where}: beside {name} has {key}={count!r}, which is not a whole number")
+            raise ConfigError(f"{where}: beside.{name} has {key}={count!r}, which is not a whole number")
     speed = given.get("speed")
     if speed is not None and (isinstance(speed, bool) or not isinstance(speed, (int, float))):
-        raise ConfigError(f"{where}: beside {name} has speed={speed!r}; write a share such as 0.85")
+        raise ConfigError(f"{where}: beside.{name} has speed={speed!r}; write a share such as 0.85")
     memory = given.get("memory")
-    memory_bytes = None if memory is None else parse_bytes(memory, name=f"{where}: beside {name}: memory")
+    memory_bytes = None if memory is None else parse_bytes(memory, name=f"{where}: beside.{name}: memory")
     return Stated(name=name, memory_bytes=memory_bytes, speed=speed, **counts)
 
 

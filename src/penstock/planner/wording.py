@@ -45,7 +45,7 @@ _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "balanced": (
         "everyday training that runs unattended",
         ("most of the highest speed for little memory", "recovers from slow samples without using more memory"),
-        ("a little slower than the fastest",),
+        ("a little slower than the fastest plan",),
     ),
     "fast": (
         "a machine of your own, with an occasional look at the monitor",
@@ -53,7 +53,7 @@ _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("less memory left for other programs",),
     ),
     "extreme": (
-        "experiments at the limit, watched all the time",
+        "experiments at the memory limit that you watch all the time",
         ("the most samples per second that this machine can load, whatever the budget",),
         ("more memory for the last few per cent of speed", "close other programs first"),
     ),

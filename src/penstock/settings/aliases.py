@@ -133,8 +133,8 @@ _NEIGHBOURS = {
 
 
 def probably_meant(key: str) -> str | None:
-    """The known key from which ``key`` differs by one inserted, missing, replaced or swapped letter; None if there is
-    no such key."""
+    """The known key from which ``key`` differs by one inserted, missing, replaced or swapped letter; None if no known
+    key is that close."""
     if key in ALIASES:
         return None
     if key in _ABBREVIATED:

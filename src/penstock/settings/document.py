@@ -48,8 +48,8 @@ class Leaf:
     span: TextSpan | None = None
     """The position in the text; None if there is no text, or if a YAML anchor brings the value from another section."""
     template_depth: int | None = None
-    """The depth of the section around this value that other sections use through a YAML anchor; None without such a
-    section."""
+    """The depth of the section around this value that other sections use through a YAML anchor; None if no other
+    section uses it."""
 
     @property
     def key(self) -> str:

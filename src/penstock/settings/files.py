@@ -80,7 +80,7 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise ConfigError(f"{name}: the key {key!r} appears twice in one section; keep one of them")
+                raise ConfigError(f"{name}: the key {key!r} appears twice in one section; keep one of the two")
             found[key] = value
         return found
 

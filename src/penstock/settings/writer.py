@@ -335,7 +335,7 @@ def _line_end(text: str, at: int) -> int:
 def _read_back(
     document: Document, text: str, changes: list[SettingChange], reader: Reader, wanted: dict[str, Any]
 ) -> Settings:
-    """The settings of the new text. Raises ConfigError unless they are exactly the requested ones."""
+    """Read the settings of the new text. Raises ConfigError unless these are exactly the requested settings."""
     try:
         new = read_text(text, name=document.name, kind=document.format)
     except ConfigError as problem:

@@ -147,7 +147,7 @@ class _YamlReader:
                 known = (key.tag, key.value)
                 if known in seen:
                     raise _error(
-                        self._name, key, f"the key {key.value!r} appears twice in one section; keep one of them"
+                        self._name, key, f"the key {key.value!r} appears twice in one section; keep one of the two"
                     )
                 seen.add(known)
             is_merge_list = key.tag == _MERGE and value.id == "sequence"
@@ -158,8 +158,8 @@ class _YamlReader:
                     self._templates.add(id(used))
 
     def _effective(self, section: Any, depth: int = 0) -> dict[str, _Pair]:
-        """The keys of a section, and the keys that it merges from other sections. A section's own key takes precedence;
-        among merged keys, the one that is merged first does."""
+        """The keys of a section, and the keys that it merges from other sections. A section's own key takes precedence
+        over a merged key, and a key that is merged first takes precedence over later ones."""
         found = self._pairs.get(id(section))
         if found is not None:
             return found

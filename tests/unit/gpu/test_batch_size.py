@@ -165,7 +165,7 @@ def test_nothing_is_called_verified_that_did_not_run() -> None:
     found = finder(always_full).find()
     assert len(found.trials) == 3 and not any(trial.fits for trial in found.trials)
     assert 0 < found.batch_size < found.trials[-1].batch_size
-    assert not found.is_verified and "this size itself was not run" in found.reason
+    assert not found.is_verified and "the chosen size itself was not run" in found.reason
 
 
 def test_pieces_are_run_as_pieces_and_all_trials_together_are_three_at_the_most() -> None:

@@ -12,8 +12,8 @@ The rules (torch 2.6 to 2.13; only ``large_segment_size_mb`` changed between the
   allocated.
 - If no block fits, the device gives a segment: 2 MiB for small requests, 20 MiB below 10 MiB, else the request rounded
   up to 2 MiB.
-- A freed block merges with free neighbours in its segment. Segments stay reserved until the device is full; then those
-  without an allocated block are released, and the request is tried again.
+- A freed block merges with free neighbours in its segment. Segments stay reserved until the device is full; then
+segments without an allocated block are released, and the request is tried again.
 
 All requests are on one stream. The address of a segment decides which of two equal free blocks is used first, so
 ``DeviceAddresses`` models CUDA's driver.

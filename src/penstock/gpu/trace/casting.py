@@ -4,10 +4,10 @@ In:  a torch function and its arguments, inside ``torch.autocast("cuda")``.
 Out: the arguments after the casts.
 Runs in: the tracing thread.
 
-torch's own autocast acts on CUDA tensors only. Its lists are repeated here by name: the functions that run in the lower
-precision, those that run in float32, and those that run in the widest type of their arguments. Autocast keeps weights
-that it has cast to the lower precision until the outermost autocast ends, so there is a copy of every matrix during the
-forward pass.
+torch's own autocast acts on CUDA tensors only. Its lists are repeated here by name: functions that run in the lower
+precision, functions that run in float32, and functions that run in the widest type of their arguments. Autocast keeps
+weights that it has cast to the lower precision until the outermost autocast ends, so there is a copy of every matrix
+during the forward pass.
 """
 
 from __future__ import annotations

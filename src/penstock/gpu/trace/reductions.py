@@ -137,7 +137,7 @@ def _power_of_two(count: int, most: int) -> int:
 
 
 def between(first: Reduction, second: Reduction, share: float) -> Reduction:
-    """The same sum for a batch size between two known ones, with interpolated sizes."""
+    """The same sum for a batch size between two known batch sizes. Its sizes are interpolated."""
 
     def at(one: int, other: int) -> int:
         return max(1, round(one + share * (other - one)))

@@ -186,7 +186,7 @@ class _Walk:
         return total, copied, max(types, key=lambda name: types[name], default="nothing")
 
     def _not_measured(self, level: dict[int, list[Any]]) -> dict[int, list[Any]]:
-        """The objects of ``level``, except those that were already counted in another container."""
+        """The objects of ``level``, except objects that were already counted in another container."""
         # Items that nothing else refers to are in no other container.
         shared = (
             {number for number, entry in level.items() if _references(entry) > entry[2]} if self._measured else set()

@@ -29,7 +29,7 @@ _TENSOR_BYTES = 400
 """The bytes of a tensor's Python object and C++ objects, without its data. The Python and the C++ objects hold
 reference counts."""
 _OWN_SIZE = (list, dict, set, frozenset, collections.deque, str, bytes, tuple, int, bytearray)
-"""Types whose objects can differ in size from each other."""
+"""Types of which two objects can differ in size."""
 _SEQUENCES = (list, tuple)
 _STREAMS = (set, frozenset, collections.deque)
 _CONTAINERS = (*_SEQUENCES, *_STREAMS, dict)

@@ -81,5 +81,5 @@ def _is_same_leaf(one: Any, other: Any) -> bool:
             return torch.equal(one, other)
         return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
     except Exception:
-        # Samples that cannot be compared do not count as the same.
+        # Samples that cannot be compared count as different.
         return False

@@ -2,7 +2,7 @@
 
 In:  the command line's options; measurements.
 Out: ``Job`` and ``Explained``, which the command line and the measuring process send to each other.
-Runs in: command line, and a child of it.
+Runs in: command line, and a child process of the command line.
 """
 
 from __future__ import annotations

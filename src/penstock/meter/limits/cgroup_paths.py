@@ -79,7 +79,7 @@ class Cgroups:
         return self.unified()
 
     def unified(self) -> Hierarchy | None:
-        """The v2 groups, even those without controllers, because every group counts pressure."""
+        """The v2 groups, including groups without controllers, because every group counts pressure."""
         path = self.memberships.get(_UNIFIED)
         shown = [mount for mount in self.mounts if mount.version == 2]
         return None if path is None else self._visible(path, shown)

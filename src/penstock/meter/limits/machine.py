@@ -67,7 +67,7 @@ class Limits:
 
 
 def limits(*, roots: Roots = _REAL) -> Limits:
-    """The limits of this process, including those of containers."""
+    """The limits of this process, including limits that a container sets."""
     if not roots.is_linux:
         from penstock.meter.other_platforms import limits_elsewhere
 
@@ -127,7 +127,7 @@ def _open_files(roots: Roots) -> tuple[int | None, int | None, int | None]:
 
 
 def _shared_memory(roots: Roots, host_memory_bytes: int) -> tuple[int | None, int | None]:
-    """The size of /dev/shm and the bytes in use there; None if unknown."""
+    """The size of /dev/shm and the bytes in use in /dev/shm; None if unknown."""
     try:
         found = roots.statvfs(roots.dev_shm)
     except OSError:

@@ -163,7 +163,8 @@ class Children:
         return self._by_parent.get(pid, [])
 
     def _listed(self, pid: int) -> list[int] | None:
-        """The children of all threads of ``pid``, from the kernel's lists; None if this kernel has no such lists."""
+        """The children of all threads of ``pid``, from the kernel's lists; None if this kernel has no lists of
+        children."""
         tasks = f"{self._roots.proc}/{pid}/task"
         children: list[int] = []
         for thread in _numbers_in(tasks):

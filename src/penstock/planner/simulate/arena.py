@@ -24,8 +24,8 @@ class SimulatedSegment:
 
 
 class SimulatedArena:
-    """Reuses free segments if the rules allow it. All free segments together are never larger than the memory in use
-    was."""
+    """Reuses free segments if the rules allow it. All free segments together never take more memory than the segments
+    that were in use."""
 
     def __init__(self, rules: Rules, add: Callable[[int], None]) -> None:
         """``add`` is called with the bytes of new pages, and with a negative number for released pages."""

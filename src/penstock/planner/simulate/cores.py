@@ -67,7 +67,7 @@ class Cores:
             self._holding.append((step.is_so, activity))
 
     def _resume_one(self) -> bool:
-        """Resume the first activity whose condition is true. Returns whether there was such an activity."""
+        """Resume the first activity whose condition is true. Returns False if all conditions are false."""
         # Only one activity is resumed, because it may take what the next activity was waiting for.
         for place, (is_so, activity) in enumerate(self._holding):
             if is_so():

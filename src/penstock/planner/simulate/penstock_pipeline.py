@@ -92,7 +92,7 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
             cores.begin(release(number - 1))
 
     def release(number: int) -> Activity:
-        """Release a batch a moment after the next one is taken: the training loop then still holds the batch before."""
+        """Release a batch a moment after the next batch is taken: for that moment the training loop holds both."""
         nonlocal lent
         yield Wait(0.0)
         arena.release(in_slot.pop(number))

@@ -132,7 +132,7 @@ class Piece(NamedTuple):
 
 
 class Stream:
-    """The samples of a run, drawn at random from the samples that were read; every run draws the same ones."""
+    """The samples of a run, drawn at random from the samples that were read. Every run draws the same samples."""
 
     def __init__(self, load: Load) -> None:
         self._chance, self._samples, self._profile = random.Random(0), load.profile.samples, load.profile

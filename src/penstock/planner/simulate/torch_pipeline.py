@@ -40,7 +40,8 @@ _CREEP, _CREEP_FROM_BYTES = 0.7, 200_000
 """The growth of a heap with every batch, as a share of a sample, and the least sample size for which heaps grow. Freed
 samples leave a hole into which the samples of the next batch do not quite fit, so one of these samples is placed at the
 end of the heap. In runs with samples of 0.2 to 8 MiB heaps grew by a half to one sample. With some sizes (0.3 and 1.5
-MB) heaps do not grow, which no short run shows reliably, because it also depends on the heap that workers inherit."""
+MB) heaps do not grow, which no short run shows reliably, because heap growth also depends on the heap that workers
+inherit."""
 
 
 def simulate_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = None) -> Simulation:
