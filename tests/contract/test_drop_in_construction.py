@@ -27,6 +27,7 @@ EXTRAS = {
     "seeding": "batch",
     "backend": None,
     "name": None,
+    "threads_per_worker": 1,
 }
 """penstock's own arguments and their defaults; some arrive with the parts of penstock that serve them."""
 ALWAYS = {"memory", "seeding", "backend", "name"}

@@ -109,6 +109,17 @@ def test_an_error_in_the_collate_function_is_reported_like_any_other(
     assert ours[0].says.endswith("cannot collate 4 samples")
 
 
+def test_a_sample_that_raises_stop_iteration_is_an_error_where_torch_ends_the_epoch(penstock_maker: MakeLoader) -> None:
+    given: dict[str, Any] = {"batch_size": 2, "num_workers": 2}
+    ours = events(penstock_maker(Fails([4], StopIteration), **given))
+    assert [event.error for event in ours] == [None, None, RuntimeError, *[None] * (len(ours) - 3)]
+    assert ours[2].says.endswith("generator raised StopIteration")
+    theirs = events(TORCH(Fails([4], StopIteration), **given))
+    assert len(theirs) == 2 < len(ours) == len(Fails([4])) // 2
+    # Without workers torch's behaviour stays: the exception is the user's own, and a loop takes it for its end.
+    assert len(events(penstock_maker(Fails([4], StopIteration), batch_size=2))) == 2
+
+
 def first_error(loader: Any) -> Exception:
     """The first error of an epoch; what comes after a sampler's error is undefined."""
     try:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.multiprocessing
+from torch.utils.data import Dataset
 
 from support.datasets.contract import Samples
 from support.loaders import MAKERS, MakeLoader
@@ -273,3 +274,36 @@ def test_a_forked_child_keeps_its_batch_whatever_the_trainer_does_next(ending: s
     found = sorted((outbox.get() for _ in readers), key=lambda each: each[2])
     right = [expected(place) for place in range(2)]
     assert found == [(float(each["x"].double().sum()), each["y"].tolist(), each["name"]) for each in right]
+
+
+class BesideABatch(Dataset[Any]):
+    """Samples made with a batch that the dataset keeps, such as a bank of negatives. A worker has the batch that was
+    there when it started."""
+
+    def __init__(self, kept: dict[str, Any]) -> None:
+        self.kept, self.go = kept, multiprocessing.get_context("fork").Event()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        self.go.wait(60)
+        return float(self.kept["x"].double().sum()), self.kept["y"]
+
+
+@pytest.mark.parametrize("ending", ["goes on", "closes"])
+def test_a_batch_that_a_dataset_keeps_stays_what_it_was_in_its_workers(ending: str, any_maker: MakeLoader) -> None:
+    loader = any_maker(LARGE, batch_size=BATCH, num_workers=2)
+    iterator = iter(loader)
+    dataset = BesideABatch(next(iterator))
+    beside = iter(any_maker(dataset, num_workers=1))
+    dataset.kept = next(iterator)
+    if ending == "goes on":
+        for _ in iterator:
+            pass
+    del iterator, loader
+    gc.collect()
+    dataset.go.set()
+    right = expected(0)
+    for total, y in beside:
+        assert (float(total), y[0].tolist()) == (float(right["x"].double().sum()), right["y"].tolist())

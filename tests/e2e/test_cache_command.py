@@ -82,6 +82,12 @@ def test_an_unknown_cache_is_one_line_with_the_known_names() -> None:
     assert "give the names" in run("clear", status=2)
 
 
+@pytest.mark.parametrize("command", ["stats", "list", "clear"])
+def test_a_folder_that_cannot_be_entered_is_one_line(command: str) -> None:
+    folder = "/" + "long" * 100  # which no user can enter, not even root
+    assert run(command, folder, status=1) == f"penstock: {folder} cannot be read: File name too long\n"
+
+
 def test_the_command_does_not_import_torch() -> None:
     code = (
         "import sys; from penstock.cli.app import run\n"

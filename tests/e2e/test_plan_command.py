@@ -367,6 +367,20 @@ def test_a_settings_file_supplies_batch_and_workers_and_the_plan_is_written_in_i
     assert {entry.argument: entry.key for entry in written.entries}["num_workers"] == keys["num_workers"]
 
 
+@pytest.mark.parametrize("pins", [True, False])
+def test_a_plan_made_without_a_gpu_leaves_pinning_as_the_settings_file_has_it(
+    plan_here: Plan, tmp_path: Path, pins: bool
+) -> None:
+    """The training may have a GPU, although the machine on which it is planned has none."""
+    theirs, out = tmp_path / "mine.yaml", tmp_path / "new.yaml"
+    theirs.write_text(f"batch_size: 4\nnum_workers: 1\npin_memory: {str(pins).lower()}\n")
+    machine = ("--cores", "32", "--ram", "46GB", "--profile", str(LIDAR), "--batch-size", "4")
+    for gpu, expected in (((), pins), (("--gpu-memory", "24GB"), True)):
+        as_json_of(plan_here, *machine, *gpu, "--like", str(theirs), "--yaml", str(out))
+        assert settings.load(out).arguments["pin_memory"] is expected
+        assert settings.load(out).arguments["num_workers"] > 1
+
+
 def test_batch_size_and_ranks_come_from_a_settings_file(plan_here: Plan, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("train:\n  batch_size: 6\n  num_workers: 2\n  memory: 3GB\n")

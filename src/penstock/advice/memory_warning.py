@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.findings import Finding
 from penstock.monitor.figures import part
-from penstock.units import MIB, format_bytes
+from penstock.units import GIB, MIB, format_bytes
 
 CALM_BELOW = 0.05
 """How far below the threshold memory must fall before the next warning; the advice aims for that level."""
@@ -34,6 +34,11 @@ class AdvisedLoader:
     def key(self, argument: str) -> str:
         key = self.keys.get(argument, argument)
         return key if self.is_only else f"{key} of {self.name}"
+
+    def size(self, argument: str, count: float) -> str:
+        """As the user would write it under the argument's key: those that end in _GB are numbers of GiB."""
+        in_gib = self.keys.get(argument, argument).upper().endswith("_GB")
+        return f"{count / GIB:.3g}" if in_gib else format_bytes(count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +136,7 @@ def _smaller_cache(loader: AdvisedLoader, figures: Mapping[str, float], excess_b
         return None
     smaller = max(has / 2, has - excess_bytes)
     return Move(
-        what=f"{loader.key('cache')} from {format_bytes(limit)} to {format_bytes(smaller)}",
+        what=f"{loader.key('cache')} from {loader.size('cache', limit)} to {loader.size('cache', smaller)}",
         frees_bytes=has - smaller,
         valve=None,
     )

@@ -9,7 +9,9 @@ keep their pages for the next batch; they are closed as soon as another segment 
 holds a lent segment when the next batch needs its bytes, the segment is *handed over*: it leaves the arena unchanged,
 which takes as much memory as a private copy, without the copying.
 
-A batch that is lent while the process forks is left to the child: its segment is neither filled again nor emptied.
+A batch that is lent while the process forks is left to the child: its segment is neither filled again nor emptied. This
+includes a worker of another loader, whose dataset may hold the batch, but not a worker of the arena's own: it writes
+into the segments, and replacing a crashed one must not take memory beyond the limit.
 
 A lent segment that is page-locked for a device comes back *fenced*: the user may have queued copies from it that the
 device has not made yet, so it is neither refilled nor unmapped before the device has made them.
@@ -97,10 +99,11 @@ class Arena:
         use_memfd: bool = HAS_MEMFD,
         locks: Locks | None = None,
         fence: Barrier | None = None,
+        starter: object | None = None,
     ) -> None:
         """``headroom_bytes`` returns the memory that the machine has left; ``closed`` is called with every segment that
         workers must unmap, ``woken`` when a lease ends, from any thread. ``locks`` and ``fence`` are for segments that
-        a device reads."""
+        a device reads. ``starter`` starts the workers that fill the segments."""
         self.limit_bytes = limit_bytes
         self.keep_free = keep_free
         self._headroom_bytes = headroom_bytes
@@ -109,6 +112,7 @@ class Arena:
         self._use_memfd = use_memfd
         self._locks = locks
         self._fence = fence
+        self._starter = starter
         self._is_closed = False
         self._in_use: dict[int, Segment] = {}
         self._free: list[Segment] = []
@@ -351,8 +355,11 @@ class Arena:
         self.in_use_bytes -= lease.segment.capacity_bytes
         self._retire(lease.segment)
 
-    def note_fork(self) -> None:
-        """A child inherits every batch that is lent. Any thread, without the lock."""
+    def note_fork(self, starter: object | None) -> None:
+        """A child, a worker of ``starter`` if that is given, inherits every batch that is lent. Any thread, without the
+        lock."""
+        if starter is not None and starter is self._starter:
+            return
         for lease in list(self._leases.values()):
             lease.inherited = True
 

@@ -1,7 +1,7 @@
 """Which arenas hear of a fork: a child may use the batches that it inherited for longer than the trainer does.
 
 In:  arenas; forks of this process, by whatever library.
-Out: a note to every arena when a child is forked that is no worker of penstock's.
+Out: a note to every arena when a child is forked, with the starter of the worker if it is one.
 Runs in: trainer, in the thread that forks, around the fork.
 
 ``Arena.note_fork`` decides what happens to the segments.
@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 class Lender(Protocol):
-    def note_fork(self) -> None: ...
+    def note_fork(self, starter: object | None) -> None: ...
 
 
 _lenders: tuple[weakref.ref[Lender], ...] = ()
@@ -35,26 +35,26 @@ def keep_noted(lender: Lender) -> None:
 
 
 @contextlib.contextmanager
-def forking_worker() -> Iterator[None]:
-    """A child that is forked inside is a worker: it uses no batch of the trainer's, and lives as long as its loader."""
-    _here.is_worker = True
+def forking_worker(starter: object) -> Iterator[None]:
+    """A child that is forked inside is a worker of ``starter``. Its dataset may hold batches of other loaders."""
+    _here.starter = starter
     try:
         yield
     finally:
-        _here.is_worker = False
+        _here.starter = None
 
 
 def _note() -> None:
-    if not getattr(_here, "is_worker", False):
-        for ref in _lenders:
-            if (lender := ref()) is not None:
-                lender.note_fork()
+    starter = getattr(_here, "starter", None)
+    for ref in _lenders:
+        if (lender := ref()) is not None:
+            lender.note_fork(starter)
 
 
 def _begin_child() -> None:
     global _lock
     _lock = threading.Lock()
-    _here.is_worker = False
+    _here.starter = None
 
 
 if hasattr(os, "register_at_fork"):

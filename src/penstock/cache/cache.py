@@ -36,8 +36,8 @@ from penstock.errors import CacheError, ConfigError
 from penstock.meter import headroom_bytes, limits
 from penstock.units import format_bytes, parse_size
 from penstock.workers import forecast_position
-from penstock.workers.kept_generators import KeptGenerators
-from penstock.workers.rng import mix, seed_stretch
+from penstock.workers.kept_generators import KeptGenerators, the_watch
+from penstock.workers.rng import GeneratorUsed, is_beside_others, mix, seed_stretch
 
 LEAST_BYTES = 1_000_000
 DEFAULT_SHARE = 0.25
@@ -304,6 +304,13 @@ class Cache:
         return (value,)
 
     def _load(self, known: _KnownKey, load: Callable[[], Any], keeps_generators: bool) -> Any:
+        if is_beside_others():
+            # Unused generators need no seed.
+            value = load()
+            if the_watch().used():
+                raise GeneratorUsed
+            self._keep(known, value)
+            return value
         with KeptGenerators() if keeps_generators else contextlib.nullcontext():
             seed_stretch(mix(known.number), 0)
             value = load()

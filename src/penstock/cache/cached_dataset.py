@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from penstock.errors import ConfigError
-from penstock.workers.rng import get_generators
+from penstock.workers.rng import get_generators, is_beside_others
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
@@ -62,7 +62,8 @@ class CachedDataset(Dataset):
         self.cache.print_stats(type(self.dataset).__name__)
 
     def _load(self, index: Any) -> Any:
-        if self._checked >= _CHECKED_LOADS:
+        # Reading the generators' states counts as use of them.
+        if self._checked >= _CHECKED_LOADS or is_beside_others():
             return self.dataset[index]
         self._checked += 1
         before = get_generators()

@@ -55,7 +55,16 @@ class Growth:
     def __str__(self) -> str:
         if not self.grows:
             return format_bytes(self.fixed_bytes)
-        return f"{format_bytes(self.fixed_bytes)} + {format_bytes(self.per_sample_bytes)} × batch"
+        return f"{format_bytes(self.fixed_bytes)} {self._signed} × batch"
+
+    @property
+    def change(self) -> str:
+        """What one more sample changes, in words."""
+        return f"{self._signed} per sample" if self.grows else "no"
+
+    @property
+    def _signed(self) -> str:
+        return f"{'-' if self.per_sample_bytes < 0 else '+'} {format_bytes(abs(self.per_sample_bytes))}"
 
 
 @dataclass(frozen=True, kw_only=True)

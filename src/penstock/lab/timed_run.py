@@ -18,6 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 from torch.utils.data import IterableDataset, RandomSampler
 
 from penstock.lab.dataset.sample_probe import NoDataError
+from penstock.lab.shown_once import shown_once
 from penstock.meter import Watcher
 
 _Gauge = TypeVar("_Gauge")
@@ -136,8 +137,8 @@ def endless_arguments(dataset: Any) -> dict[str, Any]:
 @contextmanager
 def without_warnings() -> Iterator[None]:
     """Hide torch's warnings about settings that are measured on purpose: more workers than cores, pinning without a
-    GPU, forking with threads."""
-    with warnings.catch_warnings():
+    GPU, forking with threads. Warnings of the user's code are shown once."""
+    with shown_once():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*pin_memory", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, MapDataPipe, Sampler, default_collate, default_convert
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.device.device_argument import parse_device
 from penstock.errors import CacheError, ConfigError
 from penstock.loader import checkpoint as state
 from penstock.loader.epochs import counting_sampler, epoch_of, numbered_sampler, state_of
@@ -29,7 +30,7 @@ from penstock.loader.sources.inline_fetcher import InlineFetcher
 from penstock.loader.stats import Counters, LoaderStats, StageTimes
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size
-from penstock.workers.setup import keeps_state
+from penstock.workers.setup import check_threads_help, keeps_state
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache
@@ -58,11 +59,18 @@ class DataLoader(TorchDataLoader[_T_co]):
             memory, at most two batches ahead.
         seeding: ``"batch"`` makes randomness depend on seed, epoch, rank and place in the epoch only, so that
             batches are the same for any number of workers; ``"worker"`` is torch's own assignment.
-        backend: ``"process"``, ``"thread"``, or None for the platform's best.
+        backend: ``"process"``, ``"thread"``, or None for the platform's best. Threads share Python's, numpy's and
+            torch's global generators with each other and with the training loop, so they are not seeded: batches of a
+            dataset that draws from them differ from those of processes, and from run to run.
         cache: a ``penstock.Cache``, or the size of one: it keeps samples by index in memory that all processes of the
             node share. A dataset with ``keys(index)`` uses a cache for parts of its samples itself; the loader then
             gives that cache a forecast of the keys, and reads the sampler ahead for it.
         name: the loader's name in monitors.
+        threads_per_worker: how many samples each worker process fetches at a time, for samples that wait for a network
+            or a disk. It needs a dataset that may be read by several threads at once, and batches of at least as many
+            samples. Batches stay the same: a dataset that draws from Python's, numpy's or torch's global generator is
+            fetched one sample after the other, with a warning. Without workers, with ``batch_size=None`` and for
+            datasets with ``__getitems__`` it has no effect; with streams and threads as workers it is an error.
     """
 
     _rules = LoaderRules()
@@ -96,6 +104,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         backend: str | None = None,
         cache: Cache | str | int | float | None = None,
         name: str | None = None,
+        threads_per_worker: int = 1,
     ) -> None:
         if seeding not in ("batch", "worker"):
             raise ConfigError(f'seeding={seeding!r} is unknown; write "batch" or "worker"')
@@ -105,6 +114,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             raise ConfigError(f'backend={backend!r} is unknown; write "process", "thread", or leave it out')
         if not isinstance(autotune, bool):
             raise ConfigError(f"autotune={autotune!r} is neither True nor False")
+        _check_count("threads_per_worker", threads_per_worker, least=1)
         is_auto = isinstance(num_workers, str)
         if is_auto:
             if num_workers != "auto":
@@ -123,13 +133,14 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
         """A loaded state that the next iteration continues from."""
-        self._device = _parse_device(device)
+        self._device = parse_device(device)
         self.memory = memory
         self.autotune = autotune or is_auto
         self.device = device
         self.seeding = seeding
         self.backend = backend
         self.name = name
+        self.threads_per_worker = threads_per_worker
         self.cache: Cache | None = None
         self._cache_inside: Cache | None = None
         """A cache that the dataset reads through without the loader's help: the loader only shows its figures."""
@@ -166,6 +177,13 @@ class DataLoader(TorchDataLoader[_T_co]):
             raise ConfigError(
                 f"{num_workers} threads would each read the whole iterable dataset, because get_worker_info() does not "
                 'work in threads; use num_workers=1 or backend="process"'
+            )
+        if threads_per_worker > 1:
+            check_threads_help(
+                threads_per_worker,
+                num_workers=num_workers,
+                are_workers_threads=self._runs_threads,
+                is_iterable=isinstance(dataset, IterableDataset),
             )
         if is_auto:
             self._plan_workers(uncached)
@@ -411,28 +429,6 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _parse_device(device: Any) -> torch.device | None:
-    if device is None:
-        return None
-    try:
-        # A number means a GPU, even where torch would choose another accelerator.
-        parsed = torch.device("cuda", device) if type(device) is int else torch.device(device)
-    except (RuntimeError, TypeError) as problem:
-        raise ConfigError(
-            f'device={device!r} is not a device: {problem}; write "cuda", "cuda:1" or a torch.device'
-        ) from None
-    if parsed.type == "cuda":
-        count = torch.cuda.device_count()
-        if (parsed.index or 0) >= count:
-            why = f"torch finds {count} CUDA devices here; leave device= out, or use another device"
-            if torch.version.cuda is None and torch.version.hip is None:
-                why = "this torch was built without CUDA; install one with it, or leave device= out"
-            raise ConfigError(f"device={device!r}: {why}")
-    elif parsed.type in ("mps", "xpu") and not getattr(torch, parsed.type).is_available():
-        raise ConfigError(f"device={device!r}: torch finds no such device here; leave device= out, or use another one")
-    return parsed
 
 
 def _check_count(name: str, value: Any, *, least: int) -> None:

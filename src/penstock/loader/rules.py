@@ -96,12 +96,18 @@ class LoaderRules:
         return stretch_rows(batch_rows)
 
     def rows_per_task(
-        self, row_s: float | None, batch_rows: int, *, workers: int = 1, most_open: int = sys.maxsize
+        self,
+        row_s: float | None,
+        batch_rows: int,
+        *,
+        workers: int = 1,
+        most_open: int = sys.maxsize,
+        threads: int = 1,
     ) -> int:
         """How many rows of a splittable batch one task has.
 
         ``row_s``: seconds a worker takes per row, None while no task is done. ``most_open``: batches that memory allows
-        to be filled at a time.
+        to be filled at a time. ``threads``: how many rows of a task a worker fetches at a time.
         """
         stretch = stretch_rows(batch_rows)
         if self.split_always or row_s is None:
@@ -110,7 +116,8 @@ class LoaderRules:
         if row_s * batch_rows < self.task_s:
             rows = batch_rows
         else:
-            rows = min(batch_rows, stretch * math.ceil(self.task_s / (row_s * stretch)))
+            least_rows = max(threads, math.ceil(self.task_s / row_s))
+            rows = min(batch_rows, stretch * math.ceil(least_rows / stretch))
         if rows * workers > batch_rows * most_open:
             # Few batches fit the budget: these must have work for all workers.
             rows = max(stretch, batch_rows * most_open // workers // stretch * stretch)
@@ -224,3 +231,7 @@ class Order:
     in_order: bool
     batch_rows: int
     """Nominal batch length, for estimates until batches are drawn; 1 where a custom batch sampler decides."""
+    threads: int = 1
+    """How many rows of a task a worker fetches at a time."""
+    chunk_bytes: int = 0
+    """Up to so many bytes of samples are in a worker's hands before they are written."""

@@ -91,7 +91,9 @@ def gpu_status(*, nvml: Any = None, roots: Roots = _REAL) -> GpuStatus:
     except nvml.NVMLError as error:
         if (roots.proc / "driver" / "nvidia" / "version").exists():
             return _none("missing", f"an NVIDIA driver is loaded, but its library reports an error: {error}")
-        return _none("no device", f"there is no NVIDIA driver on this machine: {error}")
+        # The library belongs to the driver, so a missing library says no more than a missing driver.
+        more = "" if "Library Not Found" in str(error) else f": {error}"
+        return _none("no device", f"there is no NVIDIA driver on this machine{more}")
     found = tuple(gpu for index in range(count) if (gpu := _read_gpu(nvml, index)) is not None)
     if not found:
         return _none("no device", "there is an NVIDIA driver, but this process sees no GPU")

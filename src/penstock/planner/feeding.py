@@ -43,7 +43,12 @@ class Feeding:
     @property
     def fed_step_s(self) -> float:
         """The shortest training step that never waits for data."""
-        return self.batch_size / max(1e-9, self.most_samples_per_s)
+        alone_s = self.batch_size / max(1e-9, self.most_samples_per_s)
+        waited = self.wait_fraction
+        if waited is None or waited < FED:
+            return alone_s
+        # The loader is slower while the step runs, because both share the cores.
+        return max(alone_s, (self.wait_s + self.compute_s) / self.batches)
 
     def verdict(self) -> str:
         words = self._verdict()
@@ -52,6 +57,8 @@ class Feeding:
     def _verdict(self) -> str:
         waited = self.wait_fraction
         every = _time(self.fed_step_s)
+        # A loader that was timed alone, at another moment, may have been slower than with the step.
+        most_samples_per_s = max(self.most_samples_per_s, self.samples_per_s)
         if waited is None:
             return (
                 f"The loader delivers {rate(self.most_samples_per_s)} samples/s, a batch of {self.batch_size} every "
@@ -63,17 +70,17 @@ class Feeding:
             f"({1 - waited:.0%}), at {rate(self.samples_per_s)} samples/s"
         )
         if waited < FED:
-            spare = self.most_samples_per_s / max(1e-9, self.samples_per_s)
+            spare = most_samples_per_s / max(1e-9, self.samples_per_s)
             return (
                 f"Loading is not the bottleneck: {numbers}. The loader could deliver "
-                f"{rate(self.most_samples_per_s)} samples/s, {spare:.2g} times as many."
+                f"{rate(most_samples_per_s)} samples/s, {spare:.2g} times as many."
             )
         if waited < STARVED:
             return f"Loading costs a little time: {numbers}. A step of {every} or longer would never wait."
         return (
             f"Loading is the bottleneck: {numbers}. The step alone could process "
-            f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, but the loader delivers "
-            f"at most {rate(self.most_samples_per_s)}."
+            f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, but the loader alone "
+            f"delivers at most {rate(most_samples_per_s)}."
         )
 
 

@@ -137,7 +137,7 @@ class ProcessStarter:
             if not self.starts_at_once:
                 # The resource tracker is started before signals are blocked: its start would unblock them.
                 resource_tracker.ensure_running()
-            with ctrl_c_blocked(), forking_worker():
+            with ctrl_c_blocked(), forking_worker(self):
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             channel.close()

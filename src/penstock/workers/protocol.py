@@ -12,6 +12,7 @@ Runs in: both.
     Fetch                               -->                     get these samples
                                         <--   Need              (if the segment is too small or there is none)
     Room                                -->                     the segment; or drop the samples (see DROP)
+                                        <--   Notice            (at most once) a warning for the user
                                         <--   Done              rows written, object encoded, error, or exhausted
     Collate                             -->                     make one batch of samples that other workers fetched
                                         <--   Need / Done
@@ -170,6 +171,12 @@ class Need(NamedTuple):
     """As in ``Done``, including the samples it holds."""
     is_guess: bool = False
     """Whether this is only what the batch will need judging by its first sample; the answer gives no segment."""
+
+
+class Notice(NamedTuple):
+    """Something the user should be told once."""
+
+    text: str
 
 
 class Done(NamedTuple):

@@ -11,6 +11,7 @@ stretches, so the samples do not depend on how the batch is divided, or on wheth
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,28 @@ import torch
 _MASK = (1 << 64) - 1
 _COLLATE = 1 << 32
 """A stretch number above all others, for the seed of the collate function."""
+
+
+class GeneratorUsed(BaseException):
+    """A global generator was used while a thread fetched a sample beside others: what it drew depends on timing. Not an
+    Exception, because a dataset may catch those."""
+
+
+class _Here(threading.local):
+    beside_others = False
+
+
+_here = _Here()
+
+
+def note_beside_others() -> None:
+    """From now on this thread fetches samples beside others of its process, with which it shares the generators."""
+    _here.beside_others = True
+
+
+def is_beside_others() -> bool:
+    """Whether this thread must leave the generators alone."""
+    return _here.beside_others
 
 
 def mix(*words: int) -> int:

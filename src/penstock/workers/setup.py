@@ -18,6 +18,12 @@ from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.arena.template import is_default_collate
+from penstock.errors import ConfigError
+
+CHUNK_BYTES = 1 << 20
+THREADS_CHUNK_BYTES = 16 << 20
+"""The same where workers are threads: after every call a thread waits for the GIL, which takes as long as copying some
+hundred kilobytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,16 @@ class Setup:
     keeps_generators: bool
     """Whether generators are not seeded again for each batch (seeding="worker"), so that a replacement must take over
     their states."""
+
+    threads: int = 1
+    """How many samples of a task each worker process fetches at a time, where it fetches them one by one."""
+
+    chunk_bytes: int = CHUNK_BYTES
+    """Samples are written to their rows in one call per this many bytes; larger ones one by one."""
+
+    @property
+    def fetches_in_threads(self) -> bool:
+        return self.threads > 1 and not self.is_iterable and self.auto_collation and is_read_by_index(self.dataset)
 
     @property
     def is_iterable(self) -> bool:
@@ -77,6 +93,28 @@ def keeps_state(dataset: Any) -> bool:
 def fetches_whole_lists(dataset: Any) -> bool:
     """Whether ``__getitems__`` is called with all indices of a batch, since it must see them together."""
     return bool(getattr(dataset, "__getitems__", None)) and not can_split(dataset)
+
+
+def is_read_by_index(dataset: Any) -> bool:
+    """Whether samples can be asked for one at a time. A plain ``Subset`` has ``__getitems__`` and only passes indices
+    on."""
+    if type(dataset) is Subset:
+        return is_read_by_index(dataset.dataset)
+    return not getattr(dataset, "__getitems__", None)
+
+
+def check_threads_help(threads: int, *, num_workers: int, are_workers_threads: bool, is_iterable: bool) -> None:
+    """Refuse ``threads_per_worker`` where it could do nothing."""
+    if are_workers_threads:
+        raise ConfigError(
+            f"threads_per_worker={threads}: workers are threads already, with one sample at a time each; use "
+            f"num_workers={max(1, num_workers) * threads} instead"
+        )
+    if is_iterable:
+        raise ConfigError(
+            f"threads_per_worker={threads}: an iterable dataset gives one sample after the other, so threads cannot "
+            "help; use more workers, threads inside the dataset, or a dataset with __getitem__"
+        )
 
 
 def can_split(dataset: Any) -> bool:

@@ -21,12 +21,13 @@ _SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 """A signal that schedulers and users do not send; Python's faulthandler handles it in C."""
 
 
-def prepare() -> int:
-    """In the worker: prepare the answer. Returns the descriptor it will be written to, or -1 if that is impossible."""
+def prepare(*, all_threads: bool = False) -> int:
+    """In the worker: prepare the answer. Returns the descriptor it will be written to, or -1 if that is impossible.
+    ``all_threads``: samples are fetched in threads, and not in the main one alone."""
     if _SIGNAL is None or not hasattr(os, "memfd_create"):
         return -1
     fd = os.memfd_create("penstock-trace", os.MFD_CLOEXEC)
-    faulthandler.register(_SIGNAL, file=fd, all_threads=False, chain=False)
+    faulthandler.register(_SIGNAL, file=fd, all_threads=all_threads, chain=False)
     return fd
 
 
@@ -54,7 +55,14 @@ def stack_of(pid: int | None, fd: int) -> str | None:
 
 
 def _users_part(stack: str) -> str:
-    """The stack down to penstock's call of the user's code; the frames below are the same for every worker."""
+    """The stacks of threads that run the user's code, if there are any; otherwise of all."""
+    stacks = stack.strip().split("\n\n")
+    busy = [each for each in stacks if _OWN_CODE not in "".join(each.splitlines()[1:2])]
+    return "\n".join(_users_frames(each) for each in busy or stacks)
+
+
+def _users_frames(stack: str) -> str:
+    """A stack down to penstock's call of the user's code; the frames below are the same for every worker."""
     kept: list[str] = []
     for line in stack.strip().splitlines():
         if _OWN_CODE in line and len(kept) > 1:

@@ -8,11 +8,14 @@ Runs in: trainer.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import queue
 import socket
 import threading
 import time
 from typing import Any
+
+import torch
 
 from penstock.arena.segment import Segment
 from penstock.arena.template import Template
@@ -54,6 +57,7 @@ class ThreadWorker:
         self._thread.start()
 
     def _run(self, loop: WorkerLoop, resume: Resume | None) -> None:
+        _compute_in_this_thread()
         try:
             loop.run(lambda: None, resume)
         except SystemExit:
@@ -123,6 +127,15 @@ class ThreadStarter:
 
     def close(self) -> None:
         """Nothing to release: threads and their channels end with each worker."""
+
+
+def _compute_in_this_thread() -> None:
+    """Have torch's operations use no other threads while this one runs them, as in worker processes: the helpers of
+    several workers would take each other's cores. ``torch.set_num_threads`` would also slow down the training loop."""
+    torch.get_num_threads()  # torch sets the number when a thread first needs it
+    set_number = getattr(ctypes.CDLL(torch._C.__file__), "omp_set_num_threads", None)
+    if set_number is not None:
+        set_number(1)
 
 
 class _ThreadChannel:

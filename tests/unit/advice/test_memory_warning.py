@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from penstock.advice.memory_warning import AdvisedLoader, memory_full, moves, warning_text
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -32,8 +34,21 @@ def test_each_setting_has_the_name_in_the_users_file_and_the_bytes_it_frees() ->
     # 15 - 0.85 x 16 = 1.4 GiB must be freed.
     assert "   lower TRAIN.NUM_WORKERS from 12 to 6: frees about 1.50 GiB" in lines
     assert "   lower TRAIN.PREFETCH_FACTOR from 2 to 1: frees about 2.40 GiB" not in lines
-    assert any(line.startswith("   lower DATA.CACHE_SIZE_GB from 4.00 GiB to 2.60 GiB") for line in lines)
+    assert any(line.startswith("   lower DATA.CACHE_SIZE_GB from 4 to 2.6: frees about 1.40 GiB") for line in lines)
     assert lines[-1].startswith("   now, while it runs: penstock set 261116-0554-abcd ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"cache": "DATA.CACHE_SIZE_GB"}, "DATA.CACHE_SIZE_GB from 2 to 0.5"),  # settings read it as GiB
+        ({"cache": "data.cache"}, "data.cache from 2.00 GiB to 512 MiB"),
+        ({}, "cache from 2.00 GiB to 512 MiB"),
+    ],
+)
+def test_a_size_is_written_in_the_unit_of_its_key(keys: dict[str, str], said: str) -> None:
+    (move,) = moves(subject(keys), {"cache_bytes": 1.0 * GIB, "cache_limit_bytes": 2.0 * GIB}, 16 * GIB)
+    assert move.what == said
 
 
 def test_the_advice_names_prefetch_or_depth_whichever_the_user_set() -> None:

@@ -113,6 +113,22 @@ def test_the_verdict_follows_from_the_times(wait_s: float, compute_s: float, sai
     assert f"({feeding.wait_fraction:.0%})" in feeding.verdict()
 
 
+@pytest.mark.parametrize(
+    ("wait_s", "most_samples_per_s", "said"),
+    [
+        (0.1, 50.0, "could deliver 82.5 samples/s, 1 times as many"),
+        (1.0, 50.0, "A step of 160 ms or longer"),
+        (1.0, 200.0, "A step of 106 ms or longer"),  # the step itself takes 96 ms, and waits
+        (6.0, 20.0, "the loader alone delivers at most 51.3"),
+        (6.0, 200.0, "the loader alone delivers at most 200"),
+    ],
+)
+def test_no_figure_of_the_verdict_contradicts_another(wait_s: float, most_samples_per_s: float, said: str) -> None:
+    """The loader was timed alone and with the step, at different moments and with different load on the cores."""
+    feeding = Feeding(batch_size=8, batches=100, wait_s=wait_s, compute_s=9.6, most_samples_per_s=most_samples_per_s)
+    assert said in feeding.verdict()
+
+
 def test_without_a_step_the_verdict_names_the_shortest_step_without_waiting() -> None:
     feeding = Feeding(batch_size=8, batches=100, wait_s=4.0, compute_s=0.0, most_samples_per_s=200.0)
     assert feeding.wait_fraction is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ class World:
     def __init__(
         self, limit_bytes: int, *, headroom_bytes: int = 1 << 50, keep_free: int = 64, use_memfd: bool = HAS_MEMFD
     ) -> None:
+        self.starter = object()
         self.headroom_bytes = headroom_bytes
         self.closed: list[int] = []
         self.woken = 0
@@ -34,6 +36,7 @@ class World:
             woken=self._wake,
             keep_free=keep_free,
             use_memfd=use_memfd,
+            starter=self.starter,
         )
 
     def _wake(self) -> None:
@@ -371,17 +374,19 @@ def test_a_segment_too_large_for_recent_needs_goes_before_small_ones() -> None:
 
 
 @needs_memfd
-def test_a_segment_that_was_lent_during_a_fork_is_neither_reused_nor_kept() -> None:
+@pytest.mark.parametrize("child", ["worker of another loader", "any other"])
+def test_a_segment_that_was_lent_during_a_fork_is_neither_reused_nor_kept(child: str) -> None:
     world = World(10 * MIB)
     lent = world.take(2 * MIB)
     token = world.arena.lend(lent, 2 * MIB)
-    with forks.forking_worker():
+    with forks.forking_worker(world.starter):
         reap(os.fork())
     del token
     world.arena.collect_returned()
-    assert world.take(2 * MIB) is lent, "workers use no batch of the trainer's"
+    assert world.take(2 * MIB) is lent, "its own workers use no batch of the trainer's"
     token = world.arena.lend(lent, 2 * MIB)
-    reap(os.fork())
+    with forks.forking_worker(object()) if child == "worker of another loader" else nullcontext():
+        reap(os.fork())
     del token
     world.arena.collect_returned()
     assert (world.arena.in_use_bytes, world.arena.free_bytes, open_segments()) == (0, 0, 0)

@@ -144,7 +144,7 @@ PROVOKED: list[tuple[str, str, Callable[[FakeMachine], None]]] = [
 
 NO_GPU: list[tuple[str, FakeNvml | None, str]] = [
     ("gpu-library", None, "not installed"),
-    ("gpu-none", FakeNvml(-1), "NVML Shared Library Not Found"),
+    ("gpu-none", FakeNvml(-1), "no GPU: there is no NVIDIA driver on this machine"),
     ("gpu-none", FakeNvml(0), "no GPU"),
 ]
 
@@ -188,6 +188,7 @@ def test_no_gpu_is_information_not_a_failure(
     (found,) = answer["findings"]
     assert (found["id"], found["severity"]) == (finding_id, "info")
     assert reason in found["what"]
+    assert "NVML" not in found["what"], "a name that only its vendor uses"
 
 
 def test_a_gpu_library_that_cannot_reach_its_driver_is_a_finding_of_its_own(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from penstock import gpu
 from penstock.errors import ConfigError
+from penstock.gpu.estimates import Growth
 from penstock.gpu.trace.traced_steps import trace_steps
 from support.models import KIB, MIB, Attends, Chain, Pairs, sequences, vectors
 
@@ -487,3 +488,9 @@ def test_an_explanation_names_every_part_with_its_growth() -> None:
     text = one(Chain, vectors, 4096).explain()
     assert "batch size 4096" in text and "backward pass" in text
     assert "optimizer state" in text and "× batch" in text
+
+
+def test_a_part_that_shrinks_with_the_batch_has_one_sign() -> None:
+    growth = [Growth(fixed_bytes=300 << 20, per_sample_bytes=float(each)) for each in (137 << 20, -137 << 20, 0)]
+    assert [str(each) for each in growth] == ["300 MiB + 137 MiB × batch", "300 MiB - 137 MiB × batch", "300 MiB"]
+    assert [each.change for each in growth] == ["+ 137 MiB per sample", "- 137 MiB per sample", "no"]

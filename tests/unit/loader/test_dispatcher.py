@@ -554,6 +554,28 @@ def test_a_batch_that_was_evicted_is_opened_although_later_ones_fill_the_depth()
     assert list(admission.open) == [0, 1, 2]
 
 
+def test_a_batch_that_was_evicted_keeps_its_place_while_another_thread_draws_further_ones() -> None:
+    works = Works(workers=1, depth=3, row_s=0.0001)
+    works.offer(3)
+    admission = works.admission
+    while tasks := works.all_tasks():
+        works.done(tasks[0][0], tasks[0][1].task, Outcome("inline", pickled=b""))
+    drawn: list[Batch] = []
+
+    class DrawnMeanwhile(Batch):
+        """While its number is read, the training thread draws one more batch."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "number" and not drawn:
+                drawn.append(Batch(99, None, 1, None))
+                admission.upcoming.append(drawn[0])
+            return super().__getattribute__(name)
+
+    admission.upcoming.append(DrawnMeanwhile(98, None, 1, None))
+    admission.evict(admission.open[0])
+    assert [batch.number for batch in admission.upcoming] == [0, 98, 99]
+
+
 def test_a_worker_that_waits_for_a_later_batch_drops_it_if_the_due_one_was_evicted_and_no_worker_is_free() -> None:
     works = Works(workers=1, rows=False, splittable=False, limit_bytes=4 * MIB, row_s=0.01, depth=4)
     works.admission.shapes.note_size(1 * MIB)

@@ -38,6 +38,25 @@ def test_tasks_are_whole_stretches_of_about_five_milliseconds(row_s: float | Non
 
 
 @pytest.mark.parametrize(
+    ("row_s", "batch_rows", "threads", "rows"),
+    [
+        (6 * MS, 64, 12, 16),  # whole stretches, with a row for every thread
+        (6 * MS, 64, 4, 8),
+        (6 * MS, 8, 12, 8),  # never more than the batch
+        (0.3 * MS, 64, 2, 24),  # long enough anyway
+        (None, 64, 12, 8),  # the first batch comes soonest if all workers take part
+    ],
+)
+def test_tasks_have_a_row_for_every_thread_of_a_worker(
+    row_s: float | None, batch_rows: int, threads: int, rows: int
+) -> None:
+    shared = Pace(LoaderRules(), splits=True, threads=threads)
+    if row_s is not None:
+        shared.note(1, row_s)
+    assert shared.rows_per_task(batch_rows, workers=4) == rows
+
+
+@pytest.mark.parametrize(
     ("most_open", "workers", "rows"),
     [
         (100, 14, 64),  # room for plenty: not cut

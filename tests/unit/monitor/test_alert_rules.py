@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.monitor.alerts.alarm import Holding, ReleaseStep, next_step
+from penstock.monitor.alerts.alarm import Alarm, Holding, ReleaseStep, next_step
 from penstock.monitor.alerts.rules import (
     AlertRule,
     AlertState,
@@ -19,6 +21,7 @@ from penstock.monitor.alerts.rules import (
     in_words,
     next_state,
 )
+from penstock.monitor.runs.format import Point
 
 GIB = 1 << 30
 R, C = "raised", "cleared"
@@ -149,3 +152,32 @@ def test_depth_is_released_before_workers_and_neither_below_1() -> None:
     assert next_step([Holding(number=0, depth=0, workers=9, in_flight_bytes=0, workers_private_bytes=0)]) is None
     deep = Holding(number=0, depth=64, workers=64, in_flight_bytes=1, workers_private_bytes=1)
     assert next_step([deep]) == ReleaseStep(number=0, valve="depth", to=48)
+
+
+@pytest.mark.parametrize(
+    ("below", "lowered"), [({"used_bytes": 90.0 * GIB}, 1), ({}, 1), ({"used_bytes": 96.0 * GIB}, 3)]
+)
+def test_memory_is_released_only_while_the_value_is_near_its_threshold(
+    below: dict[str, float], lowered: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was lowered first may have been enough, which the alert waits to see."""
+    figures = {"loader.0.depth": 8.0, "loader.0.workers": 4.0, "loader.0.in_flight_bytes": 1.0 * GIB}
+    turned: list[int] = []
+
+    def turn(loader: Any, wanted: dict[str, int], *, who: str) -> None:
+        turned.append(wanted["depth"])
+        figures["loader.0.depth"] = wanted["depth"]
+
+    recorder = SimpleNamespace(
+        loaders=[SimpleNamespace(number=0, is_penstock=True, loader=object())], run_id="run", step=0,
+        turn=turn, alert=lambda alert: None, note=lambda *what: None,
+    )  # fmt: skip
+    alarm = Alarm([AlertRule(on="memory", at=100 * GIB, for_s=0, calm_s=60, then=[GiveBack(every_s=5)])])
+    with caplog.at_level(logging.WARNING, logger="penstock.monitor"):
+        for now_s in range(15):
+            level = {"used_bytes": 101.0 * GIB} if now_s < 1 else below
+            alarm.observe(Point(float(now_s), 1.0, {**figures, **level}), cast(Any, recorder))
+    assert turned == [6, 5, 4][:lowered]
+    assert [text for text in caplog.messages if "lowered" in text] == [
+        f"memory alert: depth of loader 0 lowered to {depth}" for depth in turned
+    ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock
 from penstock.charts.plane import ticks
 from penstock.charts.timeline import Series, Timeline, time_ticks
 from penstock.monitor.runs.format import Alert, Note
@@ -122,3 +124,15 @@ def test_marks_are_on_every_chart_and_their_numbers_do_not_overlap() -> None:
         (marks,) = re.findall(r'<g class="marks"[^>]*>.*</g>', each.timeline.svg())
         assert marks.count("<path") == 4 and "<title>2: moment: at 50.1</title>" in marks
         assert re.findall(r">(\d+)</text>", marks) == ["1", "4"]
+
+
+def test_a_part_of_memory_has_one_colour_in_the_report_and_on_the_page() -> None:
+    """In the light scheme, then in the dark one."""
+    root = Path(penstock.__file__).parent
+    page = (root / "web/static/page.css").read_text()
+    report = (root / "report/report.css").read_text()
+    layers = re.findall(r'\["(\w+)_bytes", "(\w+)"\]', (root / "web/static/run_charts.js").read_text())
+    assert [part for part, _ in layers] == ["trainer", "workers", "arena", "cache", "other"]
+    for part, colour in layers:
+        here = re.findall(rf"--{part}:(#\w+)", report)
+        assert len(here) == 2 and here == re.findall(rf"--{colour}: (#\w+)", page), part

@@ -145,9 +145,7 @@ def _show_found(console: Console, found: BatchSize) -> None:
 
 def _growth(estimate: Estimate, name: str) -> str:
     growth = estimate.growth.get(name)
-    if growth is None:
-        return "irregular"
-    return f"+ {format_bytes(growth.per_sample_bytes)} per sample" if growth.grows else "no"
+    return "irregular" if growth is None else growth.change
 
 
 def _signed(saved_bytes: int) -> str:

@@ -230,7 +230,9 @@ def _finish_start(
 
 def _write(arguments: dict[str, Any], text: str, out: Path | None, like: Path | None) -> None:
     if out is not None and like is not None:
-        write_like(like, out, arguments)
+        # Without a GPU here, nothing is known of the one that the training may have: the file keeps its own value.
+        known = {name: value for name, value in arguments.items() if name != "pin_memory" or value}
+        write_like(like, out, known)
     elif out is not None:
         write_text(out, text)
 

@@ -26,6 +26,7 @@ from torch.utils.data import IterableDataset, default_collate
 from penstock.device.tree import leaves
 from penstock.errors import DataError
 from penstock.lab.dataset.stream_shares import COMPARED, WorkerStandIn, gives_all_to_each
+from penstock.lab.shown_once import shown_once
 from penstock.planner.profile import SeenSample
 from penstock.planner.wording import GIVE_COLLATE
 from penstock.workers.fork_hygiene import ctrl_c_blocked
@@ -88,7 +89,7 @@ def probe(
         least_s=float("inf") if least_s is None else least_s,
         tries_threads=tries_threads,
     )
-    child = context.Process(target=_read, args=(theirs, dataset, collate_fn, limits), daemon=True)
+    child = context.Process(target=_begin, args=(theirs, dataset, collate_fn, limits), daemon=True)
     patience_s = _START_WITHIN_S + 10 * seconds if within_s is None else within_s
     deadline_s = time.monotonic() + patience_s
     try:
@@ -130,6 +131,11 @@ class _ProbeLimits:
     least_s: float
     """The longest time that reading ``least`` samples may take; the child always waits for the first sample."""
     tries_threads: bool
+
+
+def _begin(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _ProbeLimits) -> None:
+    with shown_once():
+        _read(line, dataset, collate_fn, limits)
 
 
 def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _ProbeLimits) -> None:

@@ -63,7 +63,9 @@ class MemoryBudget:
         """What a worker holds while it fetches its share of a batch."""
         rows = self._pace.batch_rows
         if self._pace.in_place:
-            return self._shapes.sample_bytes
+            sample_bytes = self._shapes.sample_bytes
+            chunk_bytes = min(self._order.chunk_bytes, sample_bytes * rows)
+            return max(sample_bytes * max(1, min(self._pace.threads, rows)), chunk_bytes)
         if not self._pace.splits or not rows:
             return 0
         return (self._shapes.expected_bytes(rows) or 0) * self._pace.rows_per_task(rows, self._workers.count) // rows

@@ -116,6 +116,7 @@ class Engine:
             use_memfd=HAS_MEMFD,
             locks=page_locks,
             fence=None if page_locks is None else Fence(mark_all_work),
+            starter=starter,
         )
         self._delivery = Delivery(self._arena, page_locks)
         parts = EngineParts(workers=self._workers, arena=self._arena, order=order, rules=rules)

@@ -27,5 +27,11 @@ class EngineParts:
 
     def __post_init__(self) -> None:
         order = self.order
-        self.pace = Pace(self.rules, splits=order.splittable, in_place=order.rows, batch_rows=order.batch_rows)
+        self.pace = Pace(
+            self.rules,
+            splits=order.splittable,
+            in_place=order.rows,
+            batch_rows=order.batch_rows,
+            threads=order.threads,
+        )
         self.admission = Admission(self.arena, self.rules, refetches=not self.order.bound)

@@ -38,12 +38,16 @@ _AGREE_AFTER_CHANGE = 3
 class Pace:
     """How long a row takes, how many rows a batch has, and what follows from them by the rules."""
 
-    def __init__(self, rules: LoaderRules, *, splits: bool, in_place: bool = True, batch_rows: int = 1) -> None:
-        """``batch_rows``: the length of batches as far as it is known before the first is drawn."""
+    def __init__(
+        self, rules: LoaderRules, *, splits: bool, in_place: bool = True, batch_rows: int = 1, threads: int = 1
+    ) -> None:
+        """``batch_rows``: the length of batches as far as it is known before the first is drawn. ``threads``: how many
+        rows of a task a worker fetches at a time."""
         self._rules = rules
         self._drawn_rows: deque[int] = deque(maxlen=_RECENT_BATCHES)
         self.batch_rows = batch_rows
         """The mean length of the batches drawn last."""
+        self.threads = threads
         self.may_split = splits
         """Whether rows of one batch may come from several workers."""
         self.in_place = in_place
@@ -92,7 +96,9 @@ class Pace:
         """How many rows one task has; all of the batch's if it is not split."""
         if not self.splits or self.keeps_together:
             return batch_rows
-        return self._rules.rows_per_task(self.row_s, batch_rows, workers=workers, most_open=self.most_open)
+        return self._rules.rows_per_task(
+            self.row_s, batch_rows, workers=workers, most_open=self.most_open, threads=self.threads
+        )
 
     def note_answer(self, late_s: float) -> None:
         """A report of a worker was read ``late_s`` after it was sent."""

@@ -16,7 +16,7 @@ from penstock.loader.engine.budget import MemoryBudget
 from penstock.loader.engine.crashes import CrashCounter, how_it_ended
 from penstock.loader.engine.engine_parts import EngineParts
 from penstock.loader.engine.worker_set import WorkerEntry
-from penstock.workers.protocol import NO_SEGMENT, Done, Need, Resume, Room, Started
+from penstock.workers.protocol import NO_SEGMENT, Done, Need, Notice, Resume, Room, Started
 
 _REAP_S = 0.5
 """How long a worker that has closed its socket may take to end by itself, so that its exit status is its own."""
@@ -27,6 +27,8 @@ class Settlement:
         self._workers, self._admission = parts.workers, parts.admission
         self._pace, self._order = parts.pace, parts.order
         self._crashes, self._budget = crashes, budget
+        self._noticed: set[str] = set()
+        """What workers have had the user told."""
 
     # -- messages and crashes ---------------------------------------------------------------
 
@@ -35,7 +37,12 @@ class Settlement:
             self._on_done(worker, message)
             return
         self._workers.has_changed = True
-        if isinstance(message, Need):
+        if isinstance(message, Notice):
+            # Every worker finds out by itself.
+            if message.text not in self._noticed:
+                self._noticed.add(message.text)
+                self._admission.notices.add(message.text)
+        elif isinstance(message, Need):
             worker.peer.private_bytes = max(worker.peer.private_bytes, message.private_bytes)
             self._on_need(worker, message)
         elif isinstance(message, Started):

@@ -23,7 +23,7 @@ from penstock.loader.sources.inline_fetcher import InlineFetcher
 from penstock.meter import headroom_bytes, spare_files
 from penstock.workers.process_worker import ProcessStarter
 from penstock.workers.protocol import Resume
-from penstock.workers.setup import Setup, can_split
+from penstock.workers.setup import CHUNK_BYTES, THREADS_CHUNK_BYTES, Setup, can_split
 from penstock.workers.thread_worker import ThreadStarter
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def build_engine(
         batch_rows=(loader.batch_size or 1) if loader._auto_collation else 1,
         hold_bytes=loader.memory_bytes // (8 * max(1, loader.num_workers)) if is_stream else 0,
         keeps_generators=loader.seeding == "worker",
+        threads=loader.threads_per_worker,
+        chunk_bytes=THREADS_CHUNK_BYTES if loader._runs_threads else CHUNK_BYTES,
     )
     bound = setup.is_iterable or loader.seeding == "worker"
     return Engine(
@@ -65,6 +67,8 @@ def build_engine(
             keeps_generators=setup.keeps_generators and not setup.is_iterable,
             in_order=loader.in_order,
             batch_rows=setup.batch_rows,
+            threads=setup.threads if setup.fetches_in_threads else 1,
+            chunk_bytes=setup.chunk_bytes if loader._runs_threads else 0,
         ),
         memory_bytes=loader.memory_bytes,
         headroom_bytes=headroom_bytes,

@@ -119,7 +119,9 @@ class Alarm:
             each.state, change = next_state(each.state, each.rule, value, threshold, point.t_s)
             if change is not None and value is not None and threshold is not None:
                 self._act(each, change, value, threshold, point, recorder)
-            if each.releases_at_s is not None and point.t_s >= each.releases_at_s - _HALF_A_POINT_S:
+            is_due = each.releases_at_s is not None and point.t_s >= each.releases_at_s - _HALF_A_POINT_S
+            # Well below its threshold the alert only waits to be over: lowering more would cost speed and help nothing.
+            if is_due and value is not None and each.state.turning_s is None:
                 self._release(each, point, recorder)
 
     def close(self) -> None:

@@ -96,7 +96,8 @@ class Webhook:
 
 @dataclass(frozen=True, kw_only=True)
 class GiveBack:
-    """Lower the loaders' depth, then their workers, a quarter at a time and never below 1, while the alert is raised.
+    """Lower the loaders' depth, then their workers, a quarter at a time and never below 1, until the value is well
+    below its threshold or the alert is over.
 
     The values stay lowered when the alert is over, because raising them could raise the alert again.
     """

@@ -65,8 +65,9 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
             worker_id=start.worker_id,
             where=f"in DataLoader worker process {start.worker_id}",
             measure=measure,
-            kept=None if malloc is None else KeptMemory(malloc, measure.anonymous_bytes),
-            trace_fd=trace.prepare(),
+            # Each thread has a heap of its own, and samples that wait are not what keeping memory helps.
+            kept=None if malloc is None or setup.fetches_in_threads else KeptMemory(malloc, measure.anonymous_bytes),
+            trace_fd=trace.prepare(all_threads=setup.fetches_in_threads),
         )
         loop.run(lambda: _set_up(setup, start), start.resume)
     except (KeyboardInterrupt, ChannelClosed, BrokenPipeError, ConnectionResetError):

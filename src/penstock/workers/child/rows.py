@@ -17,8 +17,6 @@ from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.template import Template, learn
 from penstock.workers.protocol import Fetch, Outcome, Room, Span
 
-_CHUNK_BYTES = 1 << 20
-"""Small samples are written to their rows in one call per this many bytes; large ones one by one."""
 _SHORT_TEXT_BYTES, _INLINE_TEXT_BYTES = 4 << 10, 16 << 10
 """Texts of a task up to the first length travel in its message, and up to the second if no room was taken for them in
 advance: a segment would cost more."""
@@ -29,6 +27,8 @@ class RowKeeper(Protocol):
 
     template: Template | None
     """The template last learnt."""
+    chunk_bytes: int
+    """Samples are written to their rows in one call per this many bytes."""
 
     def array(self, number: int) -> np.ndarray: ...
     def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter: ...
@@ -138,5 +138,5 @@ class Rows:
         first = self._task.first_row
         count = self._task.batch_rows if self._task.alone else len(self._task.indices)
         self._writer = self._worker.writer(self.segment, self._layout, range(first, first + count))
-        self.group_rows = max(1, _CHUNK_BYTES // max(1, template.row_bytes))
+        self.group_rows = max(1, self._worker.chunk_bytes // max(1, template.row_bytes))
         self.texts = [[] for leaf in template.leaves if leaf.kind == "text"]

@@ -11,8 +11,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from penstock.arena.segment import Segment
 from penstock.arena.segment_sizes import round_up
 from penstock.arena.template import Template, learn
 from penstock.workers import forecast_position
+from penstock.workers.child.indexed_samples import IndexedSamples
 from penstock.workers.child.kept_memory import KeptMemory
 from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
 from penstock.workers.child.private_memory import PrivateMemory
@@ -44,9 +43,8 @@ from penstock.workers.protocol import (
     Span,
     Started,
 )
-from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators
+from penstock.workers.rng import get_generators, seed_collate, set_generators
 from penstock.workers.setup import Setup, keeps_state, reseed_pipes
-from penstock.workers.stretches import stretch_rows
 
 INLINE_BYTES = 16 << 10
 """Results up to this size travel inside their message."""
@@ -81,6 +79,7 @@ class WorkerLoop:
         self._kept = kept
         self._samples_done = 0
         self.template: Template | None = None
+        self.chunk_bytes = setup.chunk_bytes
         self._iterator: Iterator[Any] | None = None
         self._read_rows = 0
         """Samples of an iterable dataset in the latest batch."""
@@ -90,7 +89,10 @@ class WorkerLoop:
         """Whether the trainer knows what a batch takes; a stream's batches may be shorter than they say."""
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
+        self._room = NO_SEGMENT
+        """The task's own segment, for encoded objects."""
         self._keeps_state = keeps_state(setup.dataset)
+        self._indexed = IndexedSamples(setup, self._views, self._mailbox.send)
 
     def run(self, init: Callable[[], None], resume: Resume | None) -> None:
         """Set up with the user's ``init``, then work until asked to stop. Raises ChannelClosed without a trainer."""
@@ -124,6 +126,7 @@ class WorkerLoop:
         if place is not None:
             place.begin(task.task)
         self._collate_s = 0.0
+        self._room = NO_SEGMENT if isinstance(task, Fetch) and task.by_template else task.segment
         samples_done = self._samples_done
         error: ExceptionWrapper | None = None
         if self._init_error is not None:
@@ -140,6 +143,8 @@ class WorkerLoop:
                 outcome = Outcome("exhausted")
             except Exception:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
+            # Not after Ctrl-C or a Stop: a sample may wait for hours.
+            self._indexed.rest()
         spent_s = time.perf_counter() - began
         if place is not None:
             place.end()
@@ -226,8 +231,8 @@ class WorkerLoop:
         if task.batch_rows == 0:
             return self._finish(task, [])
         if not setup.is_iterable and setup.fetches_whole_lists:
-            self._at_row(0)
-            self._seed(task, 0)
+            self._indexed.at_row(0)
+            self._indexed.seed(task, 0)
             found = setup.dataset.__getitems__(task.indices)
             if not setup.writes_rows or type(found) is not list or len(found) != task.batch_rows:
                 return self._finish(task, found)
@@ -317,35 +322,15 @@ class WorkerLoop:
                 yield group
                 del group
             return
-        dataset, indices = self._setup.dataset, task.indices
-        by_list = getattr(dataset, "__getitems__", None)
-        # A cached dataset seeds every load by its key, so seeding here is unnecessary. Not so in a subclass, which may
-        # draw random numbers itself.
-        self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
-        get = partial(self_seeded or getitem, dataset)
-        step = stretch_rows(task.batch_rows)
-        for start in range(0, len(indices), step):
-            self._at_row(task.first_row + start)
-            if self_seeded is None:
-                self._seed(task, (task.first_row + start) // step)
-            stretch = indices[start : start + step]
-            if by_list:
-                yield by_list(stretch)
-                continue
-            at = 0
-            while at < len(stretch):
-                self._at_row(task.first_row + start + at)
-                count = 1 if task.careful else rows.group_rows if rows else len(stretch) if self._knows_size else 1
-                yield [get(index) for index in stretch[at : at + count]]
-                at += count
+        yield from self._indexed.groups(task, self._most_at_once(task, rows))
 
-    def _at_row(self, row: int) -> None:
-        if self._views.place is not None:
-            self._views.place.at_row(row)
-
-    def _seed(self, task: Fetch, stretch: int) -> None:
-        if task.seed is not None:
-            seed_stretch(task.seed, stretch)
+    def _most_at_once(self, task: Fetch, rows: Rows | None) -> Callable[[], int]:
+        """How many samples may be in hand together."""
+        if task.careful:
+            return lambda: 1
+        if rows is not None:
+            return lambda: rows.group_rows
+        return lambda: len(task.indices) if self._knows_size else 1
 
     def _one_sample(self, task: Fetch) -> Any:
         if self._setup.is_iterable:
@@ -354,8 +339,8 @@ class WorkerLoop:
             if not found:
                 raise _Exhausted
             return found[0]
-        self._at_row(0)
-        self._seed(task, 0)
+        self._indexed.at_row(0)
+        self._indexed.seed(task, 0)
         return self._setup.dataset[task.indices]
 
     def _check_not_exhausted(self, task: Fetch, got: int) -> None:
@@ -398,12 +383,10 @@ class WorkerLoop:
 
     def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
         """Copy encoded buffers into the task's segment, or into one requested now."""
-        number = task.segment
-        for_rows = isinstance(task, Fetch) and task.by_template
-        if for_rows or self._views.capacity_bytes(number) < encoded.total_bytes:
-            number = self._ask(task.task, encoded.total_bytes, None).segment
-        encoded.write(self._views.all_of(number))
-        return number
+        if self._views.capacity_bytes(self._room) < encoded.total_bytes:
+            self._ask(task.task, encoded.total_bytes, None)
+        encoded.write(self._views.all_of(self._room))
+        return self._room
 
     def _collate(self, task: Collate) -> Outcome:
         # Parts may be views of shared rows. The result of collation is encoded anew, so no view leaves the worker.
@@ -428,7 +411,10 @@ class WorkerLoop:
 
     def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
         self.note_fullest()
-        return self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
+        room = self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
+        # The trainer has taken back the room that the task had before.
+        self._room = NO_SEGMENT if template is not None else room.segment
+        return room
 
     def _sample_done(self) -> None:
         """One or a few samples were written and dropped, or all of a task: their memory is free."""
