@@ -116,7 +116,7 @@ def test_the_verdict_follows_from_the_times(wait_s: float, compute_s: float, sai
 @pytest.mark.parametrize(
     ("wait_s", "most_samples_per_s", "said"),
     [
-        (0.1, 50.0, "could deliver 82.5 samples/s, 1 times that"),
+        (0.1, 50.0, "could deliver 82.5 samples/s, 1 times as many"),
         (1.0, 50.0, "A step of 160 ms or longer"),
         (1.0, 200.0, "A step of 106 ms or longer"),  # the step itself takes 96 ms, and waits
         (6.0, 20.0, "the loader alone delivers at most 51.3"),
