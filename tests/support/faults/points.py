@@ -23,6 +23,7 @@ from unittest import mock
 import penstock.arena.codec as codec
 import penstock.arena.layout as layout
 import penstock.workers.channel as channel
+import penstock.workers.child.indexed_samples as indexed_samples
 import penstock.workers.child.mailbox as mailbox
 import penstock.workers.child.main as child
 import penstock.workers.child.views as views
@@ -196,14 +197,14 @@ def _collating(fault: Fault) -> Patch:
 
 
 def _in_a_sample(fault: Fault) -> Patch:
-    real = worker.seed_stretch
+    real = indexed_samples.seed_stretch
 
     def seed(number: int, stretch: int) -> None:
         if os.getpid() != fault.trainer_pid and fault.trigger.fires():
             suffer(fault)
         real(number, stretch)
 
-    return worker, "seed_stretch", seed
+    return indexed_samples, "seed_stretch", seed
 
 
 POINTS: dict[str, Callable[[Fault], Patch]] = {
