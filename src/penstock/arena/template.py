@@ -6,7 +6,7 @@ Out: rows written into a segment as samples are produced, and the batch ``defaul
 Runs in: worker (learn, write), trainer and collating worker (read).
 
 Every sample is checked against the template: if it differs in any shape, dtype, type or key, its batch goes through
-torch's own collate, for its result or its error.
+torch's own collate, which returns its own result or raises its own error.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _LEAF = ("leaf",)
 
 @dataclass(frozen=True, slots=True)
 class TemplateLeaf:
-    """One value inside a sample. ``dtype`` is that of the batch; None for texts, which are only listed."""
+    """One value inside a sample. ``dtype`` is the batch's dtype, or None for texts, which a batch only lists."""
 
     kind: str
-    """tensor, array, scalar (numpy's), number, text"""
+    """What the value is: tensor, array, scalar (numpy's), number or text."""
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     row_bytes: int
     exact_type: type
-    """The type a matching value must have; for arrays and numpy scalars the numpy dtype is checked too."""
+    """The type that a matching value must have; for arrays and numpy scalars the numpy dtype must match too."""
     np_dtype: np.dtype | None = None
 
 
@@ -55,7 +55,7 @@ class Template:
 
 
 def is_default_collate(collate_fn: Callable[..., Any]) -> bool:
-    """Whether rows may be written in place: torch's own collate with nothing registered by the user."""
+    """Whether rows may be written in place: ``collate_fn`` is torch's own, and the user registered nothing with it."""
     return collate_fn is torch_collate.default_collate and torch_collate.default_collate_fn_map == _PRISTINE_COLLATE_MAP
 
 
@@ -70,15 +70,15 @@ def learn(sample: Any) -> Template | None:
 
 
 def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
-    """A function that gives a sample's values in leaf order, or None if the sample does not match.
+    """A function that returns a sample's values in leaf order, or None if the sample does not match the template.
 
     It checks everything that a batch's layout depends on. Tensors that are not plain bytes (sparse, on a device,
-    requiring gradients) are refused when they are written.
+    requiring gradients) are refused later, when a row is written.
     """
     checks = [_check(leaf) for leaf in template.leaves]
     if template.shape == _LEAF:
         leaf, check = template.leaves[0], checks[0]
-        if leaf.kind == "tensor":  # the most common sample of all, without a second call
+        if leaf.kind == "tensor":  # the most common kind of sample, handled without a second call
             kind, dtype, shape = leaf.exact_type, leaf.dtype, leaf.shape
 
             def match_tensor(v: Any) -> Sequence[Any] | None:
