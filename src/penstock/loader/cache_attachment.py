@@ -33,8 +33,8 @@ def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
         cache = given
         if own is not None and own.name != cache.name:
             raise ConfigError(
-                f"{type(dataset).__name__} uses the cache {own.name}, but the loader was given {cache.name}. Pass the "
-                "dataset's cache to the loader."
+                f"{type(dataset).__name__} uses the cache {own.name}, but cache= of the loader is {cache.name}. Pass "
+                "the dataset's cache to the loader."
             )
     elif own is not None and own.name.startswith(_PREFIX):
         # An earlier loader of this dataset created it; the latest size applies.
@@ -42,8 +42,8 @@ def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
         cache.resize(given)
     elif users and (own is not None or not any(hasattr(user, "cache") for user in users)):
         raise ConfigError(
-            f"{type(dataset).__name__} keeps samples, or parts of them, in a cache itself. Create a penstock.Cache, "
-            "use it in the dataset, and pass the same one to the loader."
+            f"{type(dataset).__name__} itself keeps samples or parts of samples in a cache. Create a penstock.Cache, "
+            "use it in the dataset, and pass the same cache to the loader."
         )
     else:
         # Loaders of the same dataset in other processes of the node use the same name.

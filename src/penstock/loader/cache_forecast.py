@@ -173,7 +173,7 @@ class CacheForecast:
             self._stop()
             warnings.warn(
                 f"dataset.keys() failed ({problem!r}). Until the epoch ends, the cache evicts the least recently used "
-                "values instead of those needed last.",
+                "values instead of the values that are needed last.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -223,8 +223,8 @@ def _state_of(dataset: Any) -> Any:
         pickle.dumps(found)
     except Exception as problem:
         warnings.warn(
-            f"the loader's state does not contain that of {type(dataset).__name__}: {problem!r}; after loading it, the "
-            "samples delivered so far are read again and dropped",
+            f"the loader's state does not contain that of {type(dataset).__name__}: {problem!r}. A loader that loads "
+            "this state reads the samples delivered so far again and drops them",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -293,6 +293,6 @@ def _check(state: Any, shape: Shape) -> None:
     for name, value in vars(shape).items():
         if saved.get(name) != value:
             raise ConfigError(
-                f"the state was saved with {name.replace('_', ' ')} {saved.get(name)!r} and this loader has {value!r}: "
-                "it would not continue with the same batches; use the same value, or begin the epoch again"
+                f"the state was saved with {name.replace('_', ' ')} {saved.get(name)!r}, but this loader has {value!r} "
+                "and would not continue with the same batches; use the saved value, or begin the epoch again"
             )

@@ -58,7 +58,7 @@ def precompute(
     if cache.disk is None:
         raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')
     if isinstance(dataset, CachedDataset) and dataset.cache is not cache:
-        raise ConfigError("this dataset is wrapped by a cache other than the one to fill; pass the cache that wraps it")
+        raise ConfigError("this dataset is wrapped by another cache than the one to fill; pass the cache that wraps it")
     cached = dataset if isinstance(dataset, CachedDataset) else cache.wrap(dataset, fingerprint=fingerprint)
     total = len(cached)
     with _ProgressLine(total, wanted=progress) as line:
@@ -77,7 +77,11 @@ def precompute(
         stats = cache.stats()
         warnings.warn(
             f"precompute() kept {found + kept} of {total} samples"
-            + (f" and stopped after {in_vain} in a row that could not be kept" if in_vain >= _MOST_IN_VAIN else "")
+            + (
+                f" and stopped after {in_vain} samples in a row that could not be kept"
+                if in_vain >= _MOST_IN_VAIN
+                else ""
+            )
             + f"; the disk store holds {format_bytes(stats.disk_bytes)} of {format_bytes(stats.disk_limit_bytes)}. "
             "Raise disk_limit if it is full. Only detached CPU tensors, arrays, texts and numbers can be kept",
             RuntimeWarning,

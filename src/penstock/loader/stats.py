@@ -75,8 +75,8 @@ class LoaderStats:
         batches, samples = counted(self.batches, "batch", "batches"), counted(self.samples, "sample")
         rows = {
             "delivered": f"{batches}, {samples}, {self.samples_per_s:,.1f} samples/s",
-            "waiting": f"{self.wait_s:.1f} s for data; {self.stall_fraction:.0%} of the latest iteration",
-            "memory": f"{now} in flight (at most {most}) and {private} in workers, of a budget of {budget}",
+            "waiting": f"{self.wait_s:.1f} s for data in all; {self.stall_fraction:.0%} of the latest iteration's time",
+            "memory": f"{now} in batches (at most {most} so far) and {private} in workers, of a budget of {budget}",
             "workers": f"{self.workers}, up to {counted(self.depth, 'batch', 'batches')} ahead; "
             f"{counted(self.worker_restarts, 'restart')}",
         }

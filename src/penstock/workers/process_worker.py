@@ -143,7 +143,7 @@ class ProcessStarter:
             channel.close()
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. The dataset, collate_fn or worker_init_fn "
-                f"cannot be pickled, but the start method {self._context.get_start_method()!r} requires that; define "
+                f"cannot be pickled, but the start method {self._context.get_start_method()!r} pickles them; define "
                 'them at module level, or pass multiprocessing_context="fork" where the platform has it.',
                 stacklevel=2,
             )

@@ -107,7 +107,7 @@ def check_threads_help(threads: int, *, num_workers: int, are_workers_threads: b
     """Refuse ``threads_per_worker`` where it could do nothing."""
     if are_workers_threads:
         raise ConfigError(
-            f"threads_per_worker={threads}: workers are threads already, with one sample at a time each; use "
+            f"threads_per_worker={threads}: the workers are threads, and each fetches one sample at a time; use "
             f"num_workers={max(1, num_workers) * threads} instead"
         )
     if is_iterable:

@@ -357,5 +357,6 @@ class Admission:
         self._warned_alone = True
         self.notices.add(
             f"a batch needs {format_bytes(need)}, and the workers leave {format_bytes(self.arena.limit_bytes)} of the "
-            "memory budget for batches: batches pass one at a time; raise memory=, or lower batch_size or num_workers"
+            "memory budget for batches, so batches pass one at a time; raise memory=, or lower batch_size or "
+            "num_workers"
         )

@@ -75,9 +75,9 @@ class CrashCounter:
         self._failed_imports = 0
         return WorkerError(
             f"worker {worker.worker_id} {worker.ending} before it started, like the worker before it; their tracebacks "
-            "are above. Each worker of this start method imports the main script, so everything that iterates a loader "
-            'must stand under `if __name__ == "__main__":` there, and all that the dataset needs must be importable. '
-            'Or pass multiprocessing_context="fork"'
+            "are above. A worker of this start method imports the main script, so code in the main script that "
+            'iterates a loader must stand under `if __name__ == "__main__":`, and everything that the dataset needs '
+            'must be importable. Or pass multiprocessing_context="fork"'
         )
 
     def _count_against(self, task: Task, row: int, how: str) -> None:
@@ -125,10 +125,10 @@ class OomWatch:
             return None
         found = limits()
         return (
-            f"the kernel's out-of-memory counter rose by {now - self._before} since the iteration began: the memory "
-            f"limit here is {format_bytes(found.memory_limit_bytes)} ({found.memory_limit_source}), of which "
-            f"{format_bytes(found.memory_available_bytes)} is left; lower num_workers, batch_size or memory=, load "
-            "less per sample, or raise the limit"
+            f"the kernel's out-of-memory counter rose by {now - self._before} since the iteration began. The memory "
+            f"limit here is {format_bytes(found.memory_limit_bytes)} ({found.memory_limit_source}), and "
+            f"{format_bytes(found.memory_available_bytes)} of it is left; lower num_workers, batch_size or memory=, "
+            "load less data per sample, or raise the limit"
         )
 
 

@@ -52,12 +52,12 @@ class Integrity:
         """The error for a call that finds a change cut short."""
         if self.error is None:
             return IterationBroken(
-                "an exception, such as Ctrl-C, cut an earlier call of this iteration short, so that it cannot go on; "
-                "iterate the loader again"
+                "an exception, such as Ctrl-C, cut short an earlier call of this iteration, and the iteration cannot "
+                "go on; iterate the loader again"
             )
         broken = IterationBroken(
-            f"the loader's own thread met {type(self.error).__name__}: {self.error}; this iteration cannot go on; "
-            "iterate the loader again"
+            f"an error in the loader's own thread ended this iteration; iterate the loader again. The error: "
+            f"{type(self.error).__name__}: {self.error}"
         )
         broken.__cause__ = self.error
         return broken

@@ -21,8 +21,8 @@ from penstock.workers.stretches import stretch_rows
 
 _USES_GENERATORS = (
     "{} draws from Python's, numpy's or torch's global random generator, so its samples are fetched one after the "
-    "other: batches would depend on timing otherwise, and threads_per_worker= has no effect. Draw random numbers in "
-    "collate_fn, which runs alone, or leave threads_per_worker= out."
+    "other, and threads_per_worker= has no effect; otherwise batches would depend on timing. Draw random numbers in "
+    "collate_fn, which runs while no other thread fetches a sample, or leave threads_per_worker= out."
 )
 _GIVE_UP_AFTER = 3
 """Threads end once so many tasks in a row have used a generator. Fewer may be an accident, such as the random delay
