@@ -1,12 +1,12 @@
 """The private memory of a worker, measured by the worker, at little cost.
 
 In:  /proc/self of the worker.
-Out: the most bytes, since the last report, that killing this worker would have freed.
+Out: the most bytes that killing this worker would have freed at any time since the last report.
 Runs in: worker.
 
-Pages of the arena are not counted here: a segment that only this worker has touched so far would look private.
-The exact walk costs milliseconds, so it is rare; between walks the growth of anonymous memory is added. At the start
-nothing of the arena is mapped yet and the kernel's own sum, which is cheap, is exact.
+Pages of the arena are not counted here: a segment that only this worker has touched so far would look private. An exact
+walk over all mappings costs milliseconds, so it is rare; between walks the growth of anonymous memory is added. At the
+start nothing of the arena is mapped, so the kernel's own sum, which is cheap, is exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PrivateMemory:
         self._rollup = proc_self / "smaps_rollup"
         self._statm_fd = -1
         with contextlib.suppress(OSError):
-            # Kept open: opening takes longer than reading.
+            # The files stay open, because opening takes longer than reading.
             self._statm_fd = os.open(proc_self / "statm", os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._statm_fd)
         self._clock = clock
@@ -49,8 +49,8 @@ class PrivateMemory:
         self._next_exact_s = clock() + _FIRST_EXACT_S
 
     def note_fullest(self, *, sure: bool = False) -> None:
-        """Call this while a sample is held, when a worker is at its largest. Measures only now and then, or if
-        ``sure``."""
+        """Call this while a sample is held, when a worker is at its largest. Measures only now and then, or every time
+        if ``sure``."""
         now = self._clock()
         if now < self._next_cheap_s and not sure:
             return
@@ -62,7 +62,7 @@ class PrivateMemory:
         most = self._anonymous_most
         if self._clock() >= self._next_exact_s:
             self.measure_exactly()
-        # Memory that was held for a moment comes on top of what stays.
+        # Memory that was held only for a moment is added to the memory that stays.
         return self._exact_bytes + max(0, max(most, self._anonymous_most) - self._anonymous_then)
 
     def measure_exactly(self) -> None:
