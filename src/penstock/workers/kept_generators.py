@@ -1,5 +1,4 @@
-"""The global random generators while the user's code runs in the trainer: they are restored afterwards and watched for
-use.
+"""The global random generators while user code runs in the trainer: they are restored afterwards and watched for use.
 
 In:  a block that calls the user's code.
 Out: the generators as they were before the block (``KeptGenerators``); which generators it used (``GeneratorWatch``).
@@ -7,7 +6,7 @@ Runs in: both; the watch runs in the trainer only.
 
 Saving, seeding and restoring the generators takes as long as fetching dozens of small samples, and most datasets use no
 global generator. A watch finds out cheaply whether a block used one. It notices draws and seeding, since these change
-the state. It notices calls that read or set a state because during the block
+the state. It also notices calls that read or set a state, because during the block
 
 - Python's hidden ``Random`` instance has a class that notices every access to ``gauss_next``, such as by ``getstate``,
   ``setstate``, ``seed`` and ``gauss``;
@@ -63,8 +62,7 @@ class KeptGenerators:
         self._generator = get_bit_generator()
         self._numpy: Any = None
         self._substitute: Any = None
-        # Replace only in the main thread: with two threads, one thread could restore the substitute of the other
-        # thread.
+        # Only in the main thread: with two threads, one thread could restore the substitute of the other thread.
         if threading.current_thread() is threading.main_thread() and _is_unused(self._generator):
             self._substitute = _substitutes.pop() if _substitutes else np.random.MT19937(0)
             set_bit_generator(self._substitute)
@@ -96,16 +94,14 @@ _substitutes: list[Any] = []
 
 def _is_unused(generator: Any) -> bool:
     """Whether no number was drawn since numpy was imported or ``np.random.seed(number)`` was called. If so, numpy does
-    not hold the second of a pair of normal deviates either; replacing the generator would lose it.
-    """
+    not hold the second of a pair of normal deviates either; replacing the generator would lose it."""
     if type(generator) not in (np.random.MT19937, MT19937):
         return False
     words = _Words.from_address(generator.ctypes.state_address)
     used = words[_STATE_WORDS]
     if used == _FRESH_USED and words[0] == _FRESH_WORD:
         return True
-    # After seeding, all words count as used, and each word is computed from the word before it; checking three words is
-    # enough.
+    # After seeding, all words count as used. Each word is computed from the word before it, so three are checked.
     return used == _STATE_WORDS and all(
         words[at] == (_SEEDING_FACTOR * (words[at - 1] ^ words[at - 1] >> 30) + at) & 0xFFFFFFFF for at in (1, 2, 3)
     )
@@ -135,8 +131,7 @@ class WatchedGenerator:
         raise NotImplementedError
 
     def end(self) -> bool:
-        """Restore the generator to its state before ``begin``; returns whether it was used. Does nothing without a
-        ``begin``."""
+        """Restore the generator's state from before ``begin``, if any; returns whether it was used."""
         raise NotImplementedError
 
     def is_used(self) -> bool:
@@ -196,8 +191,7 @@ class _WatchedNumpy(WatchedGenerator):
         self._own = get_bit_generator()
         self._own_state: _Raw | None = None
         self._whole: Any = None
-        """The state of the user's generator at the latest time when numpy held no second half of a pair of normal
-        deviates."""
+        """The latest state of the user's generator while numpy held no second half of a pair of normal deviates."""
         self._kept: Any = None
 
     def begin(self) -> None:
@@ -209,8 +203,7 @@ class _WatchedNumpy(WatchedGenerator):
         set_bit_generator(self._stand_in)
 
     def _look_at(self, own: Any) -> None:
-        """Keep the state if numpy holds the second half of a pair of normal deviates; replacing the generator would
-        lose it."""
+        """Keep the state if numpy holds the second half of a pair of normal deviates, which replacing loses."""
         self._own, self._own_state, self._whole = own, None, None
         if type(own) is np.random.MT19937:
             self._own_state = _memory(own.ctypes.state_address, _STATE_BYTES)
@@ -414,8 +407,7 @@ def _memory(address: int, size: int) -> _Raw:
 
 
 def _memory_of_python(generator: random.Random) -> _Raw | None:
-    """The memory of the generator's state, if the state lies where CPython puts it. Reading this memory takes 0.1 µs
-    instead of 7 µs."""
+    """The memory of the generator's state if it lies where CPython puts it. Reading it takes 0.1 µs instead of 7 µs."""
     offset = object.__basicsize__
     if random.Random.__basicsize__ < offset + _STATE_BYTES:
         return None
@@ -429,8 +421,7 @@ def _memory_of_python(generator: random.Random) -> _Raw | None:
 
 
 def _state_of_torch(generator: torch.Generator) -> _Raw:
-    """The memory of the generator's state, if the state lies at the expected offset. Reading this memory takes 0.1 µs
-    instead of 3 µs."""
+    """The memory of the generator's state if it lies at the expected offset. Reading it takes 0.1 µs, not 3 µs."""
     offset = _torch_offset()
     if offset is None:
         return _Public(lambda: bytes(torch.Generator.get_state(generator).numpy()))

@@ -137,8 +137,7 @@ class Room(NamedTuple):
 
 class KeepMemory(NamedTuple):
     """Whether the budget has room for memory that the worker keeps from one sample for the next; at first it has
-    no room. If it has no room, the worker returns the kept memory at once.
-    """
+    no room. If it has no room, the worker returns the kept memory at once."""
 
     allowed: bool
 

@@ -82,9 +82,10 @@ def _reduce_footprint() -> None:
 
 
 def _keep_off_shared_memory() -> None:
-    """Make torch's collate functions allocate ordinary memory. Wherever there is worker info, these functions request
-    shared memory. It may be as small as a container's /dev/shm, and the result would be copied from it once more,
-    because batches leave this process through the arena.
+    """Make torch's collate functions allocate ordinary memory.
+
+    Wherever there is worker info, these functions request shared memory. It may be as small as a container's /dev/shm,
+    and the result would be copied from it once more, because batches leave this process through the arena.
     """
 
     def new_ordinary(cls: type[torch.UntypedStorage], size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
