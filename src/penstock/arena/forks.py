@@ -1,7 +1,7 @@
 """Tells every arena when this process forks: the child may use the inherited batches for longer than the trainer does.
 
 In:  arenas; forks of this process, by any library.
-Out: a note to every arena when a child is forked, with the starter of the worker if the child is a worker.
+Out: a note to every arena when a child is forked. If the child is a worker, the note has the worker's starter.
 Runs in: trainer, in the thread that forks, around the fork.
 
 ``Arena.note_fork`` decides what happens to the segments.

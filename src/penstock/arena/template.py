@@ -110,7 +110,7 @@ def _check(leaf: TemplateLeaf) -> Callable[[Any], bool]:
     if leaf.kind == "tensor":
         return lambda v: type(v) is kind and v.dtype is dtype and v.shape == shape
     if leaf.kind == "array":
-        # torch refuses arrays with negative strides, so they are left to it.
+        # torch refuses arrays with negative strides, so these arrays are left to torch.
         return lambda v: type(v) is kind and v.dtype == np_dtype and v.shape == shape and min(v.strides, default=0) >= 0
     if kind is int:
         return lambda v: type(v) is kind and -(1 << 63) <= v < 1 << 63

@@ -1,4 +1,4 @@
-"""Fill a disk cache before training with latents, embeddings or other samples that are expensive to compute.
+"""Fills a disk cache before training with latents, embeddings or other samples that are expensive to compute.
 
 In:  a dataset whose samples are expensive; a cache with a disk store.
 Out: every sample on disk; a line that shows the progress.
@@ -22,24 +22,24 @@ from penstock.loader.dataloader import DataLoader
 from penstock.units import format_bytes
 
 _MOST_IN_VAIN = 32
-"""After this many samples in a row that could not be kept, the rest is not tried."""
+"""After this many samples in a row that could not be kept, the remaining samples are not tried."""
 _SHOWN_EVERY_S = 0.5
 _SHOWN_EVERY_SHARE = 0.1
-"""Where a line cannot be overwritten, a new one comes after this share of the samples."""
+"""If a line cannot be overwritten, a new line is shown after every such share of the samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precomputed:
-    """What ``precompute`` did."""
+    """The result of ``precompute``."""
 
     computed: int
-    """Samples computed now and kept."""
+    """The number of samples that were computed in this call and kept."""
     found: int
-    """Samples that were on disk already."""
+    """The number of samples that were on disk already."""
     not_kept: int
-    """Samples without room, or of a kind that cannot be kept on disk, and those that were not tried."""
+    """The number of samples that had no room, cannot be kept on disk, or were not tried."""
     dataset: CachedDataset
-    """The dataset to train on: it reads the computed samples."""
+    """The dataset to train on, which reads the computed samples."""
 
 
 def precompute(
@@ -50,7 +50,7 @@ def precompute(
     progress: bool | None = None,
     fingerprint: str | None = None,
 ) -> Precomputed:
-    """Compute every sample that is not in the disk cache yet, and keep it there.
+    """Compute every sample that is not in the disk cache yet, and keep it in the cache.
 
     After an interruption, the next call continues where it stopped. ``num_workers``: 0 computes in this process, which
     suits an encoder on a GPU. ``progress``: whether to show a line on stderr; by default only on a terminal.
@@ -58,7 +58,7 @@ def precompute(
     if cache.disk is None:
         raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')
     if isinstance(dataset, CachedDataset) and dataset.cache is not cache:
-        raise ConfigError("this dataset is wrapped by another cache than the one to fill; pass the cache that wraps it")
+        raise ConfigError("this dataset is wrapped by a cache other than the one to fill; pass the cache that wraps it")
     cached = dataset if isinstance(dataset, CachedDataset) else cache.wrap(dataset, fingerprint=fingerprint)
     total = len(cached)
     with _ProgressLine(total, wanted=progress) as line:
@@ -91,7 +91,7 @@ def precompute(
 
 
 class _Missing(Dataset):
-    """Computes missing samples and returns only whether each was kept: the samples themselves do not travel."""
+    """Computes missing samples and returns only whether each sample was kept: the samples themselves do not travel."""
 
     def __init__(self, cached: CachedDataset, missing: list[int]) -> None:
         self._cached = cached
@@ -105,7 +105,7 @@ class _Missing(Dataset):
 
 
 class _ProgressLine:
-    """Samples done, the rate, and the time left."""
+    """A line that shows the samples done, the rate and the time left."""
 
     def __init__(self, total: int, *, wanted: bool | None, out: TextIO | None = None) -> None:
         self._total = total

@@ -253,7 +253,7 @@ class Dispatcher:
                     return
                 begun.append(batch)
             elif begun[0].wants_collate:
-                # This lets one worker grow that is large already, instead of each worker in turn.
+                # The largest worker collates, so that not every worker grows in turn.
                 largest = max(self._workers.idle(self._most_queued), key=lambda w: w.peer.private_bytes)
                 growth_bytes = largest.growth_bytes(begun[0].collate_bytes, self._budget.fetch_bytes())
                 if self._admission.may_collate(begun[0], growth_bytes):

@@ -24,7 +24,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _RETURNED_FROM_BYTES = 1 << 20
 """Blocks of this size are returned as soon as they are freed, unless memory is kept."""
 _TOP_BYTES = 4 << 20
-"""Smaller blocks stay, up to this many bytes in all."""
+"""Smaller freed blocks stay in the process, up to this many bytes in all."""
 _MOST_MAPPINGS = 1 << 16
 """glibc's own limit on the number of mapped blocks."""
 

@@ -43,7 +43,7 @@ class PrivateMemory:
         self._exact_bytes = 0
         self._anonymous_then = 0
         self._anonymous_most = 0
-        """The most anonymous memory there was since the last walk."""
+        """The most anonymous memory since the last walk."""
         self._next_exact_s = self._next_cheap_s = 0.0
         self._take(self._rollup)
         self._next_exact_s = clock() + _FIRST_EXACT_S
