@@ -1,13 +1,13 @@
 """The arena: which segments exist, what uses each segment, and whether another segment fits the budget.
 
-In:  needs in bytes; segments coming back from the user and from failed batches.
+In:  needs in bytes; segments that come back from the user and from failed batches.
 Out: segments to fill. The bytes in use never exceed the limit, unless the caller says that the batch is due.
 Runs in: trainer, under the dispatcher's lock; ``Lease`` ends from any thread.
 
-A segment is *in use* from ``take`` until ``release``: being filled, ready, or lent to the user. Free segments
+A segment is *in use* from ``take`` until ``release``: it is being filled, ready, or lent to the user. Free segments
 keep their pages for the next batch; they are closed as soon as another segment needs their bytes. If the user still
-holds a lent segment when the next batch needs its bytes, the segment is *handed over*: it leaves the arena unchanged,
-which takes as much memory as a private copy, without the copying.
+holds a lent segment when the next batch needs the segment's bytes, the segment is *handed over*: it leaves the arena
+unchanged. This takes as much memory as a private copy, but nothing is copied.
 
 A batch that is lent while the process forks is left to the child: its segment is neither filled again nor emptied. The
 child may be a worker of another loader, whose dataset may hold the batch. The rule does not apply to the arena's own
@@ -42,7 +42,7 @@ class Locks(Protocol):
 
 
 class Barrier(Protocol):
-    """Holds leases that have ended until the device has finished all work that was queued at that moment."""
+    """Holds a lease that has ended until the device has finished all work that was queued when the lease ended."""
 
     def put(self, thing: Lease, /) -> None: ...
     def advance(self) -> list[Lease]: ...
@@ -51,7 +51,7 @@ class Barrier(Protocol):
 
 
 class Lease:
-    """The loan of one batch to the user. It ends when the last tensor over the token is gone."""
+    """The loan of one batch to the user. The lease ends when the last tensor over the token is gone."""
 
     __slots__ = ("_ref", "ended", "fenced", "handed_over", "inherited", "passing", "pid", "segment", "used_bytes")
 
@@ -87,7 +87,7 @@ unlocked even after the arena is gone."""
 
 
 class Arena:
-    """All segments of one pipeline. Not thread-safe: the dispatcher calls it under its lock."""
+    """All segments of one pipeline. The arena is not thread-safe: the dispatcher calls it under the engine's lock."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Arena:
         forks.keep_noted(self)
 
     def segment(self, number: int) -> Segment:
-        """A segment that is in use, by number."""
+        """The segment in use that has this number."""
         return self._in_use[number]
 
     def headroom_bytes(self) -> int:
@@ -207,7 +207,7 @@ class Arena:
             self._close(min(self._free, key=lambda s: s.capacity_bytes))
 
     def close_free(self) -> None:
-        """Close every free segment: the loader is idle and other programs may need the memory."""
+        """Close every free segment, because the loader is idle and other programs may need the memory."""
         self._close_free_beyond(0)
 
     # -- leases ----------------------------------------------------------------
@@ -258,8 +258,8 @@ class Arena:
         return lease
 
     def pass_fence(self) -> None:
-        """Release the segments that the device has finished with. Training thread only, because it marks the device's
-        queues."""
+        """Release the segments that the device has finished with. Only the training thread may call this, because it
+        marks the device's queues."""
         if self._fence is not None:
             for lease in self._fence.advance():
                 self._release_fenced(lease)

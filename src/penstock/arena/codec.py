@@ -28,11 +28,11 @@ ALIGN_BYTES = 64
 
 _PROTOCOL = pickle.HIGHEST_PROTOCOL
 SMALL_PICKLE_BYTES = 64 << 10
-"""A pickle up to this size travels in the message; a larger one (long texts, raw bytes) becomes a buffer."""
+"""A pickle up to this size travels in the message; a larger pickle (long texts, raw bytes) becomes a buffer."""
 
 
 class Encoded:
-    """An object split into a pickle and the large buffers it refers to."""
+    """An object that is split into a pickle and the large buffers to which the pickle refers."""
 
     __slots__ = ("_pieces", "buffers", "offsets", "pickled", "total_bytes")
 
@@ -75,7 +75,7 @@ class Encoded:
 def encode(value: object, *, exactly: bool = False, small_bytes: int = SMALL_PICKLE_BYTES) -> Encoded:
     """Split ``value``. Raises pickle's own exceptions for objects that cannot travel.
 
-    ``small_bytes``: a larger pickle becomes a buffer.
+    ``small_bytes``: a pickle larger than this becomes a buffer.
     ``exactly``: also refuse arrays that would arrive with other strides or another byte order, because a collate
     function may depend on these.
     """
@@ -89,7 +89,7 @@ def encode(value: object, *, exactly: bool = False, small_bytes: int = SMALL_PIC
 def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
     """Rebuild an object whose buffers lie in ``source``; if ``pickled`` is None, the last buffer is the pickle.
 
-    Tensors and arrays are views that keep ``source`` alive.
+    The object's tensors and arrays are views that keep ``source`` alive.
     """
     view = source.data
     buffers = [view[start : start + count] for start, count in offsets]
@@ -103,7 +103,7 @@ def decode_all(source: np.ndarray) -> Any:
 
 
 def decode_bytes(data: bytes) -> Any:
-    """Rebuild an object from what ``Encoded.as_bytes`` returned."""
+    """Rebuild an object from the bytes that ``Encoded.as_bytes`` returned."""
     pickled, buffers = pickle.loads(data)
     return pickle.loads(pickled, buffers=buffers)
 
@@ -195,7 +195,8 @@ def _reduce_as_torch(tensor: torch.Tensor) -> Any:
 
 
 def _apart(rebuild: Callable[..., Any], args: tuple[Any, ...], kind: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The same function, type and arguments, with a plain tensor over the storage instead of the storage."""
+    """Return the same function, type and arguments, but with a plain tensor over the storage in place of the
+    storage."""
     if rebuild not in _STRIDED_REBUILDS:
         return rebuild, kind, args
     storage, offset, shape, strides, *rest = args
@@ -235,7 +236,7 @@ def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a contiguous tensor that is not empty, without a copy."""
-    # torch calls a single element contiguous whatever its stride is, and then refuses to view it as bytes.
+    # torch calls a tensor of one element contiguous whatever its stride is, but refuses to view it as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
@@ -284,7 +285,8 @@ def _dispatch_table(exactly: bool) -> _Reducers:
     per tensor."""
     global _registered, _tables
     between_processes: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    # Users may register reducers at any time. This runs for every message, and multiprocessing has many.
+    # Users may register reducers at any time. This check runs for every message, and multiprocessing has many reducers,
+    # so only their number is compared.
     if _registered != (copyreg.dispatch_table, len(between_processes)):
         everywhere: dict[type, Any] = dict(copyreg.dispatch_table)
         _tables = (

@@ -5,7 +5,7 @@ Out: the call, in the thread that drops the last view. The interpreter's exit ne
 Runs in: any process, any thread.
 
 ``weakref.finalize`` is no alternative: at exit Python walks all finalizers without a lock, and prints an error if
-another thread maps one more batch meanwhile. The kernel releases everything that is left at exit.
+another thread maps one more batch meanwhile. The kernel releases everything that still exists at exit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where the rows of a batch lie in a segment, and how rows are written and read.
 
 In:  a template, a number of rows, bytes.
-Out: rows written into a segment as samples are produced, and the batch ``default_collate`` would have made, as views
-     of those rows.
+Out: rows written into a segment as samples are produced, and the batch that ``default_collate`` would have made, as
+     views of these rows.
 Runs in: worker (writes), trainer and collating worker (read).
 """
 

@@ -4,8 +4,9 @@ In:  a size in bytes (trainer), or the descriptor or name of the trainer's segme
 Out: a buffer that both sides see.
 Runs in: trainer and worker.
 
-On Linux a segment is a memfd: it has no name that could be left behind, is not limited by the size of /dev/shm, and is
-gone with its last descriptor and mapping. On other systems it is a named shared-memory block that its creator unlinks.
+On Linux a segment is a memfd: it has no name that could be left behind, is not limited by the size of /dev/shm, and
+disappears with its last descriptor and mapping. On other systems it is a named shared-memory block that its creator
+unlinks.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Segment:
             _forget_views(block)
 
     def __del__(self) -> None:
-        # An exception may have cut off its owner between two steps.
+        # An exception may have stopped the owner between two steps, so the segment may be incomplete.
         with contextlib.suppress(OSError, AttributeError):
             self.close_descriptor()
 

@@ -13,9 +13,10 @@ import mmap
 PAGE_BYTES = mmap.PAGESIZE
 _LARGE_STEP_BYTES = 64 << 10
 REUSE_UP_TO = 2.0
-"""A free segment of more than this many times the need is not reused: other batches need its bytes."""
+"""A free segment that is more than this many times as large as the need is not reused, because other batches need its
+bytes."""
 REUSE_ANY_BELOW_BYTES = 1 << 20
-"""Segments below this size are always reused: the unused bytes cost less than a new segment."""
+"""Segments below this size are always reused, because unused bytes cost less than a new segment."""
 RECENT_NEEDS = 64
 """The number of recent needs that are remembered, to find free segments that are too large for all of these needs."""
 

@@ -1,8 +1,8 @@
 """The template of a sample: its structure, types and shapes, learnt from earlier samples.
 
 In:  samples of one structure (nested dict, list, tuple, namedtuple of tensors, arrays, numbers, strings).
-Out: rows written into a segment as samples are produced, and the batch ``default_collate`` would have made,
-     viewing those rows.
+Out: rows written into a segment as samples are produced, and the batch that ``default_collate`` would have made, as
+     views of these rows.
 Runs in: worker (learn, write), trainer and collating worker (read).
 
 Every sample is checked against the template: if it differs in any shape, dtype, type or key, its batch goes through
@@ -43,7 +43,7 @@ class TemplateLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The structure of a sample: containers as nested tuples, values as leaves in order."""
+    """The structure of a sample: its containers as nested tuples, and its values as leaves in order."""
 
     shape: Any
     """("leaf",) | ("dict", keys, children) | ("list" | "tuple" | namedtuple type, children)"""
@@ -72,8 +72,8 @@ def learn(sample: Any) -> Template | None:
 def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
     """A function that returns a sample's values in leaf order, or None if the sample does not match the template.
 
-    It checks everything that a batch's layout depends on. Tensors that are not plain bytes (sparse, on a device,
-    requiring gradients) are refused later, when a row is written.
+    The function checks everything on which a batch's layout depends. Tensors that are not plain bytes (sparse, on a
+    device, requiring gradients) are refused later, when a row is written.
     """
     checks = [_check(leaf) for leaf in template.leaves]
     if template.shape == _LEAF:

@@ -88,7 +88,7 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 
 def is_plain(leaf: Any) -> bool:
     """Whether a leaf is a dense tensor that consists of its memory, dtype and shape only."""
-    # The copy of a tensor that requires gradients would keep the original alive.
+    # A copy of a tensor that requires gradients would keep the original tensor alive.
     return (
         type(leaf) is torch.Tensor
         and leaf.layout is torch.strided

@@ -18,7 +18,8 @@ import torch
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for every device."""
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: this thread's calls do not invalidate a graph that another thread captures."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: with it, this thread's calls do not invalidate a graph that another thread
+captures."""
 
 
 def page_lock(address: int, size_bytes: int) -> str | None:
@@ -79,7 +80,8 @@ def mark_all_work() -> DeviceMark | None:
             continue
         with torch.cuda.device(index):
             event = torch.cuda.Event()
-            # record() creates the event; the driver then records it again, for the context instead of one stream.
+            # record() creates the event. The driver then records the event again, for the whole context instead of one
+            # stream.
             event.record()
             _record_for_context(event)
             events.append(event)

@@ -1,4 +1,4 @@
-"""A fence between the moment the user drops a batch and the moment the arena refills its segment.
+"""A fence between the moment when the user drops a batch and the moment when the arena refills the batch's segment.
 
 In:  things that the device may still be reading, dropped by any thread.
 Out: the same things, once all work that was queued on the device when they were dropped is done.

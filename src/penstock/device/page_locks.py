@@ -52,7 +52,7 @@ class PageLocks:
         return True
 
     def unlock(self, segment: Segment) -> None:
-        """Unlock a segment; call this before it is unmapped."""
+        """Unlock a segment; call this before the segment is unmapped."""
         address = self._locked.pop(segment.number, None)
         if address is not None:
             self._unlock(address)

@@ -55,7 +55,7 @@ def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
 
 
 def cache_inside(dataset: Any) -> Cache | None:
-    """The cache that a dataset reads through by itself, such as one that ``Cache.wrap`` returned."""
+    """The cache through which a dataset reads by itself, such as a dataset that ``Cache.wrap`` returned."""
     return _first_cache(_users_of(dataset))
 
 

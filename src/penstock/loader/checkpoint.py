@@ -46,14 +46,14 @@ class Waypoint(NamedTuple):
     turn: int
     """The number of the next batch; larger than ``batches`` if turns of exhausted workers were skipped."""
     sampler: Any
-    """The sampler's own state, if it has one."""
+    """The sampler's own state, if the sampler has a state."""
     resume: dict[int, Resume]
     """Where each worker continues, if batches belong to workers in turn."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Position:
-    """The latest iteration of a loader. The loader keeps it after the iterator is gone."""
+    """The latest iteration of a loader. The loader keeps this position after the iterator is gone."""
 
     base_seed: int | None
     """The base seed of the epoch; None before it is drawn from the generators."""

@@ -1,4 +1,4 @@
-"""DataLoader: torch's, with memory bounded in bytes.
+"""The DataLoader: torch's DataLoader with memory bounded in bytes.
 
 In:  all arguments of torch.utils.data.DataLoader, and a memory budget.
 Out: an iterable of batches.
@@ -49,8 +49,8 @@ class DataLoader(TorchDataLoader[_T_co]):
     Args:
         num_workers: as in torch, or ``"auto"``: when the loader is created, a separate process reads samples for a
             second or two, and a plan made from the measurement gives the number, which the attribute then holds. A
-            stream gets 1 worker, because a stream that ignores ``get_worker_info()`` would give all its samples once per
-            worker. ``seeding="worker"`` and datasets that could not be read get one worker per core.
+            stream gets 1 worker, because a stream that ignores ``get_worker_info()`` would give all its samples once
+            per worker. ``seeding="worker"`` and datasets that could not be read get one worker per core.
         memory: the most memory that batches in flight and the workers' private memory may take together: ``"8GB"``,
             bytes, a fraction of the available memory, or ``"auto"`` (half of the available memory, divided among the
             ranks of the node).
@@ -136,7 +136,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._latest: weakref.ref[PipelineIterator | PlainIterator] | None = None
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
-        """A loaded state that the next iteration continues from."""
+        """A loaded state from which the next iteration continues."""
         self._device = parse_device(device)
         self.memory = memory
         self.autotune = autotune or is_auto
@@ -198,7 +198,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         (``penstock.settings``).
 
         ``section``: ``"train"``, or ``"eval"``, ``"val"`` or ``"test"``, which inherit from "train" the values that
-        they do not set. ``overrides``: arguments that replace those of the file.
+        they do not set. ``overrides``: arguments that replace the file's arguments.
         """
         from penstock.settings import load
 

@@ -38,7 +38,7 @@ class Sent:
 
 
 class AheadOnDevice:
-    """Takes batches from an engine and sends them to the device, a few ahead of the user."""
+    """Takes batches from an engine and sends them to the device, a few batches ahead of the user."""
 
     def __init__(self, engine: Engine | InlineSource, device: torch.device) -> None:
         self._copy_queue = CopyQueue(CudaCopyStream(device))

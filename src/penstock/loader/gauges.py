@@ -56,7 +56,7 @@ def awaits_next_epoch(loader: DataLoader[Any]) -> bool:
 
 
 def cache_name(loader: DataLoader[Any]) -> str | None:
-    """The name of the cache whose figures its stats show."""
+    """The name of the cache whose figures the loader's stats show."""
     cache = loader.cache or loader._cache_inside
     return None if cache is None else str(cache.name)
 

@@ -54,7 +54,7 @@ read."""
 
 
 class PipelineIterator(_BaseDataLoaderIter):
-    """Iterates with any number of workers, including 0, and can change that number while it runs."""
+    """Iterates with any number of workers, including 0, and can change the number of workers while it runs."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
         kept, before = Generators.begin(loader.generator, state)
@@ -254,7 +254,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if self.engine is not None and self._num_workers:
             as_torch = self._most_ahead * self._num_workers
             return max(_DRAWN_AHEAD, as_torch, 2 * self.engine.depth) if self._reads_unseen else as_torch
-        # The end of a sampler with a state must be noticed while its state is still that of this epoch.
+        # The end of a sampler with a state must be noticed while the sampler still has its state of this epoch.
         return 0 if self._keeper is None else 1
 
     @functools.cached_property

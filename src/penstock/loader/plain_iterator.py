@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PlainIterator(_SingleProcessDataLoaderIter):
-    """For iterable datasets, data pipes and seeding="worker" without workers."""
+    """The iterator for iterable datasets, data pipes and seeding="worker" without workers."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
         kept, before = Generators.begin(loader.generator, state)

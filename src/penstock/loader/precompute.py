@@ -52,8 +52,9 @@ def precompute(
 ) -> Precomputed:
     """Compute every sample that is not in the disk cache yet, and keep it in the cache.
 
-    After an interruption, the next call continues where it stopped. ``num_workers``: 0 computes in this process, which
-    suits an encoder on a GPU. ``progress``: whether to show a line on stderr; by default only on a terminal.
+    After an interruption, the next call continues where the interrupted call stopped. ``num_workers``: with 0, samples
+    are computed in this process, which suits an encoder on a GPU. ``progress``: whether to show a line on stderr; by
+    default only on a terminal.
     """
     if cache.disk is None:
         raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')

@@ -76,7 +76,7 @@ class LoaderRules:
     auto_memory_share: float = 0.5
     """The share of the available memory that memory="auto" takes."""
     most_slots: int = 256
-    """The most batches in the arena at a time: being filled, ready or lent."""
+    """The most batches in the arena at a time, counting batches that are being filled, ready or lent."""
     recent_batches: int = 8
     """A batch of unknown size gets as much room as the largest of this many earlier batches."""
     most_own_bytes: int = 4 << 20
@@ -128,7 +128,7 @@ class LoaderRules:
         return rows
 
     def builds_whole(self, batch_bytes: int | None, *, workers: int, memory_bytes: int) -> bool:
-        """Whether each worker builds batches of ``batch_bytes`` (None: unknown) alone if samples are not written in
+        """Whether each worker alone builds batches of ``batch_bytes`` (None if unknown), if samples are not written in
         place. Each worker then holds the samples and the result. ``memory_bytes``: the part of the budget that the
         workers leave at their start."""
         if self.split_always:
@@ -218,7 +218,7 @@ class LoaderRules:
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
-    """torch's promise: at most ``prefetch_factor`` batches ahead per worker."""
+    """The most batches ahead: as torch promises, at most ``prefetch_factor`` batches per worker."""
     return None if prefetch_factor is None else max(1, workers * prefetch_factor)
 
 

@@ -58,7 +58,7 @@ class LoaderStats:
     samples_per_s: float
     wait_s: float
     stall_fraction: float
-    """Share of the latest iteration that the training loop spent waiting for data."""
+    """The share of the latest iteration's time that the training loop spent waiting for data."""
     worker_restarts: int
     shared_batches: bool
     """Whether rows of one batch come from several workers."""

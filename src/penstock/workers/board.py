@@ -1,4 +1,4 @@
-"""The board: the task and row that each worker is at now, readable even after the worker crashed.
+"""The board: it shows each worker's current task and row, and can be read even after the worker crashed.
 
 In:  the current task and row of a worker.
 Out: the same task and row, for the trainer.

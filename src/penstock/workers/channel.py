@@ -44,7 +44,7 @@ class Channel:
         self._sock = sock
         self._inbox = bytearray()
         self._read = bytearray()
-        """The buffer that the worker's side reads into; empty until its first read."""
+        """The buffer into which the worker's side reads; empty until the first read."""
         self._outbox: deque[tuple[memoryview, list[int]]] = deque()
         self._fds: deque[int] = deque()
 
@@ -141,7 +141,8 @@ class Channel:
         self._sock.sendall(b"".join([_framed(message, False) for message in messages]))
 
     def receive(self, *, wait: bool) -> list[tuple[Any, int | None]]:
-        """Messages that have arrived, each with the descriptor that came with it; at least one if ``wait``."""
+        """The messages that have arrived, each with the descriptor that came with it; at least one message if
+        ``wait``."""
         self._read = self._read or bytearray(_READ_BYTES)
         received = []
         while not received:
@@ -214,7 +215,8 @@ def channel_pair() -> tuple[Channel, socket.socket]:
 
 
 def close_other_ends(own: socket.socket) -> None:
-    """In a worker: close the ends of workers that were being started when this one was forked."""
+    """Close the channel ends of other workers that were being started when this worker was forked; called in a
+    worker."""
     for sock in list(_worker_ends):
         if sock is not own:
             sock.close()

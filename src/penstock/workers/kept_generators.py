@@ -85,7 +85,7 @@ class KeptGenerators:
 _SEEDING_FACTOR = 1812433253
 """The factor in the recurrence by which ``np.random.seed(number)`` fills a Mersenne twister's state."""
 _FRESH_WORD, _FRESH_USED = 0x80000000, 623
-"""The first word, and the number of used words, of a Mersenne twister that numpy seeded at import."""
+"""The first word and the number of used words of a Mersenne twister that numpy seeded at import."""
 _Words = ctypes.c_uint32 * (_STATE_WORDS + 1)
 """A Mersenne twister in numpy's memory: its state, and the number of used words."""
 _substitutes: list[Any] = []
@@ -234,7 +234,7 @@ class _WatchedNumpy(WatchedGenerator):
 
 
 class MT19937(np.random.MT19937):
-    """Takes the place of the user's generator during a block. numpy expects this name of the class."""
+    """Takes the place of the user's generator during a block. numpy expects the class to have this name."""
 
     @property
     def state(self) -> Any:
@@ -290,7 +290,7 @@ class _WatchedTorch(WatchedGenerator):
         return is_used
 
     def snapshot(self) -> torch.Tensor:
-        """The state, which is shared with other snapshots."""
+        """The generator's state; the tensor is shared with other snapshots."""
         raw = self._state.raw
         if raw != self._kept_raw:
             self._kept, self._kept_raw = _DEFAULT.get_state(), raw

@@ -1,4 +1,4 @@
-"""The start of a worker process: it is tied to its trainer before it imports anything large.
+"""Ties a worker process to its trainer before the process imports anything large.
 
 In:  the trainer's ``Lifeline``; what ``child.main`` needs.
 Out: a worker that the kernel kills when the trainer has ended, whatever the worker is doing then.
@@ -39,7 +39,7 @@ class Lifeline:
         keep_from_children(self._write)
 
     def tie(self) -> Tie:
-        """A tie for one worker, to pass to its process."""
+        """A tie for one worker; it is passed to the worker's process."""
         return Tie(self._read.fileno())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The messages between trainer and workers. Read this file first: it is the whole protocol.
+"""The messages between trainer and workers. Read this file first: it contains the whole protocol.
 
 In:  nothing.
 Out: message types.
@@ -36,7 +36,7 @@ DROP = -2
 
 
 class Resume(NamedTuple):
-    """The point from which a worker's replacement continues, where batches belong to workers in turn."""
+    """The point from which a worker's replacement continues, if batches belong to workers in turn."""
 
     batches: int
     """The number of batches that the predecessor had finished in this epoch; an iterable dataset is read past them."""
@@ -60,7 +60,7 @@ class Detach(NamedTuple):
 
 
 class Learn(NamedTuple):
-    """The template for every later ``Fetch`` with ``by_template``."""
+    """The template to use for every later ``Fetch`` with ``by_template``."""
 
     template: Template
 
@@ -143,7 +143,7 @@ class KeepMemory(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Begin the next epoch: with a new fetcher, and without seeding the generators again."""
+    """Begin the next epoch with a new fetcher, without seeding the generators again."""
 
     shared_seed: int | None
 

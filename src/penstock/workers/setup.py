@@ -28,7 +28,7 @@ takes as long as copying some hundred kilobytes."""
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The user's part of fetching, the same for every worker of a pipeline."""
+    """The user's part of fetching, which is the same for every worker of a pipeline."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
@@ -76,7 +76,7 @@ def reseed_pipes(dataset: Any, shared_seed: int) -> None:
 
 def keeps_state(dataset: Any) -> bool:
     """Whether a dataset has a state that can be saved, as torchdata defines it: ``state_dict`` without arguments and
-    ``load_state_dict`` with one. Other libraries use these names for methods of their own."""
+    ``load_state_dict`` with one argument. Other libraries use these names for methods of their own."""
     save, load = getattr(dataset, "state_dict", None), getattr(dataset, "load_state_dict", None)
     if not callable(save) or not callable(load):
         return False

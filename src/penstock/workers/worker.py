@@ -28,7 +28,7 @@ class Worker(Protocol):
     private_bytes: int
     trace_fd: int
     template: Template | None
-    """The template last sent to this worker."""
+    """The template that was sent last to this worker."""
 
     @property
     def pid(self) -> int | None: ...

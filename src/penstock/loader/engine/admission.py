@@ -204,7 +204,7 @@ class Admission:
         self._waiting = [(w, t) for w, t in self._waiting if w is not worker]
 
     def _answer(self, worker: WorkerEntry, task: Task, need: Need) -> bool:
-        """Give a worker room, or make it drop its samples; False if it has to wait."""
+        """Give a worker room, or make the worker drop its samples; False if the worker has to wait."""
         batch = task.batch
         if batch.evicted:
             worker.drop(task)
@@ -304,7 +304,7 @@ class Admission:
         self.release(batch)
         del self.open[batch.number]
         batch.evicted = batch.ready = False
-        # A copy, made in one step: the training thread adds batches without the lock.
+        # Iterate over a copy made in one step, because the training thread adds batches without the lock.
         self.upcoming.insert(sum(b.number < batch.number for b in list(self.upcoming)), batch)
 
     def release(self, batch: Batch) -> None:

@@ -1,7 +1,7 @@
 """One batch on its way from the sampler to the user, and the tasks into which it is cut.
 
 In:  indices drawn from the sampler; outcomes of tasks.
-Out: the batch's state, and the work that is left.
+Out: the batch's state, and the work that is not done yet.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -46,9 +46,9 @@ class Batch:
     failure: weakref.ref[SamplerFailure] | None = None
     """The failure of the sampler, if it raised instead of giving this batch."""
     sampler_state: Any = None
-    """The sampler's own state after it gave this batch."""
+    """The sampler's own state after the sampler gave this batch."""
     memo: Any = None
-    """The worker's state after it made this batch, where batches belong to workers in turn."""
+    """The worker's state after the worker made this batch; None unless batches belong to workers in turn."""
 
     todo: deque[range] = field(default_factory=deque)
     """Row ranges that are not assigned to a worker yet."""

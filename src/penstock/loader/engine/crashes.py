@@ -1,7 +1,7 @@
 """Crashes of workers: how a worker ended, how often the same sample was involved, and when crashes become an error.
 
-In:  crashes, with the task and the row of each; tasks that were done; the kernel's out-of-memory counter.
-Out: the batch's error, or the epoch's, after too many crashes in a row.
+In:  crashes, each with its task and row; finished tasks; the kernel's out-of-memory counter.
+Out: the error of the batch or of the epoch, after too many crashes in a row.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -113,7 +113,7 @@ class CrashedSample:
 
 
 class OomWatch:
-    """Remembers the kernel's out-of-memory counter from when it is created."""
+    """Remembers the value that the kernel's out-of-memory counter had when this object was created."""
 
     def __init__(self) -> None:
         self._before = pressure().oom_kills

@@ -1,4 +1,4 @@
-"""The dispatcher: which worker gets which rows of which batch, and how many batches may be ahead.
+"""The dispatcher decides which worker gets which rows of which batch, and how many batches may be ahead.
 
 In:  batches drawn from the sampler; workers that can take tasks.
 Out: tasks for workers.
@@ -89,7 +89,7 @@ class Dispatcher:
         return self._most_queued >= _MANY_QUEUED
 
     def take_for_trainer(self) -> Batch | None:
-        """The next batch for the training thread to fetch itself, when there are no workers."""
+        """The next batch that the training thread itself fetches when there are no workers."""
         if self._workers.count or not self._admission.is_next_due:
             return None
         return self._admission.upcoming.popleft()
@@ -178,7 +178,7 @@ class Dispatcher:
 
     @property
     def has_ready(self) -> bool:
-        """Whether the batch that is due is ready."""
+        """Whether the due batch is ready."""
         due = self._admission.due
         return due is not None and due.ready
 

@@ -4,7 +4,7 @@ In:  batches of indices from the iterator; ``next_batch`` calls from the trainin
 Out: batches of data; gauges to read and valves to set.
 Runs in: trainer: the training thread and one thread of its own.
 
-Outside this folder only the façade's methods are called. The gauges are ``gauges()``, ``workers_now()``, ``depth`` and
+Code outside this folder calls only the façade's methods. The gauges are ``gauges()``, ``workers_now()``, ``depth`` and
 ``undelivered``; the valves are ``set_workers``, ``set_depth`` and ``set_memory``.
 """
 
@@ -165,7 +165,7 @@ class Engine:
         return self._pump.next_batch(timeout_s, draw_ahead)
 
     def try_next(self) -> Batch | None:
-        """The next batch if it is ready now."""
+        """The next batch, or None if it is not ready now."""
         return self._pump.try_next()
 
     def deliver(self, batch: Batch, *, stays_on_host: Callable[[Any], bool] | None = None) -> Any:

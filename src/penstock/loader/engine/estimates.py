@@ -76,7 +76,7 @@ class Pace:
 
     @property
     def splits(self) -> bool:
-        """Whether rows of one batch come from several workers if they take long enough."""
+        """Whether rows of one batch come from several workers if rows take long enough."""
         return self.may_split and (self.in_place or not self.builds_whole)
 
     def note_drawn(self, rows: int) -> None:
@@ -123,7 +123,8 @@ class Pace:
         return self._rules.tasks_queued(self.row_s, rows, in_order=in_order, absence_s=self.absence_s)
 
     def depth(self, batch_rows: int, workers: int, *, in_order: bool, cheap: int = 0) -> int:
-        """The least number of batches ahead that keeps all workers busy, at least 2; ``cheap``: how many are cheap."""
+        """The least number of batches ahead that keeps all workers busy; never below 2. ``cheap``: how many batches
+        ahead are cheap."""
         rows = self.rows_per_task(batch_rows, workers)
         return self._rules.depth(
             self.row_s, batch_rows, workers, rows=rows, in_order=in_order, absence_s=self.absence_s, cheap=cheap

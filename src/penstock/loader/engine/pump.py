@@ -1,6 +1,6 @@
 """The pump: it waits for messages, handles them, and wakes threads that wait.
 
-In:  sockets of the workers; batches that the training thread asks for.
+In:  sockets of the workers; requests of the training thread for batches.
 Out: batches that are ready; all other work is advanced as far as possible.
 Runs in: trainer: the training thread while it waits for a batch, the engine's own thread while the user computes.
 
@@ -184,7 +184,7 @@ class Pump:
                     self._workers.reap_departed()
             if self._is_forgotten():
                 with self._lock, self._integrity.change():
-                    # The user may have asked while this thread waited for the lock.
+                    # The user may have asked for a batch while this thread waited for the lock.
                     if self._is_forgotten():
                         self._release_idle()
 
@@ -325,7 +325,7 @@ class Pump:
                 self._resume.put(None)
 
     def try_next(self) -> Batch | None:
-        """The next batch if it is ready now."""
+        """The next batch, or None if it is not ready now."""
         with self._lock, self._integrity.change():
             self._last_asked_s = self._left_s = time.monotonic()
             self._away_s = 0.0

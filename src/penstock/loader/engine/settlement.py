@@ -203,7 +203,7 @@ class Settlement:
             if not batch.running:
                 self._admission.start_over(batch)
         elif batch.error is not None:
-            # A batch that cannot be completed is not fetched any further.
+            # If a batch cannot be completed, its remaining rows are not fetched.
             batch.todo.clear()
             if batch.at_rest:
                 self._settle(batch)

@@ -129,9 +129,9 @@ class WorkerSet:
         start_failed: Callable[[int, Exception], None],
         keeps_position: bool,
     ) -> None:
-        """``selector`` gets every worker's socket, with its entry as data. ``lock`` is the engine's. ``wake`` is called
-        without the lock when a worker has started in a thread. ``keeps_position``: whether a replacement continues from
-        the position of the crashed worker."""
+        """``selector`` gets every worker's socket, with the worker's entry as data. ``lock`` is the engine's. ``wake``
+        is called without the lock when a worker has started in a thread. ``keeps_position``: whether a replacement
+        continues from the position of the crashed worker."""
         self.count = count
         """The number of workers that there should be. Some may still be starting, others leaving."""
         self.members: list[WorkerEntry] = []
@@ -373,7 +373,7 @@ class WorkerSet:
             self._crashed.append(worker)
 
     def release_leavers(self) -> None:
-        """Stop leaving workers that have finished their tasks."""
+        """Stop the leaving workers that have finished their tasks."""
         leavers = [worker for worker in self.members if worker.leaving and not worker.tasks]
         if leavers:
             self.members = [worker for worker in self.members if worker not in leavers]

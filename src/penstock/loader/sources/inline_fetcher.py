@@ -38,7 +38,7 @@ class UsedGenerators:
         self.seeders: Seeders = ()
         """The functions to call before each stretch of rows, and before collation."""
         self.is_surprised = False
-        """Whether the latest batch used a generator that was not seeded for it."""
+        """Whether the latest batch used a generator that was not seeded for this batch."""
 
     def learn_from(self, watch: GeneratorWatch) -> Seeders:
         """Note that a batch begins from which is learnt. Returns the functions to call before each stretch and before

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DrawnBatch:
-    """A batch that was drawn from the sampler. Without workers it is fetched when it is due."""
+    """A batch that was drawn from the sampler. Without workers the batch is fetched when it is due."""
 
     __slots__ = ("failure", "forecast_position", "indices", "number", "rows", "sampler_state")
 

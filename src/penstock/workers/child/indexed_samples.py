@@ -1,4 +1,4 @@
-"""The samples of a dataset with indices: in row order, each stretch of rows under its own seed.
+"""Fetches the samples of a dataset with indices, in row order; each stretch of rows has its own seed.
 
 In:  tasks.
 Out: groups of samples; the current row, on the board.
@@ -43,8 +43,8 @@ class IndexedSamples:
         """Samples of the task in row order, a few at a time. ``most`` returns how many samples may be held at a time,
         as far as is known by now. The number of threads is always allowed."""
         dataset, indices = self._setup.dataset, task.indices
-        # A cached dataset seeds every load by its key, so seeding here is unnecessary. A subclass is different: it may
-        # draw random numbers itself.
+        # A cached dataset seeds the load of every key by that key, so seeding here is unnecessary. A subclass is
+        # different: it may draw random numbers itself.
         self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
         get = partial(self_seeded or getitem, dataset)
         begun = 0

@@ -1,7 +1,7 @@
-"""Whether a worker keeps the memory of a sample for the next one, or returns it to the kernel.
+"""Decides whether a worker keeps the memory of a sample for the next sample, or returns it to the kernel.
 
 In:  the end of every sample; whether the trainer's budget has room for kept memory.
-Out: settings of glibc's malloc, and memory returned.
+Out: settings of glibc's malloc, and returned memory.
 Runs in: worker, in a process of its own.
 
 The kernel maps and clears returned memory again for every sample, which can take longer than the sample itself. Kept
@@ -22,7 +22,7 @@ from typing import Protocol
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _RETURNED_FROM_BYTES = 1 << 20
-"""Blocks of this size are returned as soon as they are freed, unless memory is kept."""
+"""Blocks of at least this size are returned as soon as they are freed, unless memory is kept."""
 _TOP_BYTES = 4 << 20
 """Smaller freed blocks stay in the process, up to this many bytes in all."""
 _MOST_MAPPINGS = 1 << 16

@@ -1,4 +1,4 @@
-"""A worker's messages: tasks in, reports out. Messages about segments are handled on the way.
+"""A worker's messages: it receives tasks and sends reports. Messages about segments are handled on the way.
 
 In:  messages from the trainer; reports of finished tasks.
 Out: the next task; reports.
@@ -74,7 +74,7 @@ class Mailbox:
         return room
 
     def say(self, done: Done) -> None:
-        """Report a finished task at once, because the next one may take long.
+        """Report a finished task at once, because the next task may take long.
 
         If a result or exception cannot be pickled, its text is sent as an error; a dataset's state that cannot be
         pickled is left out.

@@ -43,7 +43,7 @@ class WorkerStart:
     """torch's seed for data pipes; None for all other datasets."""
     init_fn: Callable[[int], Any] | None
     resume: Resume | None
-    """Set when this worker replaces one that crashed."""
+    """Where this worker continues if it replaces a crashed worker; otherwise None."""
 
 
 def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) -> None:

@@ -29,7 +29,7 @@ _ARENA_MAPPING = "/memfd:penstock"
 
 
 class PrivateMemory:
-    """A worker's measure of itself. Without /proc it reads nothing and always returns 0."""
+    """A worker's measure of itself. Without /proc the measure reads nothing and always returns 0."""
 
     def __init__(self, proc_self: Path = Path("/proc/self"), clock: Callable[[], float] = time.monotonic) -> None:
         self._smaps = proc_self / "smaps"
@@ -49,8 +49,8 @@ class PrivateMemory:
         self._next_exact_s = clock() + _FIRST_EXACT_S
 
     def note_fullest(self, *, sure: bool = False) -> None:
-        """Call this while a sample is held, when a worker is at its largest. Measures only now and then, or every time
-        if ``sure``."""
+        """Call this while a sample is held, because the worker then takes the most memory. Measures only now and then,
+        or every time if ``sure``."""
         now = self._clock()
         if now < self._next_cheap_s and not sure:
             return
@@ -58,7 +58,7 @@ class PrivateMemory:
         self._anonymous_most = max(self._anonymous_most, self.anonymous_bytes())
 
     def read_bytes(self) -> int:
-        """The figure to report, after an exact walk if one is due."""
+        """The figure to report, after an exact walk if a walk is due."""
         most = self._anonymous_most
         if self._clock() >= self._next_exact_s:
             self.measure_exactly()

@@ -1,5 +1,5 @@
 """Writes the rows of one task into a segment. In: samples, in row order.
-Out: rows written by the batch's template; the samples that do not fit it.
+Out: rows written by the batch's template; the samples that do not fit the template.
 Runs in: worker.
 """
 
@@ -63,7 +63,7 @@ class Rows:
     def add(self, samples: list[Any]) -> list[Any]:
         """Take samples for the next rows; they are written once they are numerous or large enough for one call.
 
-        Returns the samples from the first one that does not fit the batch's layout.
+        Returns the samples from the first sample on that does not fit the batch's layout.
         """
         if not samples or (self._layout is None and not self._learn(samples[0])):
             return samples
@@ -82,7 +82,7 @@ class Rows:
         return []
 
     def flush(self) -> list[Any]:
-        """Write the pending samples. Returns them instead if a tensor turns out not to be plain bytes."""
+        """Write the pending samples. If a tensor turns out not to be plain bytes, the samples are returned instead."""
         pending, self._pending = self._pending, []
         if not pending:
             return []

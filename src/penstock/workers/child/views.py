@@ -70,14 +70,15 @@ class Views:
         return self.array(span.segment)[span.start : span.end]
 
     def _map(self, number: int, start: int, end: int) -> None:
-        """Map pages once, before they are touched one by one."""
+        """Map pages in one call, before they are touched one by one."""
         mapped = self._mapped.setdefault(number, set())
         if number != NO_SEGMENT and (start, end) not in mapped:
             mapped.add((start, end))
             self._segments[number].populate(start, end)
 
     def samples_of(self, part: Part) -> list[Any]:
-        """The samples that one task left for the worker that collates the batch; they may be views of shared rows."""
+        """The samples that one task left for the worker that collates the batch; these samples may be views of shared
+        rows."""
         samples: list[Any] = []
         if part.rows:
             assert part.template is not None

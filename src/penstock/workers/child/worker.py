@@ -287,7 +287,7 @@ class WorkerLoop:
                 strays += group
             else:
                 strays = rows.add(group)
-            # Otherwise these samples stay in memory while the next ones are fetched.
+            # Otherwise these samples stay in memory while the next samples are fetched.
             del group
             if found is None:
                 self._sample_done()
