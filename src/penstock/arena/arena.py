@@ -359,8 +359,8 @@ class Arena:
         self._retire(lease.segment)
 
     def note_fork(self, starter: object | None) -> None:
-        """Note that a forked child inherits every lent batch; the child is a worker of ``starter``, if given. Any
-        thread may call this, without the lock."""
+        """Note that a forked child inherits every lent batch; the child is a worker of ``starter``, unless that is
+        None. Any thread may call this, without the lock."""
         if starter is not None and starter is self._starter:
             return
         for lease in list(self._leases.values()):

@@ -122,7 +122,7 @@ class Generators:
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Set the global generators after the sampler has drawn the batches of ``state``. They return to the states
-        kept here, unless they were seeded as when the state was saved; then they continue from the saved states."""
+        kept here. But if they were seeded as when ``state`` was saved, they continue from the saved states."""
         if self.seed != state["seed"]:
             self.restore_global()
         elif (now := state["now"][0]) is not None:

@@ -57,8 +57,8 @@ def state_of(sampler: Any) -> Any:
 
 
 def is_unseen(sampler: Any) -> bool:
-    """Whether the user cannot notice that the sampler is read ahead: it is torch's own and has no generator of the
-    user."""
+    """Whether the user cannot notice that the sampler is read ahead: it is torch's own, and the user gave it no
+    generator."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(inner) in (SequentialSampler, _InfiniteConstantSampler):
         return True

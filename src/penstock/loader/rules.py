@@ -49,7 +49,8 @@ class LoaderRules:
     ahead_share: float = 0.125
     """The share of the batches' memory up to which the depth may grow if the loop loses time."""
     cheap_share: float = 1 / 64
-    """The share of the batches' memory that may be used ahead before it is known whether more batches ahead help."""
+    """The share of the batches' memory that batches ahead may take before it is known whether more batches ahead
+    help."""
     ahead_per_worker: int = 2
     """The number of batches ahead per worker if one worker builds each batch, as in torch; also the most batches ahead
     per worker if a batch has bytes that are not counted."""
@@ -180,7 +181,8 @@ class LoaderRules:
         return max(least, min(wanted, cheap))
 
     def most_ahead(self, batch_bytes: int, limit_bytes: int, workers: int, *, per_worker: int = 0) -> int:
-        """How many batches ahead of ``batch_bytes`` each are worth their memory, if batches may take ``limit_bytes``.
+        """How many batches ahead are worth their memory, if each takes ``batch_bytes`` and all may take
+        ``limit_bytes``.
 
         ``per_worker``: the most batches for each worker, if more would not help or a batch has bytes that are not
         counted; 0 for any number.

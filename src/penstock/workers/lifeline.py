@@ -57,8 +57,8 @@ class Tie:
         return _tied, (reduction.DupFd(self._fd),)
 
     def hold(self, release: str = platform.release()) -> bool:
-        """Make the kernel kill this process when the trainer has ended; False if the kernel, which has this
-        ``release``, cannot do that."""
+        """Make the kernel kill this process when the trainer has ended; returns False if the kernel cannot do that.
+        ``release`` is the kernel's version."""
         if sys.platform != "linux" or _version(release) < _FIRST_LINUX:
             return False
         import fcntl

@@ -101,7 +101,7 @@ class Fetch(NamedTuple):
 
 
 class Collate(NamedTuple):
-    """Collate parts, which lie in segments, to one batch."""
+    """Collate parts, which lie in segments, into one batch."""
 
     task: int
     parts: tuple[Part, ...]

@@ -59,7 +59,7 @@ class Ahead:
 
     def note_taken(self, batches: float, ready: int) -> None:
         """Note that the loop asked for a batch while ``ready`` batches were ready. ``batches``: the time since the loop
-        last asked."""
+        last asked, counted in batches."""
         self._missed *= self._rules.remembered
         self._lost = max(0.0, self._lost - self._rules.tolerated * batches)
         self._spare = ready if self._spare is None else min(self._spare, ready)

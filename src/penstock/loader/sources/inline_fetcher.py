@@ -41,8 +41,8 @@ class UsedGenerators:
         """Whether the latest batch used a generator that was not seeded for this batch."""
 
     def learn_from(self, watch: GeneratorWatch) -> Seeders:
-        """Note that a batch begins from which is learnt. Returns the functions to call before each stretch and before
-        collation."""
+        """Note the beginning of a batch from which the use of generators is learnt. Returns the functions to call
+        before each stretch and before collation."""
         self.learning_left -= 1
         return (lambda _: self.note(watch.used(), surprises=False), *_ALL, lambda _: watch.forget())
 

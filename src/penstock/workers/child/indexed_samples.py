@@ -41,7 +41,7 @@ class IndexedSamples:
 
     def groups(self, task: Fetch, most: Callable[[], int]) -> Iterator[list[Any]]:
         """Samples of the task in row order, a few at a time. ``most`` returns how many samples may be held at a time,
-        as far as is known by now. The number of threads is always allowed."""
+        as far as is known by now. As many samples as there are threads are always allowed."""
         dataset, indices = self._setup.dataset, task.indices
         # A cached dataset seeds the load of every key by that key, so seeding here is unnecessary. A subclass is
         # different: it may draw random numbers itself.

@@ -226,7 +226,7 @@ class KeptMemory:
         return returned_bytes
 
     def _pause(self, now: float) -> None:
-        """Return memory for a while, and for a longer while each time: keeping it did not help."""
+        """Return memory for a while, because keeping it did not help; each further pause is twice as long."""
         self._stop()
         self._not_before_s = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -76,7 +76,7 @@ class PrivateMemory:
         self._exact_bytes = _private_dirty_bytes(source)
 
     def anonymous_bytes(self) -> int:
-        """Memory of this process that is no mapped file; 0 without /proc."""
+        """The memory of this process apart from mapped files; 0 without /proc."""
         try:
             fields = os.pread(self._statm_fd, 200, 0).split()
         except OSError:

@@ -21,7 +21,7 @@ them in advance: a segment would cost more time."""
 
 
 class RowKeeper(Protocol):
-    """The methods of the worker that rows need."""
+    """The attributes and methods of the worker that ``Rows`` uses."""
 
     template: Template | None
     """The template that was learnt last."""
@@ -63,7 +63,7 @@ class Rows:
     def add(self, samples: list[Any]) -> list[Any]:
         """Take samples for the next rows; they are written once they are numerous or large enough for one call.
 
-        Returns the samples from the first sample on that does not fit the batch's layout.
+        Returns the first sample that does not fit the batch's layout, and all samples after it.
         """
         if not samples or (self._layout is None and not self._learn(samples[0])):
             return samples

@@ -60,12 +60,12 @@ class Views:
         return known[1]
 
     def all_of(self, number: int) -> np.ndarray:
-        """All bytes of a segment; their pages are mapped."""
+        """All bytes of a segment, after their pages were mapped."""
         self._map(number, 0, self.capacity_bytes(number))
         return self.array(number)
 
     def bytes_of(self, span: Span) -> np.ndarray:
-        """The bytes of a span; their pages are mapped."""
+        """The bytes of a span, after their pages were mapped."""
         self._map(span.segment, span.start, span.end)
         return self.array(span.segment)[span.start : span.end]
 
