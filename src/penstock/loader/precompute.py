@@ -84,7 +84,7 @@ def precompute(
                 else ""
             )
             + f"; the disk store holds {format_bytes(stats.disk_bytes)} of {format_bytes(stats.disk_limit_bytes)}. "
-            "Raise disk_limit if it is full. Only detached CPU tensors, arrays, texts and numbers can be kept",
+            "Raise disk_limit if the store is full. Only detached CPU tensors, arrays, texts and numbers can be kept",
             RuntimeWarning,
             stacklevel=2,
         )

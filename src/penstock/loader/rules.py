@@ -89,9 +89,8 @@ class LoaderRules:
     recent_needs: int = RECENT_NEEDS
     """A free segment that is too large for each of this many latest needs is closed first."""
     idle_release_s: float = 10.0
-    """A loader that delivers no batch for this long closes its free segments. It keeps ready batches, because the user
-    comes back for them after the step or the validation, unless the machine has less memory left than the arena
-    uses."""
+    """A loader that delivers no batch for this long closes its free segments. It keeps ready batches for the user's
+    return after the step or the validation, unless the machine has less memory left than the arena uses."""
     epoch_end_release_s: float = 1.0
     """This many seconds after the last batch of an epoch everything is released. The next epoch usually begins
     sooner."""

@@ -47,7 +47,7 @@ class EngineGauges(NamedTuple):
 
     is_closed: bool
     depth: int
-    """Batches that may be ahead of the user."""
+    """The number of batches that may be ahead of the user."""
     ready: int
     """The number of batches that are ready but not taken."""
     memory_bytes: int

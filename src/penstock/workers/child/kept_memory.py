@@ -44,7 +44,7 @@ _MOST_TIMES, _MOST_MORE_BYTES = 2.25, 4 << 20
 """Kept memory may be the memory of one sample times the first number, plus the second number: blocks do not always fit
 where others were."""
 _LEAST_SAMPLES = 8
-"""If kept memory exceeds this limit again within fewer samples than this number, the samples are not alike."""
+"""If kept memory exceeds its limit twice within fewer samples than this, the samples are not alike."""
 _LEAST_BYTES = 1 << 20
 """A sample that takes less memory than this gains nothing."""
 _PROBE_EVERY_S = 10.0
@@ -138,7 +138,7 @@ class KeptMemory:
         """The memory that each of the latest samples took, of those that began without kept memory."""
         self._probes_left = 0
         self._base_bytes = 0
-        """Anonymous memory after memory was last returned."""
+        """The anonymous memory of the process when memory was last returned."""
         self._samples_kept = 0
         """The number of samples since kept memory last exceeded its limit."""
         self._next_probe_s = 0.0
