@@ -40,7 +40,7 @@ _LAZY = {
 """Public name -> the file that defines it."""
 
 _ROOMS = ("data", "gpu", "integrations", "monitor", "settings")
-"""Rooms with public names of their own."""
+"""Packages inside penstock that have public names of their own."""
 
 __all__ = [
     "BudgetError",
@@ -68,7 +68,7 @@ __all__ = [
     "settings",
 ]
 
-# Without a handler of its own, a library's warnings reach stderr before the user has configured logging.
+# Without a handler of its own, the warnings of a library go to stderr until the user configures logging.
 logging.getLogger("penstock").addHandler(logging.NullHandler())
 
 

@@ -1,7 +1,7 @@
-"""A file that is written under another name before it replaces the one that was asked for.
+"""A draft: a file that is written under a temporary name before it replaces the requested file.
 
-In:  a path beside the file that it will replace.
-Out: a new, empty file there; never one that another user put there, nor the target of a link.
+In:  a path for the draft, in the folder of the file that the draft will replace.
+Out: a new, empty file at that path; never a file that another user put there, nor the target of a link.
 Runs in: trainer, worker, command line.
 """
 
@@ -16,6 +16,7 @@ _FLAGS = _NEW | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | get
 
 
 def open_draft(path: Path, *, buffering: int = -1) -> BinaryIO:
-    """A new file for writing. What a killed program left under this name is deleted; a link is, not its target."""
+    """Open a new file for writing. A file or a link that a killed program left at ``path`` is deleted; the target of
+    the link is kept."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, _FLAGS, 0o666), "wb", buffering)

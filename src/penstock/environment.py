@@ -1,4 +1,5 @@
-"""Environment variables: the ranks a launcher set, the folders of this user. No other file reads ``os.environ``.
+"""Environment variables: the ranks that a launcher set and the folders of this user. No other file reads
+``os.environ``.
 
 In:  the environment of this process.
 Out: counts, paths and texts; a variable that is empty counts as unset.
@@ -17,31 +18,32 @@ from pathlib import Path
 from penstock.errors import ConfigError, PenstockError
 
 ENVIRONMENT: Mapping[str, str] = os.environ
-"""All variables as they are now, as a default of arguments that tests replace, and for the programs that penstock
+"""The current variables: a default for arguments that tests replace, and the environment of programs that penstock
 starts."""
 
 _NODE_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "NUM_NODES")
-"""Variables that say how many nodes a training has."""
+"""Variables that hold the number of nodes of a training."""
 
 DASH_TOKEN_VARIABLE = "PENSTOCK_DASH_TOKEN"
 
 
 def global_rank() -> int:
-    """Rank of this process in the training, 0 without a launcher."""
+    """The rank of this process in the training; 0 without a launcher."""
     return _count("RANK", 0)
 
 
 def world_size() -> int:
-    """Processes of the training on all nodes, 1 without a launcher."""
+    """The number of processes of the training on all nodes; 1 without a launcher."""
     return _count("WORLD_SIZE", 1)
 
 
 def local_ranks(default: int | None = None, *, world: int | None = None, rank: int | None = None) -> int:
-    """Processes of the training on this node; without a launcher ``default``, or 1.
+    """The number of processes of the training on this node; without a launcher it is ``default``, or 1.
 
-    torchrun and MPI say how many. Lightning does not: its processes know their own number on the node, the number of
-    all of them, and the node's. ``world`` and ``rank``: what torch.distributed says, where it runs. If several nodes
-    could be meant and nothing tells how many, all processes count as being on this one.
+    torchrun and MPI set this number. Lightning does not: it sets the rank of a process on its node, the number of all
+    processes, and the rank of the node. ``world`` and ``rank`` are the figures of torch.distributed if it is
+    initialized. If there could be several nodes and no variable holds their number, all processes count as being on
+    this node.
     """
     for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if found := _count(variable, 0):
@@ -61,12 +63,12 @@ def local_ranks(default: int | None = None, *, world: int | None = None, rank: i
 
 
 def is_one_node() -> bool:
-    """Whether the processes of the training meet at an address that no other machine can reach."""
+    """Whether the processes of the training connect to an address that no other machine can reach."""
     return os.environ.get("MASTER_ADDR", "") in ("localhost", "127.0.0.1", "::1")
 
 
 def launcher_ranks() -> dict[str, int]:
-    """The ranks a launcher set, for the record of a run. Variables that hold no number are left out."""
+    """The ranks that a launcher set, for the record of a run. Variables that hold no number are left out."""
     names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
     found = {name: os.environ.get(variable, "") for name, variable in names.items()}
     return {name: int(text) for name, text in found.items() if text.isdecimal()}
@@ -80,8 +82,8 @@ def user_cache_folder(part: str) -> Path:
 
 
 def temporary_folder() -> Path:
-    """Folder for large files that end with the program: ``$TMPDIR``, else ``/var/tmp``, because ``/tmp`` is often in
-    memory."""
+    """Folder for large files that are deleted when the program ends: ``$TMPDIR``, or ``/var/tmp`` if that is unset,
+    because ``/tmp`` is often in memory."""
     on_disk = Path("/var/tmp")
     chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     return on_disk if not chosen and os.access(on_disk, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
@@ -90,7 +92,7 @@ def temporary_folder() -> Path:
 def state_folder() -> Path:
     """Folder for records: ``$PENSTOCK_HOME``, or ``$XDG_STATE_HOME/penstock``, or ``~/.local/state/penstock``.
 
-    Raises PenstockError where there is no home and the folder below the temporary folder is not this user's alone."""
+    Raises PenstockError if there is no home and other users can enter the folder below the temporary folder."""
     own = os.environ.get("PENSTOCK_HOME", "")
     if not own:
         folder = _user_folder("XDG_STATE_HOME", ".local/state")
@@ -98,7 +100,7 @@ def state_folder() -> Path:
             _close_to_others(folder)
         return folder
     try:
-        # Absolute now, because a training may change its working directory.
+        # The path is made absolute now, because a training may change its working directory.
         return Path(own).expanduser().absolute()
     except (RuntimeError, OSError) as problem:
         raise ConfigError(f"PENSTOCK_HOME={own!r} is not a folder: {problem}") from None
@@ -107,7 +109,7 @@ def state_folder() -> Path:
 def runtime_folder() -> Path | None:
     """``$XDG_RUNTIME_DIR``, or None where it is unset, belongs to another user or cannot be written.
 
-    Containers and sudo keep the variable where the folder does not exist.
+    Inside containers and under sudo the variable may name a folder that does not exist.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not base.startswith("/") or not os.access(base, os.W_OK | os.X_OK) or Path(base).stat().st_uid != user_id():
@@ -116,17 +118,18 @@ def runtime_folder() -> Path | None:
 
 
 def own_temporary_folder() -> Path:
-    """``penstock-UID`` in the temporary folder, made and checked: any user may have put something of that name there.
+    """``penstock-UID`` in the temporary folder, made and checked, because any user can make a file or folder of that
+    name.
 
     Raises PenstockError."""
     return private_folder(Path(tempfile.gettempdir()) / f"penstock-{user_id()}", is_in_public=True)
 
 
 def private_folder(path: Path, *, is_in_public: bool = False) -> Path:
-    """Make a folder of penstock's that only this user can enter, and likewise each missing folder above it.
+    """Make a folder that only this user can enter, and make each missing folder above it in the same way.
 
-    One that other users may read, as an umask makes it, is closed to them. ``is_in_public``: other users can write to
-    the folder above, so this one must be a folder of this user's. Raises PenstockError.
+    If the folder exists and the umask let other users read it, it is closed to them. ``is_in_public`` means that other
+    users can write to the folder above, so the folder must belong to this user. Raises PenstockError.
     """
     try:
         for folder in reversed([path, *path.parents]):
@@ -137,7 +140,7 @@ def private_folder(path: Path, *, is_in_public: bool = False) -> Path:
         if is_in_public and not (stat.S_ISDIR(found.st_mode) and is_own and not found.st_mode & 0o022):
             owner = f"belongs to user {found.st_uid}" if not is_own else "can be written by other users"
             raise PenstockError(
-                f"{path} must be a folder of yours that no other user can enter, and it {owner}. Remove it, or set "
+                f"{path} must be a folder of yours that no other user can enter, but it {owner}. Remove it, or set "
                 "TMPDIR or XDG_RUNTIME_DIR to a folder of yours."
             )
         _close_to_others(path)
@@ -150,7 +153,7 @@ def private_folder(path: Path, *, is_in_public: bool = False) -> Path:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Only a folder of this user's. Raises OSError."""
+    """Close a folder of this user to other users. Raises OSError."""
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == user_id() and found.st_mode & 0o077:
         folder.chmod(0o700)
@@ -161,17 +164,17 @@ def user_id() -> int:
 
 
 def dash_token() -> str:
-    """The access token that the user chose for the live page, or ""."""
+    """The access token that the user chose for the live page; "" if the user chose none."""
     return os.environ.get(DASH_TOKEN_VARIABLE, "").strip()
 
 
 def chooses_arrow_pool() -> bool:
-    """True when the user set the memory pool that pyarrow allocates from."""
+    """Whether the user set the memory pool that pyarrow allocates from."""
     return "ARROW_DEFAULT_MEMORY_POOL" in os.environ
 
 
 def _user_folder(variable: str, below_home: str) -> Path:
-    """The user's folder for penstock; below the temporary folder when this user has no home."""
+    """The user's folder for penstock, which is below the temporary folder if this user has no home."""
     root = os.environ.get(variable, "")
     # The XDG specification asks programs to ignore a relative path.
     if root.startswith("/"):

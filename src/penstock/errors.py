@@ -20,11 +20,11 @@ class ConfigError(PenstockError, ValueError, TypeError):
 
 
 class BudgetError(PenstockError, RuntimeError, MemoryError):
-    """The requested memory does not exist here; raised before anything is reserved."""
+    """The requested memory is more than this machine or container has. Raised before any memory is reserved."""
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker crashed, hung or could not start; names the sample it was at."""
+    """A worker crashed, hung or could not start. The message names the sample that the worker was making."""
 
 
 class CacheError(PenstockError, RuntimeError, OSError):
@@ -32,4 +32,4 @@ class CacheError(PenstockError, RuntimeError, OSError):
 
 
 class DataError(PenstockError, RuntimeError, ValueError, OSError):
-    """A data file is missing, damaged, or of another kind than its name says."""
+    """A data file is missing or damaged, or its content does not match its name."""

@@ -1,6 +1,6 @@
-"""Numbers, durations, rates and foreign text as people read them: on a terminal, in a report, on a page.
+"""Text for people, made of numbers, durations, rates and foreign text: for a terminal, a report or a page.
 
-In:  numbers that may be unknown (None); text that may hold anything.
+In:  numbers that may be unknown (None); text that may hold any characters.
 Out: short printable text.
 Runs in: anywhere; pure.
 """
@@ -14,7 +14,7 @@ from penstock.units import format_bytes
 
 UNKNOWN = "-"
 _SYMBOLS = {
-    # Unicode has a symbol for each ASCII control (ESC: ␛), and none for the second set.
+    # Unicode has a symbol for each ASCII control character (␛ for ESC), but none for the control characters from 0x80.
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
     0x7F: "\u2421",
     **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
@@ -22,17 +22,18 @@ _SYMBOLS = {
 
 
 def one_line(text: str, longest: int = 60) -> str:
-    """Any text on one line: control characters become spaces, and what is longer than ``longest`` is cut."""
-    # A name may have ten thousand characters, so only twice the number that is shown are cleaned.
+    """Any text on one line: control characters become spaces, and text beyond ``longest`` characters is cut."""
+    # A name may have ten thousand characters, so only twice as many characters as are shown are cleaned.
     plain = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * longest + 2])
     plain = " ".join(plain.split())
     return plain if len(plain) <= longest and len(text) <= 2 * longest + 2 else plain[: longest - 1] + "…"
 
 
 def visible(text: str) -> str:
-    """The text with every control character but tab and newline as a symbol, so that none reaches a terminal.
+    """The text with a symbol for every control character except tab and newline, so that a terminal gets no other
+    controls.
 
-    Names in files, archives and records may hold any text; an escape sequence among them would act on the terminal.
+    Names in files, archives and records may hold any text; a terminal would obey an escape sequence in a name.
     """
     return text.translate(_SYMBOLS)
 
@@ -53,17 +54,17 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three significant digits below a second, whole milliseconds above."""
+    """A duration below one second has three significant digits; a longer one is in whole milliseconds."""
     return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{1000 * seconds:,.0f} ms"
 
 
 def rate(per_s: float | None) -> str:
-    """Three significant digits, whole numbers from 100."""
+    """A rate below 100 has three significant digits; a higher rate is a whole number."""
     return UNKNOWN if per_s is None else f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def share(fraction: float | None) -> str:
-    """``45%``; below a tenth one digit more: ``4.5%``."""
+    """A share in percent, such as ``45%``. A share below a tenth has one decimal, as in ``4.5%``."""
     if fraction is None:
         return UNKNOWN
     return f"{fraction:.0%}" if fraction >= 0.1 or not fraction else f"{fraction:.1%}"

@@ -1,7 +1,7 @@
-"""Sizes of memory: one parser for all sizes that users write, one formatter for all sizes that penstock prints.
+"""Sizes of memory: the only parser for sizes that users write, and the only formatter for sizes that penstock prints.
 
 In:  "8GB", "512MiB", 1048576, 0.5, "50%", "auto".
-Out: a ``Size`` (what was requested) and, once the machine's memory is known, bytes.
+Out: a ``Size``, which is the requested size, and the bytes once the machine's memory is known.
 Runs in: trainer, command line.
 """
 
@@ -35,12 +35,12 @@ _WRITTEN = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)(?:e([+-]?\d+))?\s*([a-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The size that the user requested: one field is set, or none for "auto"."""
+    """The size that the user requested. One field is set; both are None for "auto"."""
 
     fixed_bytes: int | None = None
     """An absolute number of bytes."""
     fraction: float | None = None
-    """A share, 0 < x <= 1, of what is available."""
+    """A share of the available memory, above 0 and up to 1."""
 
     @property
     def is_auto(self) -> bool:
@@ -55,15 +55,15 @@ class Size:
 
 
 def parse_size(value: object, *, name: str = "memory") -> Size:
-    """Read a size. ``name`` is the argument or option that errors name.
+    """Read a size. Error messages call the argument or option ``name``.
 
-    A whole number is bytes and a float up to 1 is a fraction, so ``1`` is one byte and ``1.0`` is all of it.
+    A whole number is bytes and a float up to 1 is a fraction, so ``1`` is one byte and ``1.0`` is all available memory.
     """
     return _parse(value, name, ACCEPTED)
 
 
 def parse_bytes(value: object, *, name: str = "size") -> int:
-    """Read a size that must be absolute: neither a fraction nor "auto" makes sense here."""
+    """Read a size that must be absolute: a fraction or "auto" is refused."""
     size = _parse(value, name, ABSOLUTE)
     if size.fixed_bytes is None:
         raise _refused(name, value, "is not possible here" if size.is_auto else "is a fraction", ABSOLUTE)
@@ -114,7 +114,8 @@ def _parse_text(text: str, name: str, accepted: str) -> Size:
         raise _refused(name, text, f"has the unknown unit {match.group(3)!r}", accepted)
     if unit == "" and ("." in digits or exponent):
         return _from_number(number, name, text, accepted)
-    # Python refuses to convert thousands of digits to an integer; as a float they are infinite, which is refused below.
+    # Python refuses to convert thousands of digits to an integer; as a float the number is infinite and is refused
+    # below.
     whole = "." not in digits and not exponent and len(digits) <= 100
     exact = int(digits.replace("_", "")) if whole else None
     scaled = exact * _UNITS[unit] if exact is not None else number * _UNITS[unit]

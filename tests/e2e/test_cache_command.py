@@ -78,7 +78,7 @@ def test_a_disk_cache_is_named_by_its_folder(tmp_path: Path) -> None:
 def test_an_unknown_cache_is_one_line_with_the_known_names() -> None:
     with penstock.Cache("4MiB", name="frames"):
         error = run("stats", "frame", status=1)
-        assert error.count("\n") == 1 and "no cache called 'frame'" in error and "known: frames" in error
+        assert error.count("\n") == 1 and "no cache called 'frame'" in error and "known caches: frames" in error
     assert "give the names" in run("clear", status=2)
 
 

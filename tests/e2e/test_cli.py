@@ -332,7 +332,7 @@ def test_the_bench_runs_the_users_dataset_through_both_loaders(
         (["own_data.py"], 2, "names no attribute"),
         (["own_data.py:Slow", "--memory", "plenty"], 2, "plenty"),
         (["own_data.py:Slow", "--device", "cuda:77"], 1, "batches cannot be delivered to 'cuda:77'"),
-        (["own_data.py:empty"], 1, "it is empty: there is no sample to run"),
+        (["own_data.py:empty"], 1, "the dataset is empty: it has no sample to load"),
         (["own_data.py:Failing"], 1, "Failing failed while it was read: ValueError: sample 0 is bad"),
         (["own_data.py:Failing", "--workers", "0"], 1, "Failing failed while it was read: ValueError: sample 0 is bad"),
         (["own_data.py:Slow", "--settings", "none.yaml"], 1, "none.yaml cannot be read"),

@@ -120,7 +120,7 @@ def test_without_a_target_the_answer_has_no_dataset(doctor: Doctor) -> None:
 def test_the_workers_option_sets_the_number_of_workers(doctor: Doctor) -> None:
     answer = json.loads(doctor("mine.py:costly", "--json", "--workers", "12").stdout)
     (finding,) = [finding for finding in answer["findings"] if finding["id"] == "python-containers"]
-    assert " in 12 (" in finding["what"]
+    assert " for 12 workers (" in finding["what"]
     for wrong in (("mine.py:costly", "--workers", "0"), ("--workers", "3")):
         done = doctor(*wrong)
         assert done.returncode == 2 and "--workers" in done.stderr

@@ -199,8 +199,8 @@ def test_the_page_and_the_chart_are_written(folder: Path, explain: Explain) -> N
     [
         (["mine.py:failing"], 1, "the disk is not there"),
         (["mine.py:Broken", "--workers", "1"], 1, "frame is broken"),
-        (["mine.py:Empty"], 1, "it is empty"),
-        (["mine.py:Ragged", "--workers", "1"], 1, "such samples: --collate file.py:function"),
+        (["mine.py:Empty"], 1, "the dataset is empty"),
+        (["mine.py:Ragged", "--workers", "1"], 1, "these samples: --collate file.py:function"),
         (["mine.py:nothing"], 2, "has no 'nothing'"),
         (["mine.py:Big", "--against", "speed=9"], 2, "changes nothing"),
         (["mine.py:Big", "--against", "workers=-1"], 2, "not a whole number"),

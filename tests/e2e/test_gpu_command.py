@@ -85,7 +85,7 @@ def test_the_page_has_components_totals_choices_and_the_picture(folder: Path, ru
     for words in (
         "parameters", "optimizer state", "activations", "cuda context", "allocated", "reserved", "nvidia-smi shows",
         "peak is in", "fits 1.12 GiB", "per sample", "checkpointing", "precision=bf16", "optimizer=sgd",
-        "accumulation=2 of 4096", "not measured", "Largest batch: ", "10% is to stay free", "| the limit, 1.12 GiB",
+        "accumulation=2 of 4096", "not measured", "Largest batch: ", "10% must stay free", "| the limit, 1.12 GiB",
     ):  # fmt: skip
         assert words in ended.stdout, words
     # Sizes are in ascending order, and text that the user's module prints is not in the page.

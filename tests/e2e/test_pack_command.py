@@ -147,4 +147,4 @@ def test_a_warning_and_what_was_left_out_are_lines_of_their_own(folder: Path, ru
         (folder / name).write_text("x")
     (folder / "in/more").symlink_to(folder)
     shown = run("in", "files", "--to", "tar")
-    assert "3 files and folders outside samples left out, such as .git/, README" in shown
+    assert "left out: 3 files and folders outside samples, such as .git/, README" in shown

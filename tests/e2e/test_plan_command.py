@@ -255,8 +255,8 @@ def test_without_a_dataset_starting_points_are_shown_and_named_as_such(plan_here
     ("target", "said"),
     [
         ("sets.py:Broken", "index 0 failed: ValueError: no header at all"),
-        ("sets.py:Ragged", "such samples: --collate"),
-        ("sets.py:Empty", "it is empty"),
+        ("sets.py:Ragged", "these samples: --collate"),
+        ("sets.py:Empty", "the dataset is empty"),
         ("sets.py:Missing", "FileNotFoundError"),
     ],
 )
@@ -314,7 +314,7 @@ def test_wrong_usage_is_status_two(plan_here: Plan, folder: Path, arguments: tup
         ('{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "step_s": "x"}', "is not a length of time"),
         (
             '{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "speed": 1}',
-            "speed, which a profile does not have",
+            "speed, which a profile cannot have",
         ),
         (
             '{"samples": [{"size_bytes": 1, "wait_s": 0, "cpu_s": 0}], "beside": 1}',
@@ -418,7 +418,7 @@ listed = sets.Images()
 listed.paths = [f"images/{number:08d}.jpg" for number in range(300_000)]
 table = penstock.plan(listed, 8, memory="600MB", step_s=0.05, seconds=1.0)
 assert isinstance(table, penstock.PlanTable) and table.recommended in table.plans
-assert table.profile.containers_bytes > 8 << 20 and "Python containers in the dataset" in table.explain()
+assert table.profile.containers_bytes > 8 << 20 and "The dataset has large Python containers" in table.explain()
 with penstock.DataLoader(sets.Images(), **table.recommended.arguments()) as loader:
     batches = sum(1 for _ in loader)
 for wrong in ({"batch_size": 0}, {"batch_size": 4, "step_s": -1}, {"batch_size": 4, "seconds": 0}):

@@ -137,7 +137,7 @@ def test_a_budget_too_small_for_any_setting_exits_with_status_1(folder: Path, ru
     given = ("mine.py:Large", "--batch-size", "16", "--seconds", "3", "--memory", "20MB")
     done = run_here("tune", *given, folder=folder, PENSTOCK_HOME=str(folder / "home"))
     assert done.returncode == 1
-    assert "Nothing could be tried" in done.stdout + done.stderr
+    assert "No setting could be tried" in done.stdout + done.stderr
     assert not (folder / "home").exists()
 
 
@@ -155,7 +155,7 @@ def test_a_stream_can_be_tuned(answer: Callable[..., dict[str, Any]]) -> None:
     [
         (["mine.py:failing"], 1, "the disk is not there"),
         (["mine.py:Broken"], 1, "frame is broken"),
-        (["mine.py:Empty"], 1, "it is empty"),
+        (["mine.py:Empty"], 1, "the dataset is empty"),
         (["mine.py:Crawling", "--seconds", "2"], 1, "a batch of 32 takes about "),
         (["mine.py:nothing"], 2, "has no 'nothing'"),
         (["absent.py:x"], 2, "no file absent.py"),

@@ -16,7 +16,8 @@ from penstock.lab.dataset.containers import Container, Containers, find_containe
 from penstock.units import MIB, format_bytes
 
 INFO_BYTES, WARNING_BYTES = 8 * MIB, 64 * MIB
-"""Copied by each worker. Below the first the copies are smaller than the rest of a worker's memory."""
+"""Bytes that each worker copies: from the first number on there is a finding, from the second on it is a warning.
+Copies below the first are smaller than the rest of a worker's memory."""
 HURTS_FRACTION = 0.25
 """Share of the free memory that the copies of all workers may take; batches and the model need the rest."""
 _SHOWN_CONTAINERS = 3
@@ -29,7 +30,7 @@ class DatasetFacts:
     """A dataset as its workers receive it."""
 
     type: str
-    """Its class."""
+    """The dataset's class."""
     length: int | None
     """Number of samples; None: it has no length."""
     containers: Containers
@@ -54,7 +55,7 @@ def inspect_dataset(dataset: Any) -> DatasetFacts:
     try:
         length = len(dataset)
     except Exception:
-        length = None  # a stream, or a length that exists only once it runs
+        length = None  # a stream, or a dataset that has a length only while it is read
     return DatasetFacts(
         type=f"{kind.__module__}.{kind.__qualname__}", length=length, containers=find_containers(dataset)
     )
@@ -71,9 +72,9 @@ def find_in_dataset(dataset: DatasetFacts, facts: MachineFacts, workers: int | N
     more = f"; and {len(costly) - _SHOWN_CONTAINERS} more" if len(costly) > _SHOWN_CONTAINERS else ""
     afresh = sum(container.bytes for container in costly)
     what = (
-        f"workers copy the parts that they read of {named}{more}: {format_bytes(per_worker)} in each worker, "
-        f"{format_bytes(workers * per_worker)} in {workers} "
-        f"(a worker started by spawn copies {format_bytes(afresh)} at its start)"
+        f"each worker copies what it reads of {named}{more}: {format_bytes(per_worker)} per worker, "
+        f"{format_bytes(workers * per_worker)} for {workers} workers "
+        f"(a worker started by spawn copies {format_bytes(afresh)} when it starts)"
     )
     severity = _severity(per_worker, workers, dataset, facts)
     return (Finding(id="python-containers", severity=severity, what=what, fix=_fix(costly)),)

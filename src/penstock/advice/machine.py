@@ -18,21 +18,23 @@ from penstock.meter import GpuStatus, Limits, Pressure, Roots
 from penstock.units import GIB, MIB, format_bytes
 
 SHM_HURTS_BYTES = 128 * MIB
-"""Below this a single large batch raises a bus error. Docker's default is 64 MiB."""
+"""In a /dev/shm smaller than this, a single large batch causes a bus error. Docker's default is 64 MiB."""
 SHM_WARNING_BYTES = GIB
-"""Below this a few workers of torch's DataLoader fill /dev/shm with ordinary image batches."""
+"""A few workers of torch's DataLoader fill a /dev/shm smaller than this with ordinary image batches."""
 FULL_FRACTION = 0.9
-"""Share of memory or of /dev/shm in use from which it counts as nearly full; earlyoom and systemd-oomd act there."""
+"""Share in use from which memory or /dev/shm counts as nearly full; earlyoom and systemd-oomd act at this share."""
 SWAP_WARNING_BYTES = 256 * MIB
 """A host that has run for long usually has less than this in swap, in pages that nothing reads back."""
 OPEN_FILES_WARNING = 4096
-"""torch's workers pass every tensor as an open file; the usual limit of 1024 is too low for large samples."""
+"""A limit below this is a warning: torch's workers pass every tensor as an open file, and the usual limit of 1024 is
+too low for large samples."""
 OPEN_FILES_HURTS = 512
-"""Too few for the libraries of one training process and a few workers."""
+"""Fewer open files than this are not enough for the libraries of one training process and a few workers."""
 STALL_WARNING_PERCENT = 5.0
 """Share of the last 10 s in which all tasks waited for memory; from here on training slows down."""
 STALL_HURTS_PERCENT = 20.0
-"""The same; from here on the machine crawls. systemd-oomd kills at 60."""
+"""Share of the last 10 s in which all tasks waited for memory; from here on the machine hardly makes progress.
+systemd-oomd kills processes at 60%."""
 
 _RAISE_MEMORY = "docker run --memory, resources.limits.memory in Kubernetes, MemoryMax= in systemd or --mem in Slurm"
 
@@ -92,7 +94,7 @@ def gather_facts(roots: Roots) -> MachineFacts:
 
 
 def find_in_machine(facts: MachineFacts) -> tuple[Finding, ...]:
-    """Everything worth saying about this machine, worst first."""
+    """All findings about this machine, worst first."""
     return run_checks(CHECKS, facts)
 
 
@@ -127,7 +129,7 @@ def _memory_limit(facts: MachineFacts) -> Diagnosis:
         "warning",
         f"memory is limited to {format_bytes(limits.memory_limit_bytes)} ({limits.memory_limit_source}); "
         f"programs that read the host's memory see {format_bytes(limits.host_memory_bytes)} and exceed the limit",
-        "size workers, prefetch and caches from penstock.limits(), or raise the limit: " + _RAISE_MEMORY,
+        "choose workers, prefetch and caches by penstock.limits(), or raise the limit: " + _RAISE_MEMORY,
     )
 
 
@@ -164,7 +166,7 @@ def _shm_missing(facts: MachineFacts) -> Diagnosis:
     return (
         "hurts",
         "there is no /dev/shm: worker processes of torch's DataLoader cannot pass tensors to the training",
-        "mount one: mount -t tmpfs -o size=8g tmpfs /dev/shm",
+        "mount a tmpfs there: mount -t tmpfs -o size=8g tmpfs /dev/shm",
     )
 
 
@@ -250,7 +252,7 @@ def _gpu_none(facts: MachineFacts) -> Diagnosis:
     return (
         "info",
         f"no GPU: {facts.gpu.reason}",
-        "if you expect one: docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu in Slurm; "
+        "if you expect a GPU: docker run --gpus all, nvidia.com/gpu in Kubernetes or --gres=gpu in Slurm; "
         "otherwise there is nothing to do",
     )
 

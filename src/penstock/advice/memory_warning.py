@@ -59,7 +59,7 @@ def memory_full(
     excess = max(used - (warn_at - CALM_BELOW) * limit, 0.01 * limit)
     what = (
         f"memory is {used / limit:.1%} full ({format_bytes(used)} of {format_bytes(limit)}, warning at "
-        f"{warn_at:.0%}); this training takes {format_bytes(figures.get('tree_bytes', 0.0))} of it"
+        f"{warn_at:.0%}); this training takes {format_bytes(figures.get('tree_bytes', 0.0))}"
     )
     found = [
         move for number, each in enumerate(loaders) for move in moves(each, part(figures, f"loader.{number}"), excess)
@@ -67,13 +67,13 @@ def memory_full(
     found.sort(key=lambda move: -move.frees_bytes)
     if not found:
         trainer = format_bytes(figures.get("trainer_bytes", 0.0))
-        what = f"{what}. The loaders hold little of it: the training process itself takes {trainer}"
-        fix = "lower batch_size, keep less between steps, or stop other programs"
+        what = f"{what}. The loaders hold little memory: the training process itself takes {trainer}"
+        fix = "lower batch_size, keep fewer tensors between steps, or stop other programs"
         return Finding(id="memory-full", severity="warning", what=what, fix=fix)
     lines = [f"lower {move.what}: frees about {format_bytes(move.frees_bytes)}" for move in found]
     valve = next((move.valve for move in found if move.valve), None)
     if run_id is not None and valve is not None:
-        lines.append(f"now, while it runs: penstock set {run_id} {valve}")
+        lines.append(f"now, while the training runs: penstock set {run_id} {valve}")
     return Finding(id="memory-full", severity="warning", what=what, fix="\n".join(lines))
 
 
@@ -86,7 +86,7 @@ def warning_text(finding: Finding) -> str:
 
 
 def moves(loader: AdvisedLoader, figures: Mapping[str, float], excess_bytes: float) -> list[Move]:
-    """The settings of one loader that could be lowered, each by as much as is needed or by half."""
+    """The settings of one loader that could be lowered: each by as much as is needed, at most by half."""
     found = [
         _fewer_workers(loader, figures, excess_bytes),
         _less_ahead(loader, figures, excess_bytes),

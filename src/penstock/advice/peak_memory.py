@@ -2,7 +2,7 @@
 
 In:  an ``Account``.
 Out: ``Finding``s: what could be raised, what must be lowered.
-Runs in: command line; pure. The advice of the warning while a training runs is in ``live``.
+Runs in: command line; pure. ``memory_warning`` has the advice while a training runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.report.account import Account
 from penstock.units import MIB, format_bytes
 
 _ROOMY = 0.5
-"""A budget whose peak use stayed below this share could be smaller."""
+"""A budget of which less than this share was used at the peak could be smaller."""
 _SLACK = 1.25
 _WORTH_BYTES = 64 * MIB
 
@@ -58,11 +58,11 @@ def _of_limit(account: Account) -> list[Finding]:
 
 
 def _room(account: Account, limit: float, used: float) -> str:
-    """How much more could be used; where the loop waits, what that would pay for."""
+    """How much more memory could be used and, if the training loop waits, what that memory would be enough for."""
     room = CALM * limit - used
-    spare = f"{format_bytes(room)} more could be used before memory gets tight"
+    spare = f"{format_bytes(room)} more memory could be used before it gets tight"
     if (account.summary.wait_fraction or 0.0) < FED:
-        return f"{spare}; nothing needs it."
+        return f"{spare}, but nothing in this run needs it."
     point, parts = _fullest(account), []
     for number in range(len(account.loaders)):
         own = part(point.figures, f"loader.{number}") if point is not None else {}
@@ -88,7 +88,7 @@ def _of_budgets(account: Account) -> list[Finding]:
         is_set = isinstance(arguments, dict) and arguments.get("memory") not in (None, "auto")
         if peak < _ROOMY * budget and spare > _WORTH_BYTES and is_set:
             fix = f"lower {key} to {format_bytes(_SLACK * peak)}, which leaves the rest to other programs"
-            title = f"The budget of {name} is larger than it needs"
+            title = f"The budget of {name} is larger than needed"
         else:
             fix, title = "", f"{name} stayed within its budget" if peak <= budget else f"{name} exceeded its budget"
         severity = "good" if peak <= budget else "warning"

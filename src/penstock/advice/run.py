@@ -16,9 +16,11 @@ from penstock.planner.feeding import FED, STARVED
 from penstock.units import MIB, format_bytes
 
 CALM, DANGER = 0.65, 0.76
-"""Shares of the memory limit in use: up to the first there is room, from the second on something must be lowered."""
+"""Shares of the memory limit in use: up to the first share there is room, from the second share on a setting must be
+lowered."""
 GPU_IDLE, GPU_FULL = 0.80, 0.95
-"""Shares of the time the GPU is busy: below the first it could do more, above the second it is fully used."""
+"""Shares of the time in which the GPU is busy: below the first share the GPU could do more, above the second it is
+fully used."""
 LOW_HITS = 0.5
 """Hit rate below which the cache misses more often than it hits."""
 _FEW_LOOKUPS = 200
@@ -26,9 +28,9 @@ _SWAP_BYTES = 16 * MIB
 _CONTAINERS_BYTES = 64 * MIB
 _WHOLE_BYTES = 64 * MIB
 _COMPUTES = 0.6
-"""Samples that compute for more than this share of their time gain nothing from more workers than cores."""
+"""If a sample computes for more than this share of its time, more workers than cores make nothing faster."""
 _SHORT_BATCH_S = 1e-3
-"""A batch that takes less time to fetch is not worth passing between processes."""
+"""A batch that takes less time than this to fetch is not worth passing between processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Evidence:
     limit_bytes: int
     """Memory of the machine or container."""
     used_bytes: int
-    """Its use, by all programs, at the peak of the run."""
+    """Memory that all programs use at the peak of the run."""
     budget_bytes: int
     """The loader's own memory limit."""
     batch_bytes: int
@@ -56,9 +58,9 @@ class Evidence:
     fetch_s: float | None = None
     """Time spent in the dataset for one batch, summed over its samples."""
     torch_used_bytes: int | None = None
-    """As ``used_bytes``, with torch's DataLoader and the same settings."""
+    """Like ``used_bytes``, but with torch's DataLoader and the same settings."""
     gpu_busy: float | None = None
-    """Share of the time the GPU was busy."""
+    """Share of the time in which the GPU was busy."""
     has_gpu: bool = False
     pins: bool = False
     """Whether the user set pin_memory."""
@@ -72,7 +74,7 @@ class Evidence:
     containers_bytes: int = 0
     """Python objects in the dataset that each worker eventually copies."""
     containers: str = ""
-    """The largest of them, by name."""
+    """The largest of these objects, by name."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Argument -> its name in the user's own settings."""
 
@@ -81,7 +83,7 @@ class Evidence:
 
 
 def find_in_run(seen: Evidence) -> tuple[Finding, ...]:
-    """Everything worth saying about the run, worst first."""
+    """All findings about the run, worst first."""
     return run_checks(CHECKS, seen)
 
 
@@ -125,7 +127,7 @@ def _torch_out_of_memory(seen: Evidence) -> Diagnosis:
     return (
         "info",
         f"with torch's DataLoader and the same settings, {format_bytes(used)} of {format_bytes(seen.limit_bytes)} are "
-        f"in use; with penstock's, {format_bytes(seen.used_bytes)}",
+        f"in use; with penstock's DataLoader, {format_bytes(seen.used_bytes)}",
         f"stay with penstock.DataLoader, or lower {seen.key('prefetch_factor')} and {seen.key('num_workers')} before "
         "going back to torch's",
     )
@@ -166,7 +168,7 @@ def _gpu(seen: Evidence) -> Diagnosis:
         return (
             "info",
             f"the GPU is busy {busy:.0%} of the time, but the training loop waits for data only "
-            f"{seen.wait_fraction:.0%} of it",
+            f"{seen.wait_fraction:.0%} of the time",
             f"loading is not the cause: raise {seen.key('batch_size')}, or profile the training step",
         )
     return (
@@ -198,7 +200,7 @@ def _many_workers(seen: Evidence) -> Diagnosis:
     computes = seen.cpu_fraction is None or seen.cpu_fraction > _COMPUTES
     if not over or (not computes and seen.workers <= 4 * seen.cores):
         return None
-    share = "" if seen.cpu_fraction is None else f", and a sample computes {seen.cpu_fraction:.0%} of its time"
+    share = "" if seen.cpu_fraction is None else f", and a sample spends {seen.cpu_fraction:.0%} of its time computing"
     return (
         "warning",
         f"{seen.workers} workers on {seen.cores:g} usable cores{share}: the workers take turns",
@@ -223,8 +225,8 @@ def _containers(seen: Evidence) -> Diagnosis:
         return None
     return (
         "hurts" if all_bytes > 0.25 * (seen.limit_bytes - seen.used_bytes) else "warning",
-        f"workers copy the parts that they read of {seen.containers}: {format_bytes(seen.containers_bytes)} in each "
-        f"worker, {format_bytes(all_bytes)} in all {seen.workers}, by the end of an epoch",
+        f"each worker copies what it reads of {seen.containers}: {format_bytes(seen.containers_bytes)} per worker, "
+        f"{format_bytes(all_bytes)} for all {seen.workers} workers, by the end of an epoch",
         "keep one copy for all workers: penstock.data.SharedList(...), an array, or Parquet",
     )
 
@@ -239,7 +241,7 @@ def _whole_batches(seen: Evidence) -> Diagnosis:
     return (
         "warning" if more_bytes >= _WHOLE_BYTES else "info",
         f"each worker builds whole batches, so {seen.workers} batches of {format_bytes(seen.batch_bytes)} are in "
-        "memory at a time",
+        "memory at the same time",
         "use a map-style dataset without __getitems__ whose samples are tensors, arrays, numbers or strings: its "
         f"workers share a batch; or lower {seen.key('num_workers')}",
     )
@@ -251,7 +253,7 @@ def _tiny(seen: Evidence) -> Diagnosis:
     return (
         "info",
         f"a batch of {seen.batch_size} samples takes {1e6 * seen.fetch_s:.0f} µs to fetch and "
-        f"is {format_bytes(seen.batch_bytes)} large: passing it between processes takes about as long",
+        f"is {format_bytes(seen.batch_bytes)} large: passing it between processes takes about as long as fetching it",
         f"raise {seen.key('batch_size')}, give the dataset __getitems__, or try {seen.key('num_workers')}=0",
     )
 
@@ -261,7 +263,8 @@ def _pinning(seen: Evidence) -> Diagnosis:
         return None
     return (
         "info",
-        "pin_memory is set, but there is no GPU here: nothing was page-locked, and what that costs was not measured",
+        "pin_memory is set, but there is no GPU here: no batch was page-locked, and the cost of page-locking was not "
+        "measured",
         f"measure {seen.key('pin_memory')} on the machine that trains",
     )
 

@@ -17,13 +17,13 @@ from penstock.settings import Settings
 from penstock.units import GIB, MIB, format_bytes, parse_size
 
 WORKERS_PER_GPU = 4
-"""On a node with several GPUs; a single GPU can use up to twice as many."""
+"""Workers for each GPU of a node with several GPUs; a single GPU can use up to twice as many workers."""
 MANY_BATCHES = 32
-"""Batches ahead on a node; more of them take memory without making anything faster."""
+"""Batches ahead on a node; more batches than this take memory without making loading faster."""
 CACHE_FRACTION = 0.5
 """Share of physical memory; a larger cache leaves too little for model, batches and page cache."""
 CACHE_ADVICE = 0.25
-"""Advised share of physical memory: 50-80 of 256 GB, 20-40 of 128, 10-20 of 64 are usual."""
+"""Advised share of physical memory. Usual are 50-80 GB of 256 GB, 20-40 GB of 128 GB, 10-20 GB of 64 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class SettingsHere:
         return self.settings.arguments.get(argument)
 
     def key(self, argument: str) -> str:
-        """The file's key for an argument; our own name where the file has none."""
+        """The file's key for an argument; the argument's own name if the file has no key for it."""
         found = (entry.key for entry in self.settings.entries if entry.argument == argument)
         return next(found, argument)
 
@@ -48,7 +48,7 @@ class SettingsHere:
 
     @property
     def ranks(self) -> int:
-        """Training processes on this node: the file's number, or one per GPU."""
+        """Training processes on this node: the number in the file, or one process per GPU."""
         return self.settings.facts.get("gpus_per_node") or max(1, len(self.facts.gpu.gpus))
 
     @property
@@ -62,7 +62,7 @@ class SettingsHere:
 
 
 def find_in_settings(settings: Settings, facts: MachineFacts) -> tuple[Finding, ...]:
-    """Everything in the file that matters on this machine, worst first."""
+    """All findings about the file on this machine, worst first."""
     return run_checks(CHECKS, SettingsHere(settings=settings, facts=facts))
 
 
@@ -84,7 +84,7 @@ def _batch_missing(case: SettingsHere) -> Diagnosis:
         "warning",
         f"{key}={case.settings.facts['images_per_gpu']} gives no batch size, because the number of images in a "
         f"sample is unknown",
-        "add sequence_length to the file, or pass batch_size in the call; otherwise it is 1",
+        "add sequence_length to the file, or pass batch_size in the call; otherwise batch_size is 1",
     )
 
 
@@ -107,8 +107,7 @@ def _workers_over_cpus(case: SettingsHere) -> Diagnosis:
     return (
         "hurts" if on_node > 2 * case.usable else "warning",
         f"{case.key('num_workers')}={_per_node(case)} for {case.usable:g} usable CPUs: the workers take turns, "
-        f"and each one "
-        "takes memory",
+        "and each worker takes memory",
         f"set {case.key('num_workers')} to {case.advised_workers} per rank: at most half of the CPUs in total",
     )
 
@@ -119,7 +118,7 @@ def _workers_over_half(case: SettingsHere) -> Diagnosis:
         return None
     return (
         "info",
-        f"{case.key('num_workers')}={_per_node(case)}, more than half of the {case.usable:g} usable CPUs",
+        f"{case.key('num_workers')}={_per_node(case)}: that is more than half of the {case.usable:g} usable CPUs",
         f"try {case.advised_workers} per rank first; the training process and its libraries need CPUs too",
     )
 
@@ -130,9 +129,9 @@ def _per_rank(case: SettingsHere) -> Diagnosis:
         return None
     return (
         "info",
-        f"{case.key('num_workers')}={_per_node(case)}: every rank starts its own",
-        f"if you meant {case.workers} for the whole node, set it to {max(1, case.workers // case.ranks)}; "
-        f"{WORKERS_PER_GPU} per GPU is a good start",
+        f"{case.key('num_workers')}={_per_node(case)}: every rank starts its own workers",
+        f"if you meant {case.workers} workers for the whole node, set it to {max(1, case.workers // case.ranks)}; "
+        f"{WORKERS_PER_GPU} workers per GPU are a good start",
     )
 
 
@@ -175,7 +174,8 @@ def _cache_over_half(case: SettingsHere) -> Diagnosis:
         return None
     return (
         "hurts",
-        f"{case.key('cache')} is {format_bytes(size_bytes)}, more than half of this machine's {format_bytes(limit)}",
+        f"{case.key('cache')} is {format_bytes(size_bytes)}: "
+        f"that is more than half of this machine's {format_bytes(limit)}",
         f"set {case.key('cache')} to {_advised_cache(case)}",
     )
 
@@ -233,7 +233,7 @@ def _pin_without_gpu(case: SettingsHere) -> Diagnosis:
 def _keep_in_memory(case: SettingsHere) -> Diagnosis:
     if not case.settings.facts.get("keep_in_memory"):
         return None
-    copies = f" and {case.workers * case.ranks} workers copy the parts that they read" if case.workers else ""
+    copies = f", and {case.workers * case.ranks} workers copy what they read of it" if case.workers else ""
     return (
         "warning",
         f"{case.key('keep_in_memory')} is on: every rank holds the whole dataset{copies}",

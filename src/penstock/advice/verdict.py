@@ -22,15 +22,15 @@ from penstock.units import format_bytes
 Bottleneck = Literal["loading", "gpu", "neither", "unknown"]
 
 BRIEF_S = 10.0
-"""Active time below which the figures of a run mean little: its workers were still starting."""
+"""Active time below which the figures of a run mean little, because its workers were still starting."""
 _FASTER = 1.05
 _COVERED = frozenset({"data-starved", "gpu-use", "no-workers", "out-of-memory", "workers-over-cores"})
-"""Findings of ``advice.run`` that a report leaves out: bottleneck and headroom cover them with the run's figures, and
-the last one depends on the share of a sample's time spent computing, which is not recorded."""
+"""Findings of ``advice.run`` that a report leaves out. The findings on bottleneck and headroom replace them; the last
+finding depends on the share of a sample's time that is spent computing, which is not recorded."""
 
 _SHOWN_ENDINGS = 3
 _FIXES = {
-    "memory": "lower what the finding on memory names, or let an alert do it: AlertRule(on='memory', "
+    "memory": "lower the settings that the finding on memory names, or let an alert do it: AlertRule(on='memory', "
     "then=GiveBack(), ...)",
     "tree": "lower depth, workers or the cache of this training",
     "swap": "lower memory= or batch_size until swap stops growing",
@@ -77,18 +77,26 @@ def _bottleneck(account: Account) -> tuple[Bottleneck, str, Finding]:
         return _unknown(account, busy)
     if judged.active_s < BRIEF_S:
         headline = f"Too short for a verdict: data was read for {judged.active_s:.0f} s."
-        return "unknown", headline, _bottleneck_finding("info", headline, gpu.strip(), "let it run for a few minutes")
+        return (
+            "unknown",
+            headline,
+            _bottleneck_finding("info", headline, gpu.strip(), "let the training run for a few minutes"),
+        )
     waited = judged.wait_fraction
     numbers = (
         f"{judged.settings}the training loop waited for data {share(waited)} of {duration(judged.active_s)}, at "
         f"{rate(judged.samples_per_s)} samples/s"
     )
     what = f"{numbers[0].upper()}{numbers[1:]}"
-    whole = f" Over the whole run it was {share(account.summary.wait_fraction)}." if judged.settings else ""
+    whole = (
+        f" In the whole run the loop waited {share(account.summary.wait_fraction)} of the time."
+        if judged.settings
+        else ""
+    )
     if waited >= FED:
         without = rate(judged.samples_per_s / max(0.01, 1 - waited))
         title = "Loading is the bottleneck" if waited >= STARVED else "Loading costs a little"
-        what = f"{what}; without waiting it would reach about {without}.{whole}{gpu}"
+        what = f"{what}; without waiting, the loop would reach about {without}.{whole}{gpu}"
         severity = "warning" if waited >= STARVED else "info"
         kind: Bottleneck = "loading" if waited >= STARVED else "neither"
         return kind, f"{title}: {numbers}.", _bottleneck_finding(severity, title, what, _faster(account))
@@ -106,24 +114,24 @@ def _bottleneck(account: Account) -> tuple[Bottleneck, str, Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What the verdict judges: the run, or its last settings where several ran long enough."""
+    """What the verdict judges: the whole run, or only its last settings if several settings ran long enough."""
 
     wait_fraction: float
     samples_per_s: float
     active_s: float
     settings: str
-    """The settings, as the beginning of a sentence; empty: the whole run."""
+    """The settings, as the beginning of a sentence; empty if the whole run is judged."""
 
 
 def judge(account: Account) -> Judged | None:
-    """None: the time spent waiting is unknown."""
+    """The part of the run to judge; None if the time spent waiting is unknown."""
     waited, speed = account.summary.wait_fraction, account.summary.samples_per_s
     if waited is None:
         return None
     number = _main_loader(account)
     tried = [each for each in account.summary.tried if each.loader == number and each.samples]
     last = max(tried, key=lambda each: each.ended_s, default=None)
-    # Waiting under earlier settings must not count against the last ones, which may have ended it.
+    # Waiting under earlier settings must not count against the last settings, which may have ended the waiting.
     if last is None or len(tried) < 2 or last.active_s < BRIEF_S or last.wait_fraction is None:
         return Judged(wait_fraction=waited, samples_per_s=speed or 0.0, active_s=account.active_s, settings="")
     return Judged(
@@ -137,10 +145,13 @@ def judge(account: Account) -> Judged | None:
 def _unknown(account: Account, busy: float | None) -> tuple[Bottleneck, str, Finding]:
     torchs = [each for each in account.loaders if each.get("kind") == "torch"]
     if torchs:
-        why = "torch's own DataLoader does not measure how long the loop waits for it"
-        fix = "use penstock.DataLoader: it takes the same arguments and measures that"
+        why = "torch's own DataLoader does not measure how long the training loop waits"
+        fix = "use penstock.DataLoader: it takes the same arguments and measures the waiting"
     elif not account.loaders:
-        why, fix = "the monitor has no loader", "pass one, penstock.Monitor(loader), to record speed and waiting too"
+        why, fix = (
+            "the monitor has no loader",
+            "pass a loader, penstock.Monitor(loader), to record speed and waiting too",
+        )
     else:
         why, fix = "no data was read", ""
     if busy is not None and busy >= GPU_IDLE:
@@ -160,7 +171,7 @@ def _bottleneck_finding(severity: Severity, title: str, what: str, fix: str) -> 
 
 
 def _faster(account: Account) -> str:
-    """The change that shortens the waiting; empty: none is known."""
+    """The change that shortens the waiting; empty if no such change is known."""
     seen = evidence(account)
     fixes = {each.id: each.fix for each in find_in_run(seen)} if seen is not None else {}
     fix = fixes.get("no-workers") or fixes.get("data-starved") or ""
@@ -175,7 +186,7 @@ def _faster(account: Account) -> str:
 
 
 def evidence(account: Account) -> Evidence | None:
-    """The run as ``advice.run`` judges it, by its busiest loader at the end; None where too little is known."""
+    """The run as ``advice.run`` judges it, by the loader that was busiest at the end; None if too little is known."""
     number = _main_loader(account)
     loader = account.loaders[number] if number < len(account.loaders) else {}
     limit = account.last("limit_bytes") or account.summary.limit_bytes
@@ -202,7 +213,7 @@ def evidence(account: Account) -> Evidence | None:
         used_bytes=int(account.totals.get("peak_used_bytes") or account.most("used_bytes") or 0),
         budget_bytes=int(_last_in_force(account, number, "budget_bytes")),
         batch_bytes=int((account.most(f"loader.{number}.in_flight_bytes") or 0.0) / (depth + 1)),
-        # Not recorded: True leaves out the finding that depends on it.
+        # This is not recorded; True leaves out the finding that depends on it.
         shared_batches=True,
         samples_per_s=judged.samples_per_s,
         wait_fraction=judged.wait_fraction,
@@ -271,7 +282,11 @@ def _ending(account: Account) -> list[Finding]:
     if summary.state == "failed":
         what = one_line(summary.what or "an exception", 300)
         memory = "out of memory" in what.lower()
-        fix = "lower batch_size: penstock gpu MODEL finds the largest that fits" if memory and "CUDA" in what else ""
+        fix = (
+            "lower batch_size: penstock gpu MODEL finds the largest batch size that fits"
+            if memory and "CUDA" in what
+            else ""
+        )
         return [Finding(id="failed", severity="hurts", title="The run failed", what=what, fix=fix)]
     if summary.state != "killed":
         return []
@@ -281,8 +296,8 @@ def _ending(account: Account) -> list[Finding]:
         last = f" At the last sample, {format_bytes(used)} of {format_bytes(limit)} were in use ({used / limit:.0%})."
     is_full = bool(used and limit and used / limit >= DANGER)
     fix = (
-        "memory was full: lower what the finding on memory names; penstock doctor shows how many processes the "
-        "kernel killed"
+        "memory was full: lower the settings that the finding on memory names; penstock doctor shows how many "
+        "processes the kernel killed"
         if is_full
         else "find the cause in the log of the machine or its scheduler; penstock doctor shows whether the "
         "kernel killed processes because memory ran out"
@@ -305,7 +320,7 @@ def _restarts(account: Account) -> list[Finding]:
     if any("SIGKILL" in note for note in notes):
         fix = "SIGKILL often means that memory ran out: lower num_workers or memory=, and run penstock doctor"
     elif any("SIGSEGV" in note or "SIGBUS" in note or "SIGABRT" in note for note in notes):
-        fix = "compiled code of the dataset crashed: run it with num_workers=0 and python -X faulthandler"
+        fix = "compiled code of the dataset crashed: run the dataset with num_workers=0 and python -X faulthandler"
     else:
         fix = "run the dataset with num_workers=0 to see its error"
     what = f"{what}: {endings}." if endings else f"{what}."
@@ -339,7 +354,7 @@ def _main_loader(account: Account) -> int:
 
 
 def _last_in_force(account: Account, number: int, name: str) -> float:
-    """The last value of a setting that was not zero: a loader that was closed has no workers any more."""
+    """The last value of a setting other than zero, because a closed loader has no workers any more."""
     values = [point.figures.get(f"loader.{number}.{name}", 0.0) for point in account.points]
     return next((value for value in reversed(values) if value), 0.0)
 

@@ -302,7 +302,7 @@ class Arena:
     @property
     def lent_count(self) -> int:
         """The number of segments that the user holds."""
-        return sum(not lease.passing for lease in self._leases.values())
+        return len([lease for lease in self._leases.values() if not lease.passing])
 
     def close(self) -> None:
         """Release everything; batches that the user still holds stay valid until they are dropped."""

@@ -128,7 +128,8 @@ def _column(source: np.ndarray, leaf: TemplateLeaf, offset: int, rows: int) -> t
     if leaf.row_bytes == 0 or rows == 0:
         return torch.empty(shape, dtype=leaf.dtype)
     count = rows * leaf.row_bytes // leaf.dtype.itemsize
-    return torch.frombuffer(source, dtype=leaf.dtype, count=count, offset=offset).view(shape)
+    column = torch.frombuffer(source, dtype=leaf.dtype, count=count, offset=offset)
+    return column.view(shape) if leaf.shape else column
 
 
 def _as_numpy(column: torch.Tensor) -> np.ndarray | None:

@@ -26,14 +26,14 @@ _LOOKS = {
     "allocator_overhead": (".", "#bcbcbc"),
     "cuda_context": ("C", "#7a7a7a"),
 }
-"""Component -> its letter in a terminal and its colour in a file; stacked in this order from below."""
+"""Component -> its letter in a terminal and its colour in a file; components are stacked in this order from below."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMemoryChart:
     title: str
     columns: Sequence[tuple[int, Mapping[str, int]]]
-    """Batch size, and component -> bytes."""
+    """Each batch size with its memory: component -> bytes."""
     limit_bytes: int | None
     """Memory of the GPU; None: unknown."""
 

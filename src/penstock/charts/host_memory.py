@@ -17,7 +17,7 @@ from penstock.units import format_bytes
 
 _COLOURS = {"penstock": "#0b6e99", "torch": "#d9730d"}
 _MOST_TIMES = 16
-"""The largest batch size drawn, as a multiple of the requested one."""
+"""The largest batch size drawn, as a multiple of the requested batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class HostMemoryChart:
         return frame.svg([(plane.x(size), str(size)) for size in self.ticks], parts)
 
     def bars(self, width: int) -> list[str]:
-        """Lines of text: a bar for each loader at some batch sizes, ``|`` where the limit is."""
+        """Lines of text: a bar for each loader at some batch sizes, with ``|`` at the limit."""
         frame, room = self.frame, max(10, width - 30)
         limit_at = round(room * self.limit_bytes / frame.y_max) if frame.shows_limit else room
         rows = []

@@ -28,7 +28,8 @@ def text(value: object) -> Html:
 
 
 def tag(name: str, /, *inside: object, **attributes: object) -> Html:
-    """An element. ``class_`` gives the attribute class, ``aria_label`` aria-label; None leaves an attribute out."""
+    """An element. ``class_`` becomes the attribute class, ``aria_label`` becomes aria-label; None leaves an attribute
+    out."""
     pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
         for key, value in attributes.items()
@@ -46,7 +47,8 @@ def join(parts: Iterable[object], between: str = "") -> Html:
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, words_from: int = 99, class_: str = ""
 ) -> Html:
-    """A table whose first column names its row; the others are numbers, up to column ``words_from``."""
+    """A table whose first column names the row. The other columns are numbers; from column ``words_from`` on they are
+    words."""
     titles = [
         tag("th", heading, scope="col", class_=_class(place, words_from)) for place, heading in enumerate(headings)
     ]

@@ -1,6 +1,7 @@
-"""The SVG engine: the plane between two axes, its scales, grid and labels. Every drawing of penstock lies on one.
+"""The SVG engine: the plane between two axes, its scales, grid and labels. Every drawing of penstock lies on such a
+plane.
 
-In:  the size of the drawing, the largest values of both axes, the unit of the upright one.
+In:  the size of the drawing, the largest values of both axes, the unit of the upright axis.
 Out: positions; elements for grid, labels and limit; a whole SVG file.
 Runs in: command line; pure.
 """
@@ -65,14 +66,14 @@ class MemoryFrame:
     highest_bytes: float
     """The largest value drawn."""
     limit_bytes: int | None
-    """The memory there is; None: unknown."""
+    """The memory of the machine or GPU; None: unknown."""
     last_batch_size: float = 1.0
     note: str = ""
     """Small text in the lower right corner."""
 
     @property
     def y_max(self) -> float:
-        """Room for what is drawn, and for the limit where it is near."""
+        """The upper end of the axis: above everything drawn, and above the limit if that is near."""
         if self.limit_bytes is not None and self.highest_bytes > 0.25 * self.limit_bytes:
             return max(self.highest_bytes, self.limit_bytes) * 1.05
         return self.highest_bytes * 1.15
@@ -83,7 +84,7 @@ class MemoryFrame:
 
     @property
     def limit_in_words(self) -> str:
-        """For a drawing made of characters, where ``|`` marks the limit; empty: unknown."""
+        """The limit, for a drawing made of characters, in which ``|`` marks it; empty if the limit is unknown."""
         if self.limit_bytes is None:
             return ""
         size = format_bytes(self.limit_bytes)
@@ -96,7 +97,7 @@ class MemoryFrame:
         )
 
     def svg(self, batch_sizes: Iterable[tuple[float, str]], inside: Sequence[Html]) -> str:
-        """``batch_sizes``: position and words of the labels below."""
+        """``batch_sizes``: the positions and texts of the labels below the drawing."""
         plane = self.plane
         axes = f"M{plane.left} {plane.top}v{plane.inner_height}h{plane.inner_width}"
         return standalone(

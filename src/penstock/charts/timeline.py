@@ -30,9 +30,9 @@ class Series:
 
     name: str
     look: str
-    """Its class in the page's style."""
+    """The class of the series in the page's style."""
     values: Sequence[float | None]
-    """One for each time; None: unknown."""
+    """One value for each time; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Mark:
 
     at_s: float
     number: int
-    """Its number in the table of the journal."""
+    """The number of the event in the table of the journal."""
     what: str
     look: str = "mark"
 
@@ -50,10 +50,10 @@ class Mark:
 class Timeline:
     title: str
     summary: str
-    """For readers who cannot see the chart."""
+    """A description for readers who cannot see the chart."""
     unit: Unit
     times_s: Sequence[float]
-    """Since the run began."""
+    """Seconds since the run began."""
     spans_s: Sequence[float]
     length_s: float
     stack: Sequence[Series] = field(default=())
@@ -102,7 +102,7 @@ class Timeline:
     # -- inside -----------------------------------------------------------------------------
 
     def _pieces(self, values: Sequence[float | None]) -> list[list[int]]:
-        """Runs of places between which neither a value nor time is missing."""
+        """Lists of consecutive indices without an unknown value or a gap in time between them."""
         pieces: list[list[int]] = []
         for place, value in enumerate(values):
             if value is None:

@@ -19,7 +19,7 @@ _NEEDED = ("click", "rich")
 def main() -> NoReturn:
     """Run the program on ``sys.argv`` and exit with its status."""
     try:
-        # A core install has neither, and a traceback would not name the extra.
+        # A core install lacks click and rich, and a traceback would not name the extra to install.
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             sys.stderr.write(

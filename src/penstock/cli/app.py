@@ -35,21 +35,22 @@ COMMANDS = {
     "plan": "Recommend workers, prefetch and memory for a dataset, before anything is trained.",
     "report": "Write a report on a run as one HTML file: bottleneck, headroom, what to change.",
     "runs": "List, compare and remove recorded runs.",
-    "set": "Change workers, depth and memory of a running training.",
+    "set": "Change workers, batches ahead and memory limit of a running training.",
     "settings": "Show how a team's own settings file maps to arguments, and which settings will hurt on this machine.",
     "top": "Show running trainings live in the terminal: memory, workers, speed, GPUs.",
-    "tune": "Find the best workers and depth by measuring them on one running loader.",
+    "tune": "Find the best number of workers and of batches ahead by measuring on one running loader.",
     "watch": "Alert when the memory of a machine or a training rises above a threshold.",
 }
-"""Command -> its purpose. Its click command is ``command`` in the file ``penstock.cli.<command>``, or in the file
-``command`` of that folder."""
+"""Command -> its purpose. The click command is called ``command``. It is in the file ``penstock.cli.<command>``, or in
+the file ``command`` of the folder of that name."""
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""Errors of a write to stdout if its file cannot grow; the error of a failed open names its file."""
+"""Errors of a write to a stdout that cannot grow. An error of ``open`` may have the same number, but also has a file
+name."""
 
 
 class LazyCommands(click.Group):
-    """Imports a command's file when it is called, so that no command pays for another's imports."""
+    """Imports the file of a command when the command is called, so that no command waits for the imports of another."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -85,7 +86,7 @@ def program() -> None:
 
 
 def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -> int:
-    """Run one command and return its exit status; ``arguments`` defaults to the process's own."""
+    """Run one command and return its exit status; ``arguments`` defaults to the arguments of the process."""
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal cannot show, in a path for example, must not end the program.
         if isinstance(stream, io.TextIOWrapper):
@@ -107,7 +108,7 @@ def run(arguments: Sequence[str] | None = None, *, roots: Roots | None = None) -
         _drop_output()
         return INTERRUPTED
     except SystemExit as ended:
-        # click and rich exit when a pipe is closed; buffered text would raise again.
+        # click and rich exit when a pipe is closed; text that is still buffered would raise again.
         _drop_output()
         return ended.code if isinstance(ended.code, int) else 1
     except OSError as refused:

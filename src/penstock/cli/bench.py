@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.command(epilog="Exit status: 1 if TARGET cannot be read or gives no batch, 2 for wrong usage, 0 otherwise.")
 @dataset_options
 @click.option("--workers", type=click.IntRange(min=0), help="Number of workers of each loader.  [default: usable CPUs]")
-@click.option("--device", help="Deliver to this device, such as cuda; also shows the speed of the link to it.")
+@click.option("--device", help="Deliver batches to this device, such as cuda; also shows how fast copies to it can be.")
 @click.option("--shuffle", is_flag=True, help="Read in random order.")
 @click.option("--step-time", type=FiniteRange(min=0), default=0.0, metavar="SECONDS",
               help="Length of a simulated training step.  [default: 0]")  # fmt: skip
@@ -49,8 +49,8 @@ def command(
     roots: Roots, target: str, collate: str | None, settings_file: str | None, section: str, json_wanted: bool,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Run TARGET through torch's DataLoader and penstock's, alternating, with the same arguments. Compare samples and
-    bytes per second, the time to the first batch and the growth of memory.
+    """Load TARGET with torch's DataLoader and with penstock's, in turns and with the same arguments. Compare samples
+    and bytes per second, the time to the first batch and the growth of memory.
 
     TARGET is module:attribute or file.py:attribute: a dataset, or a function that returns one.
     """
@@ -89,12 +89,12 @@ def show_bench(console: Console, settings: BenchSettings, measured: BenchResult)
     ahead = f", prefetch_factor={settings.prefetch_factor}" if settings.prefetch_factor and settings.workers else ""
     console.print(
         f"{settings.target}: batches of {settings.batch_size}, {counted(settings.workers, 'worker')}{ahead}{where}"
-        f"{step}; {counted(settings.rounds, 'round')} of {settings.seconds:g} s for each loader, alternating; "
-        f"penstock with memory={settings.memory}."
+        f"{step}. The loaders take turns: {counted(settings.rounds, 'round')} of {settings.seconds:g} s for each. "
+        f"penstock's DataLoader has memory={settings.memory}."
     )
     link = measured.link_bytes_per_s
     if link is not None:
-        console.print(f"The link to {settings.device} alone: {link / 1e9:.1f} GB/s from pinned memory.")
+        console.print(f"The link to {settings.device} carries {link / 1e9:.1f} GB/s from pinned memory.")
     headings = ("samples/s", "GB/s", *(["of the link"] if link else []), "first batch", "memory growth")
     table = make_table("DataLoader", *headings)
     for result in (measured.comparison.torch, measured.comparison.penstock):

@@ -25,12 +25,12 @@ class ListedCache:
     """One cache, live or stale."""
 
     name: str
-    """Its name, or the folder of a cache on disk."""
+    """The cache's name, or the folder of a cache on disk."""
     state: str
-    """live, stale (its processes have ended), elsewhere (only processes of other containers have it), or disk."""
+    """live, stale (its processes have ended), elsewhere (only processes of other containers have it open), or disk."""
     pids: list[int]
     figures: dict[str, int | float]
-    """Empty for a stale cache: its memory ended with its processes."""
+    """The figures of the cache; empty for a stale cache, whose memory ended with its processes."""
 
 
 @click.group()
@@ -63,7 +63,7 @@ def stats(name: str, json_wanted: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1)
-@click.option("--stale", is_flag=True, help="Remove what caches of ended processes left behind.")
+@click.option("--stale", is_flag=True, help="Remove the files that caches of ended processes left behind.")
 def clear(names: tuple[str, ...], stale: bool) -> None:
     """Remove every value from the caches NAMES (or disk caches in folders NAMES); trainings that use them continue."""
     from penstock.cache import registry
@@ -123,7 +123,8 @@ def _find(name: str) -> ListedCache:
         return _on_disk(Path(name))
     known = ", ".join(each.name for each in _in_memory()) or "none"
     raise CacheError(
-        f"there is no cache called {name!r} on this node, and no disk cache in a folder of that name; known: {known}"
+        f"there is no cache called {name!r} on this node, and no disk cache in a folder of that name; "
+        f"known caches: {known}"
     )
 
 

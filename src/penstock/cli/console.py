@@ -21,12 +21,13 @@ from penstock.findings import Finding
 from penstock.formatting import counted, visible
 
 NARROWEST_COLUMNS = 20
-"""In fewer columns rich cuts words away; some terminals without a window report COLUMNS=0."""
+"""The least width of a page: with fewer columns rich cuts words away, and some terminals without a window report
+COLUMNS=0."""
 _STYLES = {"hurts": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console for pages; with ``stderr`` one for progress, which must not be written into a pipe."""
+    """A console for pages, on stdout; with ``stderr`` a console for progress, which must not be written into a pipe."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     console.push_render_hook(_VisibleHook())
     if console.width < NARROWEST_COLUMNS:
@@ -35,7 +36,8 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 class Visible:
-    """Anything that rich can print, with control characters of its text as symbols. rich's own stay: they are apart."""
+    """Anything that rich can print, with the control characters of its text shown as symbols. The control codes of rich
+    itself are in segments of their own and stay."""
 
     def __init__(self, content: RenderableType) -> None:
         self._content = content
@@ -53,7 +55,7 @@ class _VisibleHook(RenderHook):
 
 
 def make_grid(*columns: str) -> Table:
-    """A table without rules: one left-aligned column for each style. Long text continues on the next line."""
+    """A table without lines: one left-aligned column for each style. Long text continues on the next line."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for style in columns:
         grid.add_column(style=style, overflow="fold")
@@ -61,7 +63,7 @@ def make_grid(*columns: str) -> Table:
 
 
 def make_table(first: str, *figures: str, last: str | None = None, padding: int = 1) -> Table:
-    """A table with a rule below its head: a column of text, columns of figures, and perhaps a last one of text."""
+    """A table with a rule below its head: a column of text, columns of figures, and perhaps a last column of text."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
     table.add_column(first, overflow="fold")
     for heading in figures:
@@ -91,7 +93,7 @@ def show_findings(console: Console, found: Sequence[Finding]) -> None:
 
 
 def make_progress(console: Console) -> Progress:
-    """A bar that is drawn only on refresh(): a drawing thread would hold its lock while workers are forked."""
+    """A bar that is drawn only on refresh(): a thread that draws would hold rich's lock while workers are forked."""
     return Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=None),

@@ -39,7 +39,7 @@ _REDIRECT_S = 60.0
 
 
 @click.command(
-    epilog="Exit status: 1 if it cannot listen or there is no such run; 130 after Ctrl-C, 143 after SIGTERM."
+    epilog="Exit status: 1 if the server cannot listen or RUN does not exist; 130 after Ctrl-C, 143 after SIGTERM."
 )
 @click.argument("run", required=False)
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Listen on this address.")
@@ -60,12 +60,12 @@ def command(
     grafana_wanted: bool,
 ) -> None:
     """Show trainings live in a web browser: memory by component, speed, waiting, GPUs, cache, events. Change settings
-    of running loaders and compare runs. The page opens with RUN (an id, the beginning of one, a name, or "last").
+    of running loaders and compare runs. The page opens with RUN (an id or its beginning, a name, or "last").
 
-    The printed address has a token after #. Changes need the token, and so does reading if ADDRESS is not a loopback
-    address. On loopback, other users of this machine can read the figures but change nothing. With
-    PENSTOCK_DASH_TOKEN or --token-file the token stays the same at every start. In the last example, FILE holds
-    "Authorization: Bearer TOKEN", because every user of the machine can read command lines.
+    The printed address has a token after #. Changes need the token; reading needs it too if ADDRESS is not a loopback
+    address. On loopback, other users of this machine can read the figures but change nothing. With PENSTOCK_DASH_TOKEN
+    or --token-file the token stays the same at every start. In the last example, FILE holds "Authorization: Bearer
+    TOKEN", because every user of the machine can read command lines.
 
     \b
     penstock dash
@@ -102,7 +102,8 @@ def command(
         if not access.is_loopback:
             echo(
                 f"penstock: other machines can reach {host}. Anyone with the token can read the figures of all runs "
-                "and change their settings, and the connection is not encrypted; with ssh -L, 127.0.0.1 is enough",
+                "and change their settings, and the connection is not encrypted; if you connect with ssh -L, 127.0.0.1 "
+                "is enough",
                 err=True,
             )
         if json_wanted:
@@ -113,7 +114,7 @@ def command(
         if open_wanted:
             redirect = _redirect_to(url)
             left.callback(redirect.unlink, missing_ok=True)
-            # A browser in the terminal returns only when it is closed, and needs the server before that.
+            # A browser in the terminal returns only when it is closed, and needs the server until then.
             threading.Thread(target=_open_browser, args=(redirect,), name="browser", daemon=True).start()
         server.run()
 
@@ -121,7 +122,7 @@ def command(
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = min(
-            # Of a name with addresses of both kinds, IPv4.
+            # If a name has addresses of both kinds, the IPv4 address is used.
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE),
             key=lambda found: found[0] != socket.AF_INET,
         )
@@ -132,7 +133,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener: socket.socket | None = None
     try:
         listener = socket.socket(family, kind)
-        # Without it, the port of a server that ended with open pages is taken for a minute.
+        # Without SO_REUSEADDR, the port of a server that ended with open pages is taken for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -151,8 +152,8 @@ def _cannot_listen(host: str, port: int, refused: OSError) -> str:
         )
     if refused.errno == errno.EADDRNOTAVAIL:
         return (
-            f"{host} is not an address of this machine; use 127.0.0.1 to be reached from this machine only, 0.0.0.0 "
-            "from other machines too"
+            f"{host} is not an address of this machine; use 127.0.0.1 if only this machine connects, 0.0.0.0 if "
+            "other machines do too"
         )
     if refused.errno in (errno.EACCES, errno.EPERM):
         return f"port {port} of {host} is not allowed for this user ({refused.strerror}); --port 0 takes any free port"
@@ -181,7 +182,7 @@ def _kept_token(path: Path) -> str:
         with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise PenstockError(
-                    f"{path} can be read by other users, and the token is secret; run: chmod 600 {path}"
+                    f"{path} can be read by other users, but its token is secret; run: chmod 600 {path}"
                 )
             token = file.read(4096).strip()
             if not token:

@@ -69,7 +69,7 @@ def show_machine(console: Console, facts: MachineFacts, found: Sequence[Finding]
     )
     bad = [finding.id for finding in found if finding.severity != "info"]
     if bad:
-        console.print(f"Will hurt here: {', '.join(bad)}. For fixes run: penstock doctor", style="yellow")
+        console.print(f"Will hurt here: {', '.join(bad)}. penstock doctor shows the fixes.", style="yellow")
     console.print()
 
 
@@ -80,8 +80,8 @@ def show_comparison(console: Console, settings: DemoSettings, comparison: Loader
     console.print(
         f"Batches of {counted(settings.batch_size, 'sample')} of {format_bytes(settings.sample_bytes)} that take "
         f"{settings.wait_s * 1000:.0f} ms to arrive, {counted(settings.workers, 'worker')}, a training step of "
-        f"{settings.step_s * 1000:.0f} ms; {counted(settings.rounds, 'round')} of {settings.round_s:g} s for each "
-        f"loader, alternating; penstock with memory={format_bytes(settings.memory_bytes)}."
+        f"{settings.step_s * 1000:.0f} ms. The loaders take turns: {counted(settings.rounds, 'round')} of "
+        f"{settings.round_s:g} s for each. penstock's DataLoader has memory={format_bytes(settings.memory_bytes)}."
     )
     table = make_table("DataLoader", "samples/s", "first batch", "memory growth")
     for result in (comparison.torch, comparison.penstock):

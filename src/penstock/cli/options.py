@@ -26,7 +26,7 @@ json_option = click.option("--json", "json_wanted", is_flag=True, help="Print on
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a text that may quote files, records or other programs: escape sequences in it reach no terminal."""
+    """Print a text that may quote files, records or other programs; its escape sequences do not reach the terminal."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
@@ -98,7 +98,7 @@ def check_section(ctx: click.Context, parameter: click.Parameter, value: str) ->
 
 section_option = click.option(
     "--section", default="train", show_default=True, metavar="SECTION", callback=check_section,
-    help="With --settings: train, eval, val or test.",
+    help="Section of the settings file: train, eval, val or test.",
 )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def filled(given: Mapping[str, Any], own: Mapping[str, Any], cores: int) -> dict
 
 
 def svg_option(help_text: str) -> Callable[[Any], Any]:
-    """``--plot FILE.svg``."""
+    """The option ``--plot FILE.svg``."""
     return click.option("--plot", callback=_check_svg, metavar="FILE.svg", help=help_text)
 
 
@@ -146,7 +146,7 @@ def check_folder(ctx: click.Context, parameter: click.Parameter, value: Path | N
 
 
 def write_text(file: Path, text: str) -> None:
-    """Raises PenstockError if the file cannot be written."""
+    """Write a text to a file. Raises PenstockError if that fails."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as refused:

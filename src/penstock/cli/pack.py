@@ -49,7 +49,7 @@ def command(
     with the same name up to the first dot are one sample), or Parquet files, tar shards or Arrow files (one file, a
     glob, a name with braces such as shards-{000..009}.tar, a folder of them).
 
-    If the command is stopped or killed, run it again: it continues where it was.
+    If the command is stopped or killed, run it again: it continues where it stopped.
     """
     if workers is None:
         workers = max(1, int(limits(roots=roots).cpu_usable))
@@ -64,11 +64,11 @@ def command(
     kept = f" ({packed.kept} of them from an earlier run)" if packed.kept else ""
     echo(
         f"{counted(packed.samples, 'sample')}, {format_bytes(packed.bytes)} in {counted(packed.shards, 'shard')}{kept} "
-        f"in {destination}, read again and compared, in {packed.seconds:.1f} s"
+        f"in {destination}. All shards were read back and compared. This took {packed.seconds:.1f} s."
     )
     if packed.skipped:
         echo(
-            f"{counted(len(packed.skipped), 'file or folder', 'files and folders')} outside samples left out, such as "
+            f"left out: {counted(len(packed.skipped), 'file or folder', 'files and folders')} outside samples, such as "
             f"{', '.join(_examples(packed.skipped))}"
         )
 
@@ -93,7 +93,7 @@ def _pack(source: str, destination: Path, **arguments: Any) -> PackResult:
 
 
 def _examples(skipped: list[str]) -> list[str]:
-    """One folder and one file, the folder first: it may hold many files."""
+    """One folder and one file. The folder comes first, because it may hold many files."""
     folders = [name for name in skipped if name.endswith("/")]
     files = [name for name in skipped if not name.endswith("/")]
     return folders[:1] + files[:1]

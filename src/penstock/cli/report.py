@@ -32,11 +32,11 @@ _LARGEST_PLAN_BYTES = 16 << 20
     "--out", "-o", metavar="FILE", help="Write to this file; - for stdout.  [default: penstock-report-ID.html]"
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--plan", "plan", metavar="FILE", help="Compare with the output of penstock plan TARGET --json.")
+@click.option("--plan", "plan", metavar="FILE", help="Compare the run with the output of penstock plan TARGET --json.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object; with -o, write the page too.")
-@click.option("--open", "open_wanted", is_flag=True, help="Open it in a web browser.")
+@click.option("--open", "open_wanted", is_flag=True, help="Open the report in a web browser.")
 def command(run: str, out: str | None, force: bool, plan: str | None, json_wanted: bool, open_wanted: bool) -> None:
-    """Write a report on RUN (an id, the beginning of one, a name, or "last"): the bottleneck, the headroom, what to
+    """Write a report on RUN (an id or its beginning, a name, or "last"): the bottleneck, the headroom, what to
     change, charts of memory, speed and waiting, and predictions compared with measurements.
 
     \b
@@ -56,7 +56,7 @@ def command(run: str, out: str | None, force: bool, plan: str | None, json_wante
     with open_run(state_folder(), run) as found:
         file = None if out == "-" or (json_wanted and out is None) else Path(out or f"penstock-report-{found.id}.html")
         if file is not None:
-            # Check before the run is read: a week of points takes a moment.
+            # The file is checked before the run is read, because reading a week of points takes a while.
             _check(file, force=force)
         report = Report(gather(found), plans, time.time())
     if file is not None:

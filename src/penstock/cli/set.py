@@ -1,7 +1,7 @@
 """`penstock set`: change workers, depth and memory of a running loader from another terminal.
 
 In:  a run, ``workers=8 depth=3 memory=6GB``, the name of a loader.
-Out: the settings after the change, or the reason of the refusal.
+Out: the settings after the change, or the reason for the refusal.
 Runs in: command line. Does not import torch.
 """
 
@@ -27,7 +27,7 @@ _NAMES = {"num_workers": "workers"}
 @click.argument("values", nargs=-1, required=True, metavar="NAME=VALUE...")
 @json_option
 def command(run: str, values: tuple[str, ...], json_wanted: bool) -> None:
-    """Change RUN (an id, the beginning of one, a name, or "last") while it trains.
+    """Change RUN (an id or its beginning, a name, or "last") while it trains.
 
     NAME is workers, depth (batches ahead in total) or memory; loader=NAME chooses the loader if the run has several.
 

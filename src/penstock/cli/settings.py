@@ -31,12 +31,13 @@ _REMARK_COLUMNS = 14
 @click.command(epilog="Exit status: 1 if the file cannot be used, 2 for wrong usage, 0 otherwise, also with findings.")
 @click.argument("file", type=click.Path())
 @click.option("--section", default="train", show_default=True, metavar="SECTION", callback=check_section,
-              help="train, eval, val or test. Settings that the last three do not have come from train.")  # fmt: skip
+              help="train, eval, val or test. Settings that the last three lack come from train.")  # fmt: skip
 @json_option
 @click.pass_obj
 def command(roots: Roots, file: str, section: str, json_wanted: bool) -> None:
-    """Show what a settings file (YAML, TOML or JSON) sets about loading: its key, the argument of penstock.DataLoader,
-    the value and the reason; then the settings that will hurt on this machine, each with its fix."""
+    """Show what a settings file (YAML, TOML or JSON) sets about loading: for each key the argument of
+    penstock.DataLoader, the value and the reason. Then show the settings that will hurt on this machine, each with its
+    fix."""
     settings = read(file, section)
     found = find_in_settings(settings, gather_facts(roots))
     if json_wanted:
@@ -60,7 +61,7 @@ def show_settings(console: Console, settings: Settings, found: Sequence[Finding]
         widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
         grid = make_grid("", "", "", "dim")
         for column in grid.columns[:3]:
-            # Only the remark is broken into lines, where that leaves it room.
+            # Only the remark is wrapped, if the other columns leave enough room for it.
             column.no_wrap = sum(widths) + _REMARK_COLUMNS <= console.width
         remarks = ("remark", *(each.remark for each in settings.entries))
         for number, (row, remark) in enumerate(zip(rows, remarks, strict=True)):

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM during a command: each ends it at a point where nothing is left half done.
+"""Ctrl-C and SIGTERM during a command: each ends the command at a point where nothing is left half done.
 
 In:  SIGINT, SIGTERM.
-Out: KeyboardInterrupt, raised where the command asks for it; an exit with the status a shell reports for SIGTERM.
+Out: KeyboardInterrupt, raised where the command checks for it; an exit with the status that a shell reports for
+     SIGTERM.
 Runs in: command line, main thread.
 """
 
@@ -21,7 +22,8 @@ _HINT = b"\nstopping at the next batch; press Ctrl-C again to stop now\n"
 
 @contextmanager
 def ctrl_c_on_request() -> Iterator[Callable[[], None]]:
-    """Yields a function that raises KeyboardInterrupt if Ctrl-C was pressed. The second press raises at once.
+    """Yields a function that raises KeyboardInterrupt if Ctrl-C was pressed. The second press raises KeyboardInterrupt
+    at once.
 
     Raised anywhere else, KeyboardInterrupt does damage: an import swallows it in a bare ``except``, a half-built
     iterator cannot end its workers, and a worker that is still starting prints a traceback and crashes, so that torch

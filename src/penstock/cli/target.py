@@ -26,7 +26,7 @@ from penstock.planner.wording import GIVE_COLLATE
 _FORM = "TARGET is module:attribute or file.py:attribute, for example train.py:make_dataset"
 
 _FILES: dict[Path, ModuleType] = {}
-"""Files that have run. Each runs once: a second run would repeat its effects and define other classes of the same
+"""Files that have run. Each file runs once: a second run would repeat its effects and define new classes with the same
 names."""
 
 _NOT_THE_USERS = ("<frozen", __file__, str(Path(importlib.__file__).parent))
@@ -75,7 +75,8 @@ def _attribute(target: str) -> Any:
 
 
 def _own_names(value: Any) -> list[str]:
-    """Public names; of a module, its own names before imported ones, without modules."""
+    """The public names of a value. For a module, names defined in it come before imported names; imported modules are
+    left out."""
     names = {name: each for name, each in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
     if not isinstance(value, ModuleType):
         return list(names)
@@ -149,7 +150,7 @@ def _module(where: str) -> ModuleType:
 def _from_file(name: str, path: Path) -> ModuleType:
     known = _FILES.get(path.resolve())
     if known is not None:
-        # Pickle looks classes up by this name, and another file may have taken it.
+        # Pickle looks classes up by the module's name, and another file may have taken that name.
         sys.modules[name] = known
         return known
     spec = importlib.util.spec_from_file_location(name, path)

@@ -1,12 +1,12 @@
-"""GPU memory of a training, estimated before it runs: by component, to the bytes that torch reserves.
+"""Estimates the GPU memory of a training before the training runs: each component, and the bytes that torch reserves.
 
 In:  functions that make a model and a batch.
-Out: estimates, the largest batch that fits, savings of other choices, a comparison with measured peaks.
+Out: estimates, the largest batch that fits, the savings of other settings, a comparison with measured peaks.
 Runs in: trainer, command line. Works without a GPU and with a CPU-only torch.
 
-``trace`` runs two or three steps on meta tensors while torch's functions behave as on CUDA, records every allocation
-and free in order, and makes a script of them for any batch size. ``allocator`` simulates the script on a model of
-torch's caching allocator. Where there is a GPU, ``real_steps`` and ``calibration`` correct the estimate.
+``trace`` runs two or three steps on meta tensors while torch's functions behave as on CUDA. It records every allocation
+and free in order, and turns this record into a script for any batch size. ``allocator`` simulates the script on a model
+of torch's caching allocator. If there is a GPU, ``real_steps`` and ``calibration`` correct the estimate.
 """
 
 from penstock.gpu.batch_size import BatchSize, find_batch_size

@@ -1,7 +1,8 @@
 """The largest batch that fits a GPU with room to spare.
 
-In:  functions that make a model and a batch, a memory limit, a margin, perhaps the effective batch of a step.
-Out: ``BatchSize``: found from the estimate, run for a few steps where there is a GPU, with the reason in words.
+In:  functions that make a model and a batch, a memory limit, a margin, and optionally the effective batch of a step.
+Out: ``BatchSize``: a batch size that is found from the estimate and run for a few steps if there is a GPU, with the
+     reason in words.
 Runs in: trainer, command line. With or without a GPU.
 """
 
@@ -26,20 +27,22 @@ from penstock.gpu.what_ifs import WhatIf, what_if_of
 from penstock.units import format_bytes, parse_bytes
 
 MARGIN = 0.1
-"""Share left free: teams leave 10 to 20%, and it is twice the error that an estimate may have."""
+"""The share of memory that is left free: teams leave 10 to 20%, and 10% is twice the error that an estimate may
+have."""
 MOST = 65_536
-"""The search goes no further without ``most=``."""
+"""The largest batch size that the search tries if ``most=`` is not given."""
 MOST_TRIALS = 3
 _NEAR = 1.03
-"""A verified size ends the trials if the next size would not be larger than this factor."""
+"""The trials end at a verified size if the next size to try is larger by at most this factor."""
 _FAR = 1.1
-"""The last trial stays below the line by this factor at most: a batch 15% larger must not fit."""
+"""The last trial stays below the limit by at most this factor, so that a batch that is 15% larger does not fit."""
 _OVER = (1.05, 2.0, 4.0)
-"""A trial that ran out of memory counts as this many times the limit: the first, the second, the third."""
+"""The first, second and third trial that ran out of memory count as these multiples of the limit."""
 _BELOW = 3
-"""This many smaller sizes must fit too: the last batch is smaller, and a smaller batch may reserve more bytes."""
+"""The number of smaller sizes that must fit too: the last batch of an epoch is smaller, and a smaller batch may reserve
+more bytes."""
 _ABOVE = 4
-"""This many larger sizes are checked where the binary search ends."""
+"""The number of larger sizes that are checked after the binary search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,24 +50,25 @@ class BatchSize:
     """The result of the search."""
 
     batch_size: int
-    """Samples in one batch on the GPU; 0: not even one fits."""
+    """The number of samples in one batch on the GPU; 0 if not even one sample fits."""
     accumulation_steps: int
-    """Batches whose gradients are summed in one step, so that together they are the effective batch."""
+    """The number of batches whose gradients are summed in one step; together these batches are the effective batch."""
     largest_batch_size: int
-    """The largest that fits; ``batch_size`` is smaller where that divides the effective batch evenly."""
+    """The largest batch size that fits; ``batch_size`` is smaller if a smaller size divides the effective batch
+    evenly."""
     estimate: Estimate
-    """For ``batch_size``, or for 1 if nothing fits; corrected by the trials."""
+    """The estimate for ``batch_size``, or for one sample if nothing fits; the trials have corrected it."""
     memory_bytes: int
-    """Memory of the device that the training may take, including that of CUDA itself."""
+    """The memory of the device that the training may take, including the memory of CUDA itself."""
     margin: float
-    """Share of ``memory_bytes`` that is left free."""
+    """The share of ``memory_bytes`` that is left free."""
     trials: tuple[BatchTrial, ...]
-    """The batch sizes that were run, in order; empty without a GPU."""
+    """The trials that were run, in order; empty without a GPU."""
     is_verified: bool
     """Whether ``batch_size`` or a larger size was run and left the margin free."""
     reason: str
     would_fit: tuple[WhatIf, ...] = ()
-    """If nothing fits: single changes with which one sample fits."""
+    """The single changes with which one sample fits; empty if a sample fits without a change."""
 
 
 def find_batch_size(
@@ -83,12 +87,13 @@ def find_batch_size(
     capability: tuple[int, int] | None = None,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> BatchSize:
-    """The largest batch size that leaves ``margin`` of the memory free. Training arguments as for ``estimate``.
+    """The largest batch size that leaves ``margin`` of the memory free. The arguments about the training are those of
+    ``estimate``.
 
-    ``memory`` such as "20GB" is the memory of the device, or the part of it that the training may take; without it, the
-    free memory of this machine's GPU counts. ``effective_batch`` is the number of samples in one step of the optimizer:
-    the result then has the batch size and the accumulation for it. ``verify``: run at most 3 batch sizes for a few
-    steps and correct the estimate by them; by default this is done where there is a GPU.
+    ``memory``, such as "20GB", is the memory of the device, or the part of that memory that the training may take; the
+    default is the free memory of this machine's GPU. ``effective_batch`` is the number of samples in one step of the
+    optimizer: if it is given, the result has the batch size and the accumulation for this number. ``verify`` means that
+    at most 3 batch sizes are run for a few steps and correct the estimate; by default they are run if there is a GPU.
     """
     _check(margin, effective_batch, most, step)
     if verify:
@@ -110,37 +115,38 @@ def find_batch_size(
 
 
 class BatchSizeFinder:
-    """The search for one training on one card."""
+    """The search for the batch size of one training on one GPU."""
 
     def __init__(
         self, setup: TrainingSetup, device: Card, settings: AllocatorSettings, *, memory_bytes: int, margin: float,
         most: int = MOST, measure: Measure | None = None,
     ) -> None:  # fmt: skip
-        """``measure`` runs real steps; None: estimate only."""
+        """``measure`` runs real steps; with None the search only estimates."""
         self._setup, self._card, self._settings = setup, device, settings
         self._memory_bytes, self._margin, self._most, self._measure = memory_bytes, margin, most, measure
         self._limit_bytes = memory_bytes - device.context_bytes
         self._line_bytes = int(memory_bytes * (1 - margin)) - device.context_bytes
 
     def find(self, effective_batch: int | None = None) -> BatchSize:
-        """The batch size; if the effective batch does not fit, it is divided into several batches."""
+        """Find the batch size. If the effective batch does not fit, it is divided into several batches."""
         if effective_batch is None:
             return self._largest(self._setup, self._most, self._measure)
         most = min(self._most, effective_batch)
-        # Trials are few, so the estimate alone decides whether the effective batch is divided.
+        # Only a few trials may run, so the estimate alone decides whether the effective batch is divided.
         found = self._largest(self._setup, most, None)
         if found.batch_size == effective_batch and self._measure is not None:
             found = self._largest(self._setup, most, self._measure)
         if found.batch_size in (0, effective_batch):
             return found
-        # Gradients stay allocated between the batches, so less fits. Two batches are enough to show it.
+        # Gradients stay allocated between the batches of a step, so fewer samples fit. Two batches are enough to show
+        # this.
         found = self._largest(replace(self._setup, accumulation=2), most, self._measure, found.trials)
         return found if not found.batch_size else self._divided(found, effective_batch)
 
     def _largest(
         self, setup: TrainingSetup, most: int, measure: Measure | None, seen: tuple[BatchTrial, ...] = ()
     ) -> BatchSize:
-        """``seen``: trials that have been run already."""
+        """The largest batch size up to ``most``. ``seen`` holds the trials that have already been run."""
 
         def estimator_for(low: int, high: int) -> Estimator:
             return Estimator(setup, self._card, self._settings, batch_sizes=[low, high])
@@ -168,7 +174,8 @@ class BatchSizeFinder:
     def _tried(
         self, estimator: Estimator, size: int, most: int, measure: Measure, seen: tuple[BatchTrial, ...]
     ) -> tuple[int, int, tuple[BatchTrial, ...]]:
-        """The size after trials, the largest size that ran and left the margin free, and the trials."""
+        """The batch size that the trials lead to, the largest size that ran and left the margin free, and the
+        trials."""
         trials = list(seen)
         verified, ceiling = 0, most
         if trials:
@@ -184,21 +191,21 @@ class BatchSizeFinder:
                 ceiling = min(ceiling, size - 1)
             line_bytes = self._line_bytes
             if len(trials) == MOST_TRIALS - 1 and not verified:
-                # The last trial has to fit: the estimate may be wrong again by as much as before.
+                # The last trial has to fit, although the estimate may be wrong by as much as in the trial before.
                 line_bytes = int(line_bytes / min(max(_NEAR, trial.reserved_bytes / line_bytes), _FAR))
-            # The estimate alone must not say that nothing fits: a batch of one is run first.
+            # A batch of one is run before the search says that nothing fits, because the estimate may be wrong.
             size = LargestSearch(estimator, line_bytes, ceiling).find() or -(-ceiling // 2)
             if verified and size <= max(verified * _NEAR, verified + 1):
                 break
-        # A size that ran is preferred to a larger one that is only estimated.
+        # A size that ran is preferred to a larger size that is only estimated.
         return verified or size, verified, tuple(trials)
 
     def _correction(self, trials: list[BatchTrial]) -> Correction:
-        """From the trials that fit, or if there are none, from the last one."""
+        """The correction from the trials that fit; if no trial fits, from the last trial."""
         ran = [trial for trial in trials if trial.fits]
         if ran:
             return correct(ran)
-        # When memory runs out, it is only known that more than the limit was needed.
+        # If memory runs out, the only known fact is that more than the limit was needed.
         last, over = trials[-1], _OVER[min(len(trials), len(_OVER)) - 1]
         reserved = int(max(self._limit_bytes, last.estimated_reserved_bytes) * over)
         share = last.estimated_allocated_bytes / max(1, last.estimated_reserved_bytes)
@@ -213,8 +220,8 @@ class BatchSizeFinder:
         if effective_batch % steps:
             steps = -(-effective_batch // largest)
             words = (
-                f"{effective_batch} does not divide evenly near that size: {steps} batches "
-                f"of {-(-effective_batch // steps)} or {effective_batch // steps} samples give it (torch.tensor_split)"
+                f"{effective_batch} does not divide evenly into batches of about {largest}: {steps} batches of "
+                f"{-(-effective_batch // steps)} or {effective_batch // steps} samples make it up (torch.tensor_split)"
             )
         size = -(-effective_batch // steps)
         estimate = found.estimate
@@ -232,13 +239,13 @@ class BatchSizeFinder:
         words = (
             f"{estimate.batch_size} samples reserve {format_bytes(estimate.reserved_bytes)} and CUDA takes "
             f"{format_bytes(self._card.context_bytes)}: {estimate.device_bytes / self._memory_bytes:.0%} of "
-            f"{format_bytes(self._memory_bytes)}, where {self._margin:.0%} is to stay free"
+            f"{format_bytes(self._memory_bytes)}, of which {self._margin:.0%} must stay free"
         )
         if is_most:
-            words += "; no larger one was asked for"
+            words += "; no larger batch was requested"
         if not trials:
-            return f"{words}; estimated, not run"
-        return f"{words}; run: {_ran(trials)}" + ("" if is_verified else "; this size itself was not run")
+            return f"{words}; the size is estimated, not run"
+        return f"{words}; trials: {_ran(trials)}" + ("" if is_verified else "; the chosen size itself was not run")
 
     def _nothing_fits(self, estimate: Estimate, trials: tuple[BatchTrial, ...]) -> BatchSize:
         choices = [
@@ -247,13 +254,13 @@ class BatchSizeFinder:
             if choice.estimate.reserved_bytes <= self._line_bytes
         ]
         help_words = (
-            "it would with " + ", or ".join(choice.name for choice in choices)
+            "it would fit with " + ", or ".join(choice.name for choice in choices)
             if choices
             else "no single change of checkpointing, precision or optimizer makes it fit"
         )
         takes = f"it takes {format_bytes(estimate.device_bytes)} of the device"
         if trials:
-            takes = f"{takes} by the estimate (run: {_ran(trials)})"
+            takes = f"{takes} by the estimate (trials: {_ran(trials)})"
         return BatchSize(
             batch_size=0,
             accumulation_steps=1,
@@ -264,7 +271,7 @@ class BatchSizeFinder:
             trials=trials,
             is_verified=bool(trials),
             reason=(
-                f"not even one sample fits: {takes}, and "
+                f"not even one sample fits: {takes}, but "
                 f"{format_bytes(self._memory_bytes)} less {self._margin:.0%} are "
                 f"{format_bytes(int(self._memory_bytes * (1 - self._margin)))}; {help_words}"
             ),
@@ -273,15 +280,16 @@ class BatchSizeFinder:
 
 
 class LargestSearch:
-    """Searches the largest batch size whose estimate stays under a line of reserved bytes. It simulates each batch
-    size at most once."""
+    """Searches for the largest batch size whose estimated reserved bytes stay under ``line_bytes``. Each batch size is
+    simulated at most once."""
 
     def __init__(self, estimator: Estimator, line_bytes: int, most: int) -> None:
         self._estimator, self._line_bytes, self._most = estimator, line_bytes, most
         self._known: dict[int, bool] = {}
 
     def find(self) -> int:
-        """Doubling, then a binary search, then the sizes around its result: between sizes that fit, one may not."""
+        """Double the size, then do a binary search, then check the sizes around its result: a size that does not fit
+        may lie between sizes that fit."""
         low, high = 0, 1
         while high <= self._most and self._is_under(high):
             low, high = high, high * 2
@@ -302,10 +310,10 @@ class LargestSearch:
 
 
 def find_largest(estimator_for: Callable[[int, int], Estimator], line_bytes: int, most: int) -> tuple[int, Estimator]:
-    """The size, 0 if not even one sample fits, and the estimator that found it.
+    """The largest size, which is 0 if not even one sample fits, and the estimator that found it.
 
-    ``estimator_for(low, high)`` traces two batch sizes. Kernels may take other scratch memory at other sizes, so sizes
-    near the result are traced in a second pass.
+    ``estimator_for(low, high)`` traces two batch sizes. The scratch memory of kernels may differ between sizes, so
+    sizes near the result are traced in a second pass.
     """
     low, high = min(2, most), min(4, most)
     estimator = estimator_for(low, high)
@@ -326,21 +334,24 @@ def _ran(trials: tuple[BatchTrial, ...]) -> str:
 
 
 def _room(asked: int | None, device: Card, settings: AllocatorSettings, *, is_here: bool) -> int:
-    """Memory of the device that the training may take, including that of CUDA itself."""
+    """The memory of the device that the training may take, including the memory of CUDA itself."""
     if is_here:
         here = real_steps.allowed_bytes() + device.context_bytes
         return here if asked is None else min(asked, here)
     memory_bytes = asked or device.memory_bytes
     if memory_bytes is None:
-        raise ConfigError('find_batch_size: there is no GPU here; write memory="20GB" for a GPU with that much memory')
+        raise ConfigError('find_batch_size: there is no GPU here; give the memory of a GPU, such as memory="20GB"')
     return int((memory_bytes - device.context_bytes) * settings.memory_fraction) + device.context_bytes
 
 
 def _check(margin: float, effective_batch: int | None, most: int, step: StepFunction | None) -> None:
     if not 0 <= margin < 1:
-        raise ConfigError(f"margin={margin} is not a share to leave free; write 0.1 for 10%")
+        raise ConfigError(f"margin={margin} is not a share of memory to leave free; write 0.1 for 10%")
     for name, value in (("effective_batch", effective_batch), ("most", most)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name}={value!r} is not a whole number of 1 or more")
     if effective_batch is not None and step is not None:
-        raise ConfigError("effective_batch= divides the usual step; your own step= has to accumulate gradients itself")
+        raise ConfigError(
+            "effective_batch= works only with the usual step; a function given as step= has to accumulate gradients "
+            "itself"
+        )

@@ -1,8 +1,8 @@
-"""GPU memory of a training, before it runs.
+"""Estimates of the GPU memory of a training before the training runs.
 
 In:  functions that make a model and a batch, batch sizes, optimizer, precision, checkpointing, a card.
-Out: one ``Estimate`` per batch size; ``Estimator``, which makes them for every batch size; ``EstimateComparison``.
-Runs in: trainer, command line. Works with or without a GPU, and allocates nothing on it.
+Out: one ``Estimate`` per batch size; ``Estimator``, which makes estimates for any batch size; ``EstimateComparison``.
+Runs in: trainer, command line. Works with or without a GPU, and allocates nothing on the GPU.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ COMPONENTS = (
     "parameters", "gradients", "optimizer_state", "inputs", "activations", "temporaries", "workspaces",
     OVERHEAD, CONTEXT,
 )  # fmt: skip
-"""Names in ``Estimate.components``, in the order in which they are shown."""
+"""The names in ``Estimate.components``, in the order in which they are shown."""
 
 _ALLOCATED_MARGIN, _RESERVED_MARGIN = 0.02, 0.05
-"""The error that an estimate without guesses may have."""
+"""The largest expected errors of allocated and of reserved bytes, as shares, for an estimate without guesses."""
 _MOST_MODULES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How a component grows with the batch: fixed + per sample × batch size, a line through two batch sizes."""
+    """How a component grows with the batch: a fixed part plus bytes per sample, which is a line through two batch
+    sizes."""
 
     fixed_bytes: int
     per_sample_bytes: float
 
     @property
     def grows(self) -> bool:
-        """Whether one more sample changes it by at least one block of the allocator."""
+        """Whether one more sample changes the component by at least one block of the allocator."""
         return abs(self.per_sample_bytes) >= 512
 
     def __str__(self) -> str:
@@ -72,37 +73,37 @@ class Estimate:
 
     batch_size: int
     allocated_bytes: int
-    """Peak of the bytes in tensors: ``torch.cuda.max_memory_allocated()``."""
+    """The peak of the bytes in tensors: ``torch.cuda.max_memory_allocated()``."""
     reserved_bytes: int
-    """Peak of the bytes that torch takes from the device: ``torch.cuda.max_memory_reserved()``."""
+    """The peak of the bytes that torch takes from the device: ``torch.cuda.max_memory_reserved()``."""
     device_bytes: int
-    """What nvidia-smi would show: reserved bytes, and those of CUDA itself."""
+    """The bytes that nvidia-smi would show: the reserved bytes plus the memory of CUDA itself."""
     components: dict[str, int]
-    """Name -> bytes at the peak of allocated bytes; they add up to ``device_bytes``."""
+    """Component -> bytes at the peak of allocated bytes. All components add up to ``device_bytes``."""
     peak_phase: str
-    """The phase of that peak: "forward", "backward" or "optimizer"."""
+    """The phase in which allocated bytes reach their peak: "forward", "backward" or "optimizer"."""
     allocated_range: tuple[int, int]
-    """Least and most that ``allocated_bytes`` should be."""
+    """The least and the largest value to expect for ``allocated_bytes``."""
     reserved_range: tuple[int, int]
-    """Least and most that ``reserved_bytes`` should be."""
+    """The least and the largest value to expect for ``reserved_bytes``."""
     growth: dict[str, Growth] = field(default_factory=dict)
-    """Component -> how it grows with the batch; empty if steps of different batch sizes have different events."""
+    """Component -> its growth with the batch; empty if steps of different batch sizes have different events."""
     modules: dict[str, int] = field(default_factory=dict)
-    """The modules with the largest activations -> their bytes."""
+    """Module -> the bytes of its activations, for the modules with the largest activations."""
     device_memory_bytes: int | None = None
-    """Memory of the device; None: not given."""
+    """The memory of the device; None if not given."""
     fits: bool | None = None
-    """Whether the training fits into ``device_memory_bytes``; None: not given. The allocator may have to release cached
-    memory for it."""
+    """Whether the training fits into ``device_memory_bytes``, possibly after the allocator releases cached memory; None
+    if the memory of the device is not given."""
     assumptions: tuple[str, ...] = ()
-    """The answers assumed where the model asked for values of its tensors."""
+    """The answers that were assumed when the model asked for values of its tensors."""
     correction: Correction | None = None
-    """The correction by real steps; None: no steps were run."""
+    """The correction by real steps; None if no steps were run."""
     uncalibrated: Estimate | None = None
-    """The estimate before the correction."""
+    """The estimate before the correction; None if no steps were run."""
 
     def explain(self) -> str:
-        """The estimate in a few lines, for people."""
+        """A few lines of text for people that describe the estimate."""
         low, high = self.reserved_range
         lines = [
             f"batch size {self.batch_size}: {format_bytes(self.allocated_bytes)} allocated, "
@@ -119,7 +120,8 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateComparison:
-    """Predicted and measured bytes. Errors are shares of the measured bytes, positive if the prediction is too high."""
+    """A comparison of predicted and measured bytes. Errors are shares of the measured bytes and are positive if the
+    prediction is too high."""
 
     batch_size: int
     predicted_allocated_bytes: int
@@ -129,9 +131,10 @@ class EstimateComparison:
     measured_reserved_bytes: int
     reserved_error: float
     is_within_range: bool
-    """Whether both measured figures lie in the estimate's ranges."""
+    """Whether both measured figures lie in the ranges of the estimate."""
     retries: int
-    """How many requests needed cached memory to be released first; above 0, the device was nearly full."""
+    """The number of requests for which torch first had to release cached memory. Above 0, the device was nearly
+    full."""
 
     def __str__(self) -> str:
         return (
@@ -144,19 +147,21 @@ class EstimateComparison:
 
 
 class Estimator:
-    """Estimates a training at any batch size, from one trace of it."""
+    """Estimates the memory of a training at any batch size from one trace of the training."""
 
     def __init__(
         self, setup: TrainingSetup, device: Card, settings: AllocatorSettings, *, batch_sizes: Sequence[int] = (1,),
         finds_growth: bool = True,
     ) -> None:  # fmt: skip
-        """Trace the smallest and the largest of ``batch_sizes``. For others, sizes of allocations are interpolated.
+        """Trace the smallest and the largest of ``batch_sizes``. For other batch sizes the sizes of allocations are
+        interpolated.
 
-        ``finds_growth``: with a single batch size, trace a larger one too, to see what grows.
+        ``finds_growth`` means that, if only one batch size is given, a larger one is traced too, to see which
+        components grow.
         """
         self.setup, self._card, self._settings = setup.checked(), device, settings
         self.correction: Correction | None = None
-        """From real steps; applied to every estimate that is made after it is set."""
+        """The correction from real steps, which is applied to every estimate that is made after it is set."""
         low, high = min(batch_sizes), max(batch_sizes)
         self._scripts: dict[int, Script] = {}
         self.assumptions: tuple[str, ...] = ()
@@ -165,12 +170,12 @@ class Estimator:
 
     @property
     def is_regular(self) -> bool:
-        """Whether one trace is enough for all batch sizes; if not, each size is traced."""
+        """Whether one trace is enough for all batch sizes; if not, each batch size is traced."""
         return self._main.is_regular
 
     @property
     def context_bytes(self) -> int:
-        """Memory of the device that CUDA itself takes."""
+        """The memory of the device that CUDA itself takes."""
         return self._card.context_bytes
 
     def at(self, batch_size: int, *, device_memory_bytes: int | None = None) -> Estimate:
@@ -216,7 +221,7 @@ class Estimator:
             reserved_bytes=reserved,
             device_bytes=reserved + self._card.context_bytes,
             components=components,
-            # The sizes that were guesses are now measured.
+            # The sizes that were guesses have now been measured.
             allocated_range=_widened(allocated, allocated, _ALLOCATED_MARGIN),
             reserved_range=_widened(reserved, reserved, _RESERVED_MARGIN),
             fits=self._fits(script, size, traced.device_memory_bytes, reserved - traced.reserved_bytes),
@@ -245,7 +250,7 @@ class Estimator:
         return found
 
     def _fit(self) -> dict[str, Growth]:
-        """A line for every component, through the two batch sizes that were traced."""
+        """For every component, a line through its bytes at the two batch sizes that were traced."""
         low, high = self._main.batch_size, self._main.other_batch_size
         if high is None:
             return {}
@@ -283,16 +288,17 @@ def estimate(
     environment: Mapping[str, str] = ENVIRONMENT,
     calibrate: bool = False,
 ) -> list[Estimate]:
-    """The GPU memory that the training would take, for every batch size, in order.
+    """Estimate the GPU memory that the training would take with each of the batch sizes, in order.
 
-    ``make_model()`` returns the model, ``make_batch(n)`` a tensor, a tuple (passed as arguments) or a mapping (passed
-    as keyword arguments) of n samples; the loss is the output's ``.loss``, or the output. ``precision``: fp32; bf16 or
-    fp16 for autocast around float32 weights; bf16-true or fp16-true for everything in that type. ``step(model, batch,
-    optimizer)`` replaces the usual step: zero gradients, forward, backward, optimizer. With ``device_memory`` such as
-    "20GB" every estimate says whether it fits. ``capability`` is the compute capability of a card that is not in this
-    machine. ``PYTORCH_ALLOC_CONF`` and ``CUBLAS_WORKSPACE_CONFIG`` are read from ``environment``. ``calibrate=True``
-    runs a few real steps at two small batch sizes on this machine's GPU and corrects the estimates by them; the
-    estimate of tracing alone stays in ``uncalibrated``.
+    ``make_model()`` returns the model. ``make_batch(n)`` returns n samples as a tensor, as a tuple (passed as
+    arguments) or as a mapping (passed as keyword arguments). The loss is the output's ``.loss``, or the output itself.
+    ``precision`` is fp32; bf16 or fp16 for autocast around float32 weights; bf16-true or fp16-true for everything in
+    this type. ``step(model, batch, optimizer)`` replaces the usual step, which zeroes gradients and runs the forward
+    pass, the backward pass and the optimizer. With ``device_memory``, such as "20GB", every estimate says whether the
+    training fits. ``capability`` is the compute capability of a card that is not in this machine.
+    ``PYTORCH_ALLOC_CONF`` and ``CUBLAS_WORKSPACE_CONFIG`` are read from ``environment``. ``calibrate=True`` runs a few
+    real steps at two small batch sizes on this machine's GPU and corrects the estimates; the estimate from tracing
+    alone stays in ``uncalibrated``.
     """
     if calibrate:
         needs_gpu("calibrate=True")
@@ -312,14 +318,14 @@ def estimate(
 def compare(
     estimate: Estimate, stats: Mapping[str, Any] | None = None, *, device: torch.device | int | str | None = None
 ) -> EstimateComparison:
-    """Compare with the peaks since the start, or since ``torch.cuda.reset_peak_memory_stats()``.
+    """Compare an estimate with the peaks since the start, or since ``torch.cuda.reset_peak_memory_stats()``.
 
-    ``stats``: what ``torch.cuda.memory_stats()`` returned; without it, they are read from the device.
+    ``stats`` is the result of ``torch.cuda.memory_stats()``; without it the statistics are read from the device.
     """
     if stats is None:
         if not torch.cuda.is_available():
             raise ConfigError(
-                "compare: there is no GPU here; pass stats=torch.cuda.memory_stats() from a machine with one"
+                "compare: there is no GPU here; pass stats=torch.cuda.memory_stats() from a machine with a GPU"
             )
         stats = torch.cuda.memory_stats(device)
 
@@ -349,7 +355,7 @@ def compare(
 
 
 def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
-    """``ConfigError`` unless they are whole numbers of 1 or more."""
+    """Raises ConfigError unless all batch sizes are whole numbers of 1 or more."""
     if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Sequence) or not batch_sizes:
         raise ConfigError(f"batch_sizes={batch_sizes!r} is not a list of batch sizes; write [8, 16, 24]")
     for size in batch_sizes:
@@ -358,7 +364,7 @@ def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
 
 
 def _corrected_line(name: str, line: Growth, by: Correction) -> Growth:
-    """The component's line, corrected like the component."""
+    """The line of a component after the correction that its bytes get."""
     if name == "workspaces":
         return replace(line, fixed_bytes=line.fixed_bytes + round(by.fixed_bytes))
     if name == "activations":

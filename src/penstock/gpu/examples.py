@@ -1,7 +1,7 @@
-"""Models to try estimates with: a transformer, a convolutional network, a U-Net; plain torch.
+"""Models in plain torch for trying estimates: a transformer, a convolutional network, a U-Net.
 
 In:  nothing.
-Out: ``EXAMPLES``: name -> model and batches.
+Out: ``EXAMPLES``: name -> a model and its batches.
 Runs in: command line.
 """
 
@@ -20,7 +20,7 @@ _WORDS, _LENGTH = 32_000, 512
 
 
 class Transformer(nn.Module):
-    """A decoder of GPT-2's size."""
+    """A decoder-only transformer of GPT-2's size."""
 
     def __init__(self, width: int = 768, layers: int = 12, heads: int = 12) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Residual(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Residual blocks of two convolutions, four scales, 18 layers, 1,000 classes."""
+    """A network of 18 layers and 1,000 classes: residual blocks of two convolutions at four scales."""
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Twice(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Four scales with skip connections; it learns to reproduce its input."""
+    """A U-Net with four scales and skip connections, which learns to reproduce its input."""
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class UNet(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A model with its batches."""
+    """A model and the function that makes its batches."""
 
     what: str
     make_model: MakeModel

@@ -19,13 +19,16 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 
 _BLOCK = 256
 _LEAST_QUANTIZED = 4096
-"""Smaller parameters have float32 state, as in bitsandbytes."""
+"""The least number of values of a parameter with 8-bit state; smaller parameters have float32 state, as in
+bitsandbytes."""
 
 
 class EightBitState(Optimizer):
-    """Allocates the state of an 8-bit Adam: a byte per value for each of two moments, and a scale per 256 values.
+    """Allocates the state of an 8-bit Adam: one byte per value for each of the two moments, and one scale per 256
+    values.
 
-    It exists to be traced and computes nothing. The real kernels work in place, one parameter at a time.
+    This optimizer exists only to be traced and computes nothing. The real kernels work in place on one parameter at a
+    time.
     """
 
     def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
@@ -64,7 +67,7 @@ NAMES = tuple(_BY_NAME)
 
 
 def maker_of(optimizer: str | MakeOptimizer) -> MakeOptimizer:
-    """The function of this name. ``ConfigError`` for an unknown name."""
+    """The function that makes the named optimizer. Raises ConfigError if the name is unknown."""
     if callable(optimizer):
         return optimizer
     found = _BY_NAME.get(optimizer.lower().replace("_", "-")) if isinstance(optimizer, str) else None

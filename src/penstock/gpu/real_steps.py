@@ -1,8 +1,8 @@
 """A few real training steps on the GPU, and the peaks that torch's allocator reports for them.
 
-In:  a ``TrainingSetup``, a batch size, perhaps a limit.
-Out: ``RealSteps``: the peaks, or that the memory was not enough.
-Runs in: trainer, command line, where there is a GPU. All memory is released afterwards, also after running out of it.
+In:  a ``TrainingSetup``, a batch size, and optionally a limit.
+Out: ``RealSteps``: the peaks, and whether the memory was enough.
+Runs in: trainer, command line, if there is a GPU. All memory is released afterwards, even if memory ran out.
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.gpu.training import TrainingSetup
 
 STEPS = 3
-"""The first has no optimizer state yet, the second sets most of the peaks, the third repeats it."""
+"""The number of steps. The first has no optimizer state yet, the second reaches most of the peaks, and the third
+repeats the second."""
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
-"""Words in errors of cuBLAS, cuDNN and the driver, which are not torch's own class."""
+"""Words in errors of cuBLAS, cuDNN and the driver; these errors do not have torch's own class for missing memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RealSteps:
-    """What real steps with one batch size took."""
+    """The memory and the time that real steps with one batch size took."""
 
     batch_size: int
     fits: bool
-    """False: memory ran out, and the figures are the peaks up to that moment."""
+    """Whether memory was enough; if not, the figures are the peaks up to the moment when memory ran out."""
     allocated_bytes: int
-    """Peak, without what the process had allocated before."""
+    """The peak of allocated bytes, without the bytes that the process had allocated before."""
     reserved_bytes: int
-    """Peak, without what the process had reserved before."""
+    """The peak of reserved bytes, without the bytes that the process had reserved before."""
     step_s: float | None = None
-    """Time of the last step; None if it was not reached."""
+    """The time of the last step; None if the last step was not reached."""
 
 
 Measure = Callable[[TrainingSetup, int, int | None], RealSteps]
-"""Arguments: the training, a batch size, the bytes torch may reserve (None: all there are)."""
+"""A function with three arguments: the training, a batch size, and the bytes that torch may reserve (None for no
+limit)."""
 
 
 def measure(setup: TrainingSetup, batch_size: int, limit_bytes: int | None = None) -> RealSteps:
-    """Run steps on the current device. ``ConfigError`` if they fail for another reason than memory."""
+    """Run steps on the current device. Raises ConfigError if the steps fail for another reason than missing memory."""
     release_unused()
     held_bytes = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
@@ -71,7 +73,7 @@ def measure(setup: TrainingSetup, batch_size: int, limit_bytes: int | None = Non
 
 
 def train(setup: TrainingSetup, batch_size: int, device: str, steps: int = STEPS) -> float:
-    """Train as a user's loop does; return the time of the last step."""
+    """Train as a user's loop does, and return the time of the last step."""
     model = setup.model(device)
     optimizer = setup.optimizer_of(model)
     scaler = torch.amp.GradScaler(device) if setup.needs_scaler else None
@@ -87,10 +89,10 @@ def train(setup: TrainingSetup, batch_size: int, device: str, steps: int = STEPS
 
 
 def release_unused() -> None:
-    """Return to the device all memory that torch keeps and does not use."""
+    """Return all memory that torch keeps but does not use to the device."""
     gc.collect()
     torch.cuda.synchronize()
-    # The workspaces come from torch's allocator and would keep whole segments.
+    # The workspaces of cuBLAS come from torch's allocator and would keep whole segments reserved.
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
@@ -98,14 +100,15 @@ def release_unused() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this error says that the device's memory ran out."""
+    """Whether this error means that the memory of the device ran out."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def allowed_bytes() -> int:
-    """What torch may still reserve on the current device: within its own limit, and within what others left free."""
+    """The bytes that torch may still reserve on the current device, within torch's own limit and the memory that other
+    programs left free."""
     release_unused()
     free, total = torch.cuda.mem_get_info()
     share = _fraction()
@@ -118,14 +121,16 @@ def _finish_queued_work(device: str) -> None:
 
 
 def _fraction() -> float | None:
-    """The value given to ``torch.cuda.set_per_process_memory_fraction``; None: this torch cannot return it."""
+    """The value that was given to ``torch.cuda.set_per_process_memory_fraction``; None if this version of torch cannot
+    return it."""
     read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     return None if read is None else read()
 
 
 @contextlib.contextmanager
 def _limited(limit_bytes: int | None) -> Iterator[None]:
-    """Let torch reserve no more than this. Where its present limit cannot be read, and so not restored, leave it."""
+    """Let torch reserve no more than ``limit_bytes``. If torch's present limit cannot be read, it could not be
+    restored, so it stays unchanged."""
     before = _fraction()
     if limit_bytes is None or before is None:
         yield

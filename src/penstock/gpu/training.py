@@ -1,7 +1,7 @@
-"""What is trained and how: model, batch, optimizer, precision, checkpointing and one step of them.
+"""The description of a training: its model, batch, optimizer, precision, checkpointing, and one step.
 
 In:  functions that make a model and a batch, and the settings of the training.
-Out: ``TrainingSetup``, which makes the parts on a device and runs a step with them.
+Out: ``TrainingSetup``, which makes the model, the batch and the optimizer on a device and runs a step.
 Runs in: trainer, command line. The same steps run on meta tensors (``trace``) and on a GPU (``real_steps``).
 """
 
@@ -25,9 +25,10 @@ MakeBatch = Callable[[int], Any]
 StepFunction = Callable[[torch.nn.Module, Any, torch.optim.Optimizer], Any]
 
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16-true", "fp16-true")
-"""float32; autocast with float32 weights (float16 with a scaler); weights and everything else in that type."""
+"""The accepted precisions. fp32 is float32; bf16 and fp16 are autocast with float32 weights (fp16 with a scaler); with
+bf16-true and fp16-true the weights and everything else have this type."""
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The type that autocast computes in."""
+"""Precision -> the type in which autocast computes."""
 
 
 class Scaler(Protocol):
@@ -46,18 +47,18 @@ class TrainingSetup:
 
     make_model: MakeModel
     make_batch: MakeBatch
-    """Called with a batch size."""
+    """A function that is called with a batch size and returns a batch."""
     optimizer: str | MakeOptimizer = "adamw"
     precision: str = "fp32"
     checkpointing: bool = False
     accumulation: int = 1
-    """Batches whose gradients are summed before the optimizer steps."""
+    """The number of batches whose gradients are summed before a step of the optimizer."""
     step: StepFunction | None = None
-    """The user's own training step. Precision and accumulation are then left to it."""
+    """The user's own training step, which then has to handle precision and accumulation itself."""
 
     @property
     def weight_dtype(self) -> torch.dtype | None:
-        """The type that model and batch are cast to; None: they keep their own."""
+        """The type to which the model and the batch are cast; None if both keep their types."""
         return _TYPES[self.precision.removesuffix("-true")] if self.precision.endswith("-true") else None
 
     @property
@@ -65,13 +66,13 @@ class TrainingSetup:
         return self.precision == "fp16" and self.step is None
 
     def checked(self) -> TrainingSetup:
-        """This setup; ``ConfigError`` for a setting that cannot work."""
+        """This setup itself. Raises ConfigError for a setting that cannot work."""
         if self.precision not in PRECISIONS:
             raise ConfigError(f"precision={self.precision!r} is not known; write one of {', '.join(PRECISIONS)}")
         if not callable(self.make_model) or isinstance(self.make_model, torch.nn.Module):
             raise ConfigError(
-                "make_model must be a function that builds the model, such as lambda: Net(); a model that already "
-                "exists has already taken its memory"
+                "make_model must be a function that builds the model, such as lambda: Net(), because a model that "
+                "already exists has already taken its memory"
             )
         if not callable(self.make_batch):
             raise ConfigError("make_batch must be a function of the batch size, such as lambda n: torch.zeros(n, 3)")
@@ -91,12 +92,12 @@ class TrainingSetup:
         return model
 
     def optimizer_of(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
-        """An optimizer for the parameters that are trained; None if there are none."""
+        """An optimizer for the parameters that are trained; None if no parameter is trained."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return maker_of(self.optimizer)(trained) if trained else None
 
     def moved(self, batch: Any, device: str) -> Any:
-        """The batch on ``device``, in the type of the weights."""
+        """The batch, moved to ``device`` and cast to the type of the weights."""
 
         def move(part: Any) -> Any:
             if not isinstance(part, torch.Tensor):
@@ -118,7 +119,7 @@ class TrainingSetup:
         scaler: Scaler | None,
         device: str,
     ) -> None:
-        """One step of the optimizer, and the forward and backward passes before it."""
+        """Run the forward and backward passes, and then one step of the optimizer."""
         if self.step is not None:
             assert optimizer is not None
             self.step(model, batch, optimizer)
@@ -146,14 +147,15 @@ class TrainingSetup:
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's output: a mapping is passed as keyword arguments, a tuple or list as positional ones."""
+    """The output of the model. A mapping is passed as keyword arguments, a tuple or a list as positional arguments."""
     if isinstance(batch, dict):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """``.loss`` of an output, its entry "loss", or the output itself, averaged if it has several values."""
+    """The loss: ``.loss`` of an output, the output's entry "loss", or the output itself. Several values are
+    averaged."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, dict):
         loss = output.get("loss")
@@ -168,7 +170,8 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def _switch_on_checkpointing(model: torch.nn.Module) -> None:
-    """Through the model's own switch (transformers, diffusers), else around each of its repeated blocks."""
+    """Switch on checkpointing with the model's own switch (transformers, diffusers), or around each repeated block of a
+    model without a switch."""
     for name in ("gradient_checkpointing_enable", "enable_gradient_checkpointing"):
         own = getattr(model, name, None)
         if callable(own):
@@ -177,7 +180,7 @@ def _switch_on_checkpointing(model: torch.nn.Module) -> None:
     blocks = _repeated_blocks(model)
     if not blocks:
         raise ConfigError(
-            f"checkpointing=True: {type(model).__name__} has no switch for checkpointing and no list of blocks of one "
+            f"checkpointing=True: {type(model).__name__} has no switch for checkpointing, and no list of blocks of one "
             f"class; call torch.utils.checkpoint inside the model that make_model returns"
         )
     for block in blocks:
@@ -185,7 +188,7 @@ def _switch_on_checkpointing(model: torch.nn.Module) -> None:
 
 
 def _repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Members of every list of two or more modules of one class. Lists inside such a member are left alone."""
+    """The members of every list of two or more modules of one class. Lists inside these members are ignored."""
     found: list[torch.nn.Module] = []
     inside: set[torch.nn.Module] = set()
     for module in model.modules():

@@ -1,7 +1,7 @@
-"""The memory that other choices would save: checkpointing, precision, optimizer, accumulation.
+"""The memory that other settings would save: checkpointing, precision, optimizer, accumulation.
 
 In:  a training, a batch size.
-Out: ``WhatIf``: one choice changed, the bytes saved, and its cost in time as far as it is known.
+Out: ``WhatIf``: one changed setting, the saved bytes, and the cost in time as far as it is known.
 Runs in: trainer, command line. With or without a GPU.
 """
 
@@ -22,28 +22,28 @@ from penstock.gpu.training import MakeBatch, MakeModel, StepFunction, TrainingSe
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """One choice changed, all others kept."""
+    """One changed setting, while all others stay the same."""
 
     name: str
-    """The change, such as "checkpointing" or "precision=bf16"."""
+    """The name of the change, such as "checkpointing" or "precision=bf16"."""
     estimate: Estimate
-    """With the change."""
+    """The estimate with the change."""
     saved_bytes: int
-    """Reserved bytes without the change less those with it."""
+    """The saved bytes: reserved bytes without the change minus reserved bytes with the change."""
     time_cost: str
-    """Its effect on the time of a step, in words."""
+    """The effect of the change on the time of a step, in words."""
 
 
 _PRECISION_COST = {
-    "bf16": "usually faster: matrix products run on tensor cores at half the bytes",
-    "fp16": "usually faster, as bf16; a scaler guards against underflow",
+    "bf16": "usually faster: matrix products run on tensor cores with half the bytes",
+    "fp16": "usually faster, like bf16; a scaler guards against underflow",
     "fp32": "usually slower: twice the bytes in every product",
 }
 _OPTIMIZER_COST = {
-    "sgd": "less time in the optimizer; converges differently",
-    "sgd-momentum": "less time in the optimizer; converges differently",
+    "sgd": "less time in the optimizer; the training converges differently",
+    "sgd-momentum": "less time in the optimizer; the training converges differently",
     "adamw": "the usual time of AdamW",
-    "adamw-8bit": "about the same; needs a library with 8-bit kernels, such as bitsandbytes",
+    "adamw-8bit": "about as fast as AdamW; needs a library with 8-bit kernels, such as bitsandbytes",
 }
 
 
@@ -61,10 +61,10 @@ def what_if(
     environment: Mapping[str, str] = ENVIRONMENT,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> list[WhatIf]:
-    """Every single change of the training, largest saving first. Arguments as for ``estimate``; ``on_progress`` gets
-    each change and the share that is done.
+    """Every single change of the training, with the largest saving first. The arguments about the training are those of
+    ``estimate``; ``on_progress`` gets each change and the share of the work that is done.
 
-    A change with which the model fails (no blocks to checkpoint, an unsupported precision) is left out.
+    A change with which the model fails, such as an unsupported precision, is left out.
     """
     check_batch_sizes([batch_size])
     setup = TrainingSetup(
@@ -79,7 +79,7 @@ def what_if_of(
     setup: TrainingSetup, batch_size: int, device: Card, settings: AllocatorSettings,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> list[WhatIf]:  # fmt: skip
-    """As ``what_if``, for a setup."""
+    """Like ``what_if``, but for a ``TrainingSetup``."""
     now = Estimator(setup, device, settings, batch_sizes=[batch_size], finds_growth=False).at(batch_size)
     found = []
     changes = list(_changes(setup, batch_size))
@@ -97,19 +97,20 @@ def what_if_of(
 
 
 def _changes(setup: TrainingSetup, batch_size: int) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
-    """Name, cost in time, divisor of the batch size, and fields of the setup that change."""
+    """For each change: its name, its cost in time, the divisor of the batch size, and the fields of the setup that
+    change."""
     if not setup.checkpointing:
-        cost = "about a third more: every block's forward pass is computed twice"
+        cost = "about a third more time: the forward pass of every block is computed twice"
         yield "checkpointing", cost, 1, {"checkpointing": True}
     if setup.step is None:
         for precision, cost in _PRECISION_COST.items():
             if precision != setup.precision:
                 yield f"precision={precision}", cost, 1, {"precision": precision}
-        cost = "little: the same samples in smaller pieces, slower where these leave the GPU idle"
+        cost = "little: the same samples come in smaller batches, which is slower if small batches leave the GPU idle"
         for parts in (2, 4):
             if batch_size % parts == 0:
                 steps = setup.accumulation * parts
-                # From the second batch on, each takes the same memory.
+                # From the second batch on, every batch takes the same memory.
                 yield f"accumulation={steps} of {batch_size // parts}", cost, parts, {"accumulation": 2}
     for optimizer, cost in _OPTIMIZER_COST.items():
         if optimizer != setup.optimizer:

@@ -1,11 +1,12 @@
-"""Batches for a DeepSpeed pipeline: prepared by the model, cut for gradient accumulation, without end.
+"""Batches for a DeepSpeed pipeline: prepared by the model, cut for gradient accumulation, repeated without end.
 
 In:  a dataset whose items are whole batches, an engine with a grid of ranks, a model with ``prepare_inputs``.
 Out: micro-batches ``(features, label)``, as the engine's stage needs them.
-Runs in: trainer. Importing it does not need deepspeed; it runs with any object that has the methods of its engine.
+Runs in: trainer. Importing it does not need deepspeed; it runs with any object that has the methods of deepspeed's
+engine.
 
-Only the first stage of a pipeline loads data. Its labels may depend on noise that it drew, so it sends them to the last
-stage. The stages in between load nothing and start no worker.
+Only the first stage of a pipeline loads data. The labels may depend on noise that the first stage drew, so it sends the
+labels to the last stage. The stages in between load nothing and start no worker.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _VERSION = 1
 class PipelineDataLoader:
     """Iterates without end over a dataset of whole batches; ``epoch`` counts the passes, from 1.
 
-    ``prefetch_batches_per_worker``: how many batches a worker may be ahead. By default it is read from ``config``, a
-    settings file or mapping with ``dataloader_prefetch_per_worker`` or another name for it (``penstock.settings``),
-    so that training and evaluation use the same number; without that it is 1.
+    ``prefetch_batches_per_worker``: how many batches a worker may be ahead. The default is the value of
+    ``dataloader_prefetch_per_worker``, or of another name that ``penstock.settings`` reads, in ``config``, a settings
+    file or mapping, so that training and evaluation use the same number. Without such a value the default is 1.
     ``seed``: the seed of a sample's randomness, together with the data-parallel rank, the epoch and the index.
     ``loader_options`` go to ``penstock.DataLoader``: ``memory``, ``device``, ``pin_memory``.
     """
@@ -210,7 +211,7 @@ class Ranks:
 
 
 class _Order:
-    """A sampler of this rank's batches, each with its epoch; it can begin at any batch."""
+    """A sampler that yields the numbers of this rank's batches, each with its epoch; it can begin at any batch."""
 
     def __init__(self, length: int, *, shard: int, shards: int) -> None:
         # Every rank gets the same number of batches; otherwise some ranks would wait for others at the end of an epoch.
@@ -250,8 +251,8 @@ def _prefetch_of(config: Source | None, workers: int) -> int:
 
 
 def split(features: Any, label: Any, pieces: int) -> list[tuple[Any, Any]]:
-    """A batch cut into micro-batches of equal size. Tensors as long as the batch are cut; each micro-batch gets
-    everything else."""
+    """A batch cut into micro-batches of equal size. Tensors that are as long as the batch are cut; each micro-batch
+    gets everything else."""
     if pieces == 1:
         return [(features, label)]
     length = next((len(tensor) for tensor in _tensors((features, label)) if tensor.dim()), 0)
@@ -283,7 +284,7 @@ def _cut(value: Any, length: int, number: int, pieces: int) -> Any:
     if isinstance(value, Mapping):
         return rebuilt(value, {key: _cut(item, length, number, pieces) for key, item in value.items()})
     if isinstance(value, list) and len(value) == length and not any(isinstance(item, torch.Tensor) for item in value):
-        # A list with one text or size per sample.
+        # The value is a list with one text or size per sample.
         return value[number * size : (number + 1) * size]
     if isinstance(value, (list, tuple)):
         return rebuilt(value, [_cut(item, length, number, pieces) for item in value])

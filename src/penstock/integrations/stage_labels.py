@@ -1,11 +1,11 @@
 """Labels from the first stage of a pipeline to the last.
 
 In:  the labels that the first stage prepared, batch by batch.
-Out: the same at the last stage.
+Out: the same labels at the last stage.
 Runs in: trainer, at both ends.
 
-They travel between host memories, apart from the engine's own messages and without waiting for them: the first stage is
-ahead of the last by as many micro-batches as there are stages.
+The labels travel from host memory to host memory. They do not wait for the engine's own messages, because the first
+stage is ahead of the last by as many micro-batches as there are stages.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_UNDER_WAY = 4
 
 class StageLabels:
     def __init__(self, ends: tuple[int, int]) -> None:
-        """Every process of the job must create one at the same time; ``ends`` are the first and last rank of its
-        pipeline."""
+        """Every process of the job must create its ``StageLabels`` at the same time; ``ends`` are the first and last
+        rank of its pipeline."""
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(
                 "a pipeline of several stages needs torch.distributed: start it with deepspeed or torchrun"

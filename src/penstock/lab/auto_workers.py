@@ -1,12 +1,12 @@
-"""The number of workers a loader starts with where ``num_workers="auto"`` leaves that to penstock.
+"""The number of workers that a loader starts with if ``num_workers="auto"`` leaves the number to penstock.
 
 In:  a dataset and the arguments of its loader.
-Out: ``FirstWorkers``: a number of workers, and the plan it comes from.
-Runs in: trainer, and a child it starts and ends.
+Out: ``FirstWorkers``: a number of workers, and the plan that gives this number.
+Runs in: trainer, and a child process that the trainer starts and ends.
 
-The plan comes from a short probe of some samples. A process of its own reads them, so that random numbers, open files
-and anything the dataset counts stay unchanged in the trainer. An error in that process does not prevent the loader from
-being made: the loader gets one worker for each core, and raises the error when it is iterated.
+The plan comes from a short probe of some samples. A separate process reads the samples, so that random numbers, open
+files and anything that the dataset counts stay unchanged in the trainer. An error in that process does not prevent the
+loader from being made: the loader gets one worker for each core, and raises the error when it is iterated.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from penstock.planner.profile import OURS_USUAL, Profile
 from penstock.workers.setup import can_split
 
 _PROBE_S, _WITHIN_S = 1.0, 4.0
-"""How long the probe reads samples, and after how long it is ended without a result."""
+"""How long the probe reads samples, and how long it may take before it is ended without a result."""
 _MOST_WORKERS = 32
-"""A loader never starts with more, however many cores there are: each takes memory before it has proved useful."""
+"""The most workers that a loader starts with, however many cores there are: a worker takes memory from its start."""
 _USUAL_ROWS = 32
 _COPIED_BYTES_PER_S = 4e9
 """The rate at which a worker writes into a batch."""
@@ -42,17 +42,17 @@ class LoaderRequest:
 
     dataset: Any
     batch_size: int | None
-    """Samples in a batch; None: the batch sampler decides, or samples are not batched."""
+    """The number of samples in a batch; None if the batch sampler decides, or if samples are not batched."""
     batch_sampler: Any
-    """None: samples are not batched."""
+    """The sampler of batches; None if samples are not batched."""
     collate_fn: Callable[[Any], Any] | None
-    """The user's own; None: torch's own."""
+    """The user's own collate function; None for torch's."""
     memory_bytes: int
-    """The loader's budget."""
+    """The memory budget of the loader."""
     binds_workers: bool
-    """Whether a batch depends on the worker it comes from, as with seeding="worker"."""
+    """Whether a batch depends on the worker that makes it, as with seeding="worker"."""
     has_threads: bool
-    """Whether workers are threads."""
+    """Whether the workers are threads."""
 
     @property
     def rows(self) -> int:
@@ -63,34 +63,35 @@ class LoaderRequest:
 
     def collate(self, samples: list[Any]) -> Any:
         if self.collate_fn is None:
-            # Workers write rows straight into the batch: there is nothing left to collate.
+            # Workers write rows directly into the batch, so that no samples have to be collated.
             return None
         return self.collate_fn(samples[0] if self.batch_sampler is None else samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstWorkers:
-    """The workers a loader starts with."""
+    """The number of workers that a loader starts with."""
 
     workers: int
-    """0 only where no worker can be started."""
+    """The number of workers; 0 only if no worker can be started."""
     plan: Plan | None = None
-    """The plan with its predictions; None: nothing was measured."""
+    """The plan with its predictions; None if nothing was measured."""
 
 
 def first_workers(request: LoaderRequest) -> FirstWorkers:
-    """The workers for this loader on this machine."""
+    """The number of workers for this loader on this machine."""
     process = multiprocessing.current_process()
     if process.daemon and not request.has_threads:
-        # This is a daemonic process, such as a worker of another loader: it may not start workers of its own.
+        # A daemonic process, such as a worker of another loader, may not start workers of its own.
         return FirstWorkers(workers=0)
     if isinstance(request.dataset, IterableDataset) or getattr(process, "_inheriting", False):
-        # Several workers of a stream that does not ask for the worker's number would each deliver all of it. And a
-        # process that is just starting imports the user's program again: the loader made during that import is unused.
+        # If a stream does not ask for the worker's number, each of several workers would deliver the whole stream. And
+        # a process that is just starting imports the user's program again: a loader that is made during this import is
+        # not used.
         return FirstWorkers(workers=1)
     facts = find_facts()
     if request.binds_workers:
-        # A measured number could differ between runs, and the batches with it.
+        # A measured number of workers could differ between runs, and so would the batches.
         return _one_per_core(facts)
     try:
         with warnings.catch_warnings():
@@ -102,7 +103,7 @@ def first_workers(request: LoaderRequest) -> FirstWorkers:
     except Exception:
         return _one_per_core(facts)
     plan = _plan(request, facts, probed)
-    # A worker without a sample has nothing to do.
+    # A loader needs no more workers than the dataset has samples.
     return FirstWorkers(workers=max(1, min(plan.workers, len(request.dataset))), plan=plan)
 
 

@@ -1,6 +1,6 @@
-"""torch's DataLoader and penstock's over the same dataset, in turns, and the rate of the link to a device.
+"""Runs of torch's DataLoader and penstock's over the same dataset, in turns; also the rate of the link to a device.
 
-In:  a dataset, ``BenchSettings``; or how to make each loader, and a training step.
+In:  a dataset and ``BenchSettings``; or functions that make each loader, and a training step.
 Out: ``BenchResult``; ``LoaderComparison``.
 Runs in: trainer (here, the command line).
 """
@@ -31,48 +31,49 @@ _LEAST_WARM_UP_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """The settings of both loaders; the budget is penstock's alone, torch's loader has none."""
+    """The settings of both loaders. The budget is for penstock's loader only, because torch's loader has no budget."""
 
     target: str
-    """The dataset's name."""
+    """The name of the dataset."""
     batch_size: int
-    """Samples in a batch."""
+    """The number of samples in a batch."""
     workers: int
     """Worker processes."""
     memory: str | int | float
-    """Budget of penstock's loader."""
+    """The budget of penstock's loader."""
     prefetch_factor: int | None = None
-    """Batches torch's loader keeps ahead for each worker, and a ceiling for penstock's; None: their own."""
+    """The batches that torch's loader keeps ahead for each worker, and the most that penstock's loader keeps ahead;
+    None for the default of each loader."""
     device: str | None
-    """Where batches are delivered; None leaves them in host memory."""
+    """The device to which batches are delivered; None leaves batches in host memory."""
     shuffle: bool
     """Whether samples are read in random order."""
     step_time: float
-    """Seconds a pretended training step takes."""
+    """The seconds that a pretended training step takes."""
     seconds: float
-    """How long a round lasts."""
+    """The seconds that a round lasts."""
     rounds: int
-    """Rounds of each loader, in turns."""
+    """The number of rounds of each loader. The loaders take turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """The result of a bench."""
+    """The result of comparing both loaders."""
 
     comparison: LoaderComparison
     link_bytes_per_s: float | None
-    """The rate of copies from pinned memory to the device with nothing else running; None without a CUDA device."""
+    """The rate of copies from pinned memory to the device while nothing else runs; None without a CUDA device."""
 
     def as_json(self) -> dict[str, Any]:
         return {"link_bytes_per_s": self.link_bytes_per_s, **self.comparison.as_json()}
 
 
 def check_device(device: str | None) -> None:
-    """Raise, before anything is loaded, if batches cannot be delivered on a device."""
+    """Raise an error before anything is loaded if batches cannot be delivered to ``device``."""
     problem = None if device is None else _problem_with(device)
     if problem is not None:
         raise ConfigError(
-            f"batches cannot be delivered to {device!r}: {problem}; leave --device out, or name a device that is here"
+            f"batches cannot be delivered to {device!r}: {problem}; leave --device out, or name an existing device"
         )
 
 
@@ -84,7 +85,7 @@ def _problem_with(name: str) -> str | None:
             return None
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         return str(problem).splitlines()[0]
-    # Not by using the device: workers forked afterwards would inherit a CUDA context.
+    # The device is not used for this check: workers that are forked later would inherit its CUDA context.
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return "torch finds no CUDA device"
@@ -93,7 +94,7 @@ def _problem_with(name: str) -> str | None:
 
 @dataclass
 class Tally:
-    """What the training loop received in one round."""
+    """The samples and bytes that the training loop received in one round."""
 
     samples: int = 0
     delivered_bytes: int = 0
@@ -102,27 +103,27 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """How each loader is run."""
+    """The description of how each loader is run."""
 
     make: Mapping[str, Callable[[], Iterable[Any]]]
-    """Name -> a new loader."""
+    """Name of a loader -> a function that makes a new one."""
     use: Callable[[Any, Tally], None]
-    """One step of the training loop; adds the batch to the tally."""
+    """One step of the training loop, which adds the batch to the tally."""
     rounds: int
-    """Rounds of each loader, in turns."""
+    """The number of rounds of each loader. The loaders take turns."""
     round_s: float
-    """How long the clock runs."""
+    """The seconds of a round that are measured."""
     warm_up_s: float = 0.0
-    """How long a loader runs before the clock starts."""
+    """The seconds that a loader runs before the measurement starts."""
     settle: Callable[[], None] = field(default=lambda: None)
-    """Waits for work that the training loop has only queued."""
+    """A function that waits for work that the training loop has only queued."""
 
 
 def compare_loaders(rounds: Rounds, *, on_progress: Callable[[str, float], None]) -> LoaderComparison:
-    """Run torch's loader and penstock's in turns; ``on_progress`` gets the name of the one that runs and the share
-    of all that is done."""
+    """Run torch's loader and penstock's in turns. ``on_progress`` gets the name of the loader that runs and the share
+    of all rounds that is done."""
     results: dict[str, list[Round]] = {name: [] for name in rounds.make}
-    # The order alternates: the second loader of a pair finds warm caches and a larger heap.
+    # The order alternates, because the loader that runs second finds warm caches and a larger heap.
     turns = [name for number in range(rounds.rounds) for name in list(results)[:: (-1) ** number]]
     with without_warnings():
         for turn, name in enumerate(turns):
@@ -169,7 +170,8 @@ def bench(
     dataset: Any, collate_fn: Callable[[Any], Any] | None, settings: BenchSettings,
     *, on_progress: Callable[[str, float], None],
 ) -> BenchResult:  # fmt: skip
-    """Run both loaders in turns; ``on_progress`` gets what runs and the share of all that is done."""
+    """Run both loaders in turns. ``on_progress`` gets the name of the loader that runs and the share of all rounds that
+    is done."""
     device = None if settings.device is None else torch.device(settings.device)
     cuda = device if device is not None and device.type == "cuda" else None
     given: dict[str, Any] = {
@@ -180,14 +182,16 @@ def bench(
         "prefetch_factor": settings.prefetch_factor if settings.workers else None,
     }
     if not isinstance(dataset, IterableDataset):
-        # With drop_last every batch has as many samples, whatever the collate function makes of them.
+        # With drop_last every batch has the same number of samples, so the collate function's result need not be
+        # counted.
         given |= {"shuffle": settings.shuffle, "drop_last": True}
         length = len(dataset)
         if length == 0:
-            raise DataError("it is empty: there is no sample to run")
+            raise DataError("the dataset is empty: it has no sample to load")
         if length < settings.batch_size:
             raise DataError(
-                f"it has {length} sample{'s' * (length > 1)} and a batch {settings.batch_size}; lower --batch-size"
+                f"the dataset has {length} sample{'s' * (length > 1)}, but a batch has {settings.batch_size}; "
+                "lower --batch-size"
             )
 
     def use(batch: Any, tally: Tally) -> None:
@@ -208,12 +212,12 @@ def bench(
         settle=(lambda: torch.cuda.synchronize(cuda)) if cuda else (lambda: None),
     )
     comparison = compare_loaders(rounds, on_progress=lambda name, done: on_progress(f"{name}'s DataLoader", done))
-    # Last: workers forked earlier must not inherit a CUDA context.
+    # The link is measured last: workers must not be forked with a CUDA context, which they would inherit.
     return BenchResult(comparison=comparison, link_bytes_per_s=_link_bytes_per_s(cuda) if cuda else None)
 
 
 class _Moved:
-    """A loader whose batches are moved as a training loop would move them."""
+    """A loader whose batches are copied to a device in the way that a training loop copies them."""
 
     def __init__(self, loader: Iterable[Any], device: torch.device | None) -> None:
         self._loader = loader

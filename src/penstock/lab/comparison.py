@@ -1,7 +1,7 @@
-"""Two loaders over the same dataset: their figures, and a verdict in one sentence.
+"""The comparison of two loaders over the same dataset: the figures of both, and a verdict in one sentence.
 
 In:  the rounds of each loader.
-Out: ``LoaderComparison`` and its verdict. Pure: the sentence follows from the numbers alone.
+Out: ``LoaderComparison`` and its verdict, which follows from the numbers alone.
 Runs in: command line.
 """
 
@@ -14,27 +14,28 @@ from typing import Any
 from penstock.units import format_bytes
 
 ALIKE_FRACTION = 0.05
-"""Two loaders that differ by less count as alike even if every round agreed: machines vary by as much."""
+"""Two loaders that differ by less than this share count as equally fast, even if every round agrees which one is
+faster: the speed of a machine varies by as much."""
 UNCLEAR_FRACTION = 0.25
-"""Two loaders whose rounds overlap, and whose medians differ by more, are neither alike nor different."""
+"""If the rounds of two loaders overlap, but their medians differ by more than this share, no verdict is possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One loader's run over the dataset."""
+    """One run of a loader over the dataset."""
 
     samples: int
-    """Samples delivered in the measured time."""
+    """The number of samples delivered in the measured time."""
     delivered_bytes: int
-    """Bytes of the tensors, arrays and texts in those samples."""
+    """The bytes of the tensors, arrays and texts in the delivered samples."""
     elapsed_s: float
     """The measured time, including simulated training steps."""
     first_batch_s: float
-    """From iter() to the first batch."""
+    """The time from iter() to the first batch."""
     peak_growth_bytes: int | None
-    """The most memory (PSS) of the process and its workers, less the memory before iter(); None: not known."""
+    """The most memory (PSS) of the process and its workers, minus their memory before iter(); None if unknown."""
     order: tuple[tuple[int, int], ...] | None = None
-    """The delivered samples in order, each as its index and its last pixel; None if samples cannot be told apart."""
+    """The delivered samples in order, each as its index and its last pixel; None if samples cannot be distinguished."""
 
     @property
     def samples_per_s(self) -> float:
@@ -50,13 +51,13 @@ class LoaderResult:
     """All rounds of one loader."""
 
     name: str
-    """The loader's name."""
+    """The name of the loader."""
     rounds: tuple[Round, ...]
-    """In the order they ran."""
+    """The rounds in the order in which they ran."""
 
     @property
     def rates(self) -> list[float]:
-        """Samples per second of each round."""
+        """The samples per second of each round."""
         return [each.samples_per_s for each in self.rounds]
 
     @property
@@ -91,7 +92,7 @@ class LoaderResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderComparison:
-    """torch's loader and ours over the same samples."""
+    """torch's loader and penstock's over the same samples."""
 
     torch: LoaderResult
     """torch.utils.data.DataLoader."""
@@ -100,7 +101,8 @@ class LoaderComparison:
 
     @property
     def same_samples(self) -> bool | None:
-        """Whether both delivered the same samples in the same order, as far as both got; None: not known."""
+        """Whether both loaders delivered the same samples in the same order, up to the end of the shorter run; None if
+        unknown."""
         orders = [
             each.order for result in (self.torch, self.penstock) for each in result.rounds if each.order is not None
         ]
@@ -135,19 +137,23 @@ class LoaderComparison:
         *most, last = parts
         more = ""
         if self.is_unclear:
-            more = f" The rounds of one loader differ by up to {100 * self.spread:.0f}%: make them longer, or run more."
+            more = (
+                f" The rounds of one loader differ by up to {100 * self.spread:.0f}%: make the rounds longer, or run "
+                "more rounds."
+            )
         return f"Compared with torch's DataLoader, penstock delivered{same} {', '.join(most)} and {last}.{more}"
 
     @property
     def is_unclear(self) -> bool:
-        """Whether the rounds overlap although their medians lie far apart: there are too few, or they are too short."""
+        """Whether rounds of the two loaders overlap although their medians differ much: the rounds are too few or too
+        short."""
         ours, theirs = self.penstock.rates, self.torch.rates
         slower, faster = sorted((statistics.median(ours), statistics.median(theirs)))
         return _compare(ours, theirs) is None and faster > slower * (1 + UNCLEAR_FRACTION)
 
     @property
     def spread(self) -> float:
-        """By how much the fastest round of one loader exceeds its slowest, as a share of the slowest."""
+        """How much faster the fastest round of a loader is than its slowest round, as a share of the slowest."""
         return max(max(each.rates) / max(min(each.rates), 1e-9) for each in (self.penstock, self.torch)) - 1
 
 
@@ -158,7 +164,7 @@ def _first_batch_words(ratio: float | None) -> str:
 
 
 def _compare(ours: list[float], theirs: list[float]) -> float | None:
-    """The ratio of the medians; None where the rounds overlap or are within ``ALIKE_FRACTION``."""
+    """The ratio of the medians; None if the rounds overlap or the medians differ by less than ``ALIKE_FRACTION``."""
     ratio = statistics.median(ours) / statistics.median(theirs)
     apart = min(ours) > max(theirs) or max(ours) < min(theirs)
     return ratio if apart and abs(ratio - 1) > ALIKE_FRACTION else None

@@ -1,4 +1,4 @@
-"""The demo: a built-in dataset through torch's DataLoader and penstock's, compared as `penstock bench` compares them.
+"""The demo: torch's DataLoader and penstock's load a built-in dataset and are compared as in `penstock bench`.
 
 In:  ``DemoSettings``.
 Out: a ``LoaderComparison``.
@@ -23,8 +23,8 @@ from penstock.units import MIB
 
 
 class BigSamples(Dataset[dict[str, Any]]):
-    """``length`` samples of ``sample_bytes`` each, the same on every machine; a fetch waits ``wait_s``, as a disk or a
-    network would."""
+    """A dataset of ``length`` samples of ``sample_bytes`` each, which are the same on every machine. Reading a sample
+    waits ``wait_s``, as reading from a disk or a network does."""
 
     def __init__(self, *, length: int, sample_bytes: int, wait_s: float, seed: int = 0) -> None:
         self._length = length
@@ -44,31 +44,31 @@ class BigSamples(Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """The settings of both loaders; the budget is penstock's alone, torch's loader has none."""
+    """The settings of both loaders. The budget is for penstock's loader only, because torch's loader has no budget."""
 
     sample_bytes: int = 8 * MIB
-    """Size of one sample."""
+    """The size of one sample."""
     wait_s: float = 0.02
-    """How long a sample takes to arrive."""
+    """The time that reading a sample waits."""
     batch_size: int = 8
-    """Samples in a batch."""
+    """The number of samples in a batch."""
     workers: int = 4
     """Worker processes."""
     step_s: float = 0.03
-    """How long the pretended training step takes."""
+    """The time that the pretended training step takes."""
     memory_bytes: int = 320 * MIB
-    """Budget of penstock's loader."""
+    """The budget of penstock's loader."""
     rounds: int = 2
-    """Rounds of each loader, in turns."""
+    """The number of rounds of each loader. The loaders take turns."""
     round_s: float = 3.5
-    """How long a round lasts."""
+    """The time that a round lasts."""
     most_batches: int = 200
-    """Batches in the dataset: more than any loader delivers in ``round_s``."""
+    """The number of batches in the dataset, which is more than any loader delivers in ``round_s``."""
 
 
 def compare(settings: DemoSettings, *, on_progress: Callable[[str, float], None]) -> LoaderComparison:
-    """Run both loaders in turns; ``on_progress`` gets the name of the one that runs and the share of all that is
-    done."""
+    """Run both loaders in turns. ``on_progress`` gets the name of the loader that runs and the share of all rounds that
+    is done."""
     dataset = BigSamples(
         length=settings.most_batches * settings.batch_size,
         sample_bytes=settings.sample_bytes,

@@ -1,8 +1,8 @@
-"""One live loader whose settings are changed and measured while it runs.
+"""A live loader: its settings are changed and measured while it runs.
 
 In:  a dataset, a budget, ``Setting``s to measure.
 Out: ``Trial``s.
-Runs in: trainer, and workers it starts and ends.
+Runs in: trainer, and workers that the trainer starts and ends.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from penstock.planner.search import LEAST_NOISE, Setting, Trial
 
 _BLOCKS, _FEWEST_BLOCKS = 6, 3
 _LEAST_BATCHES, _FEWEST_BATCHES = 2 * _BLOCKS, 2 * _FEWEST_BLOCKS
-"""Batches of a measurement, and the fewest where they take long: the noise of fewer cannot be estimated."""
+"""The number of batches of a measurement, and the fewest if batches take long: the noise of fewer batches cannot be
+estimated."""
 _SETTLE_SHARE = 0.25
-"""Share of a measurement that does not count: new workers start, and batches prepared with the old setting are used
-up."""
+"""The share of a measurement that does not count, in which new workers start and batches made with the old setting are
+used up."""
 _MOST_TIMES = 3
 _SLOWER = 1.5
-"""A batch may take this many times as long as the simulation predicts."""
+"""A measurement allows a batch this many times the predicted time."""
 _MISSED = 0.01
-"""Share of the budget by which a sample of memory may be wrong: pages are counted while they come and go."""
+"""The share of the budget by which a reading of memory may be wrong, because pages come and go while they are
+counted."""
 
 
 class LiveLoader:
-    """Measures settings one after the other, on the same workers."""
+    """Measures one setting after the other on the same workers."""
 
     def __init__(
         self,
@@ -50,9 +52,9 @@ class LiveLoader:
         on_batch: Callable[[], None],
         is_repeated: bool = False,
     ) -> None:
-        """``step_s``: how long the training loop is busy with a batch. ``trial_s``: about how long one measurement
-        lasts. An exception from ``on_batch`` ends the measurement. ``is_repeated``: every worker delivers every
-        sample, and each counts once only."""
+        """``step_s`` is the time that the training loop is busy with a batch; ``trial_s`` is about the time that one
+        measurement takes. An exception from ``on_batch`` ends the measurement. ``is_repeated`` means that every worker
+        delivers every sample, so that each sample counts only once."""
         self._batch_size, self._step_s, self._trial_s = batch_size, step_s, trial_s
         self._memory_bytes = memory_bytes
         self._restarts, self._is_repeated = isinstance(dataset, IterableDataset), is_repeated
@@ -68,7 +70,7 @@ class LiveLoader:
         self._safe: Setting | None = None
         """The latest setting that stayed within the budget."""
         self._most = Setting(0, 0)
-        """The most workers and the most batches ahead that these workers and their arena have had."""
+        """The most workers and the most batches ahead since the workers and the arena were created."""
 
     def __enter__(self) -> Self:
         self._run.__enter__()
@@ -83,22 +85,23 @@ class LiveLoader:
 
     @staticmethod
     def needs_s(setting: Setting, batch_s: float) -> float:
-        """The least time for a measurement, where a batch takes ``batch_s``."""
+        """The least time for a measurement if a batch takes ``batch_s``."""
         return (setting.depth + 1 + _FEWEST_BATCHES) * batch_s
 
     def measure(self, setting: Setting, *, batch_s: float) -> Trial:
-        """Change to a setting and measure it. A setting that exceeds the budget is ended at once.
+        """Change to a setting and measure it. The measurement ends at once if the setting exceeds the budget.
 
-        ``batch_s``: about how long a batch will take, so that slow ones are waited for.
+        ``batch_s`` is about the time that a batch takes, so that the measurement waits for slow batches.
         """
         if setting.workers < self._most.workers or setting.depth < self._most.depth:
-            # The arena keeps free segments and heaps stay large, so memory would still be that of the larger setting.
+            # The arena keeps free segments and heaps stay large, so the measured memory would be that of the larger
+            # setting.
             self._start_anew()
         self._most = Setting(max(self._most.workers, setting.workers), max(self._most.depth, setting.depth))
         with without_warnings():
             self._loader.resize(workers=setting.workers, depth=setting.depth)
             if self._restarts:
-                # Each worker of a stream reads its share, so another number of workers needs a new epoch.
+                # Each worker of a stream reads its share of the epoch, so a new number of workers needs a new epoch.
                 self._run.end_epoch()
             try:
                 trial = self._measure(setting, batch_s)
@@ -112,7 +115,7 @@ class LiveLoader:
         return trial
 
     def _measure(self, setting: Setting, batch_s: float) -> Trial | None:
-        """None: it exceeded the budget."""
+        """The measurement of a setting; None if the setting exceeds the budget."""
         ahead, slow_s = setting.depth + 1, _SLOWER * batch_s
         settle_s = _SETTLE_SHARE * self._trial_s
         self._take(settle_s, max(_MOST_TIMES * settle_s, ahead * slow_s), lambda timing: timing.batches >= ahead)
@@ -136,7 +139,8 @@ class LiveLoader:
         )
 
     def _take(self, seconds: float, most_s: float, is_enough: Callable[[Timing], bool]) -> Timing:
-        """Take batches for ``seconds``, and up to ``most_s`` until they are enough; end at once over the budget."""
+        """Take batches for ``seconds``, and for up to ``most_s`` if they are not enough yet; end at once if memory
+        exceeds the budget."""
 
         def goes_on(timing: Timing) -> bool:
             if self._is_over or timing.elapsed_s >= most_s:
@@ -151,7 +155,7 @@ class LiveLoader:
 
     @property
     def _peak_bytes(self) -> int:
-        """The most that batches and workers took: the memory that the budget bounds."""
+        """The most memory that batches and workers took, which is the memory that the budget limits."""
         watch = self._run.watch
         peak = watch.peak("total_bytes")
         return max(0, peak.shared_bytes - watch.start.shared_bytes) + peak.workers_bytes
@@ -163,15 +167,15 @@ class LiveLoader:
         self._run.watch.forget_peaks()
 
     def _start_anew(self) -> None:
-        """Continue with other workers and an empty arena."""
+        """Continue with new workers and an empty arena."""
         self._run.end_epoch()
         self._loader.close()
         self._most = Setting(0, 0)
 
 
 def _noise(timing: Timing) -> float:
-    """Standard error of the rate, as a share of it. Over blocks: batches come in bursts, so that single ones would make
-    every rate look uncertain."""
+    """The standard error of the rate, as a share of the rate. It is computed from blocks of batches: batches come in
+    bursts, so single batches would make every rate look uncertain."""
     blocks = min(_BLOCKS, timing.batches // 2)
     if blocks < _FEWEST_BLOCKS:
         return 1.0

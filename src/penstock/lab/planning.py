@@ -2,7 +2,7 @@
 
 In:  a dataset, a batch size, a budget, the length of a step.
 Out: ``PlanTable``.
-Runs in: trainer, and workers it starts and ends.
+Runs in: trainer, and workers that the trainer starts and ends.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ def plan(
     name: str | None = None,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> PlanTable:
-    """Settings for a dataset on this machine: five plans, one recommended.
+    """Settings for a dataset on this machine: five plans, one of which is recommended.
 
     Args:
-        memory: the budget of one rank's loader, as ``DataLoader(memory=...)``.
-        step_s: how long the training is busy with a batch; without it, plans are for loading as fast as possible.
-        collate_fn: the loader's.
-        seconds: how long to measure.
-        on_progress: gets the current step and the share that is done, 0 to 1.
+        memory: the memory budget of one rank's loader, as in ``DataLoader(memory=...)``.
+        step_s: how long the training is busy with a batch; without this time, plans are for loading as fast as
+        possible. collate_fn: the collate function of the loader. seconds: how long to measure. on_progress: a function
+        that gets the name of the current step and the share of the work that is done, 0 to 1.
     """
     _check_given(batch_size, step_s, collate_fn, seconds, name, on_progress)
     if not isinstance(dataset, IterableDataset):
         lacks = [name for name in ("__getitem__", "__len__") if not hasattr(type(dataset), name)]
         if lacks:
             raise ConfigError(
-                f"a {type(dataset).__name__} is no dataset: it has no {' and no '.join(lacks)}; give an object "
-                "with both, or an IterableDataset"
+                f"{type(dataset).__name__} is not a dataset: it has no {' and no '.join(lacks)}; give an object "
+                "with __getitem__ and __len__, or an IterableDataset"
             )
-    # Before anything runs: afterwards the samples just read would count as used memory.
+    # The facts are read before anything runs: later, the samples that were read would count as used memory.
     facts, rules = find_facts(), LoaderRules()
     budget_bytes = allowed_bytes(memory, facts.available_bytes, facts.ranks, rules)
     named = name or type(dataset).__name__
@@ -108,18 +107,18 @@ def time_step(
 ) -> float:
     """The median time of ``step(batch)`` over a few real batches, after a warm-up.
 
-    Call it last: workers that were forked after a step on a GPU would inherit its context.
+    Call this function last: workers that are forked after a step on a GPU would inherit the GPU's context.
     """
     on_progress("reading batches", 0.0)
     batches = _some_batches(dataset, batch_size, collate_fn or default_collate, seconds)
     if not batches:
-        raise DataError("it delivered no batch with which to time a step")
+        raise DataError("the dataset delivered no batch with which to time a step")
     taken_s: list[float] = []
     began_s = time.perf_counter()
     for number in range(_WARM_UP + _MOST_STEPS):
         then_s = time.perf_counter()
         step(batches[number % len(batches)])
-        # Work that a step queued on the GPU is part of its time. If CUDA was never used, no work is queued.
+        # Work that a step queued on the GPU is part of the step's time. If CUDA was never used, no work is queued.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now_s = time.perf_counter()
@@ -132,8 +131,8 @@ def time_step(
 
 
 def _some_batches(dataset: Any, batch_size: int, collate: Callable[[Any], Any], seconds: float) -> list[Any]:
-    """Two batches. If samples take long, one batch repeats the few that were read in time: a step takes as long with
-    any batch of the same shape."""
+    """Two batches. If samples take long, one batch repeats the few samples that were read in time: a step takes equally
+    long with any batch of the same shape."""
     stream = iter(dataset) if isinstance(dataset, IterableDataset) else (dataset[at] for at in range(len(dataset)))
     samples: list[Any] = []
     began_s, is_late = time.perf_counter(), False

@@ -1,13 +1,13 @@
-"""A dataset's profile: short runs of it, from which the planner predicts a long one.
+"""A dataset's profile: measurements of short runs, from which the planner predicts a long run.
 
 In:  a dataset, a batch size, a few seconds.
 Out: ``Profile``.
-Runs in: trainer, and workers it starts and ends.
+Runs in: trainer, and workers that the trainer starts and ends.
 
 First the probe reads samples one by one in a process of its own. Then torch's loader and penstock's run for a moment
-with two workers and an empty training loop: their time beyond the samples' own is the cost of loading on this machine.
-penstock's loader also runs with more workers: memory that grows with their number belongs to the workers, the rest to
-the training process.
+with two workers and an empty training loop; the time that a loader takes beyond the time of its samples is its cost on
+this machine. penstock's loader also runs with more workers: the memory that grows with the number of workers belongs to
+the workers, and the rest belongs to the training process.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from penstock.planner.simulate.pipeline import Load
 from penstock.workers.setup import can_split
 
 _FEW, _MANY = 2, 6
-"""Workers of the runs. penstock's loader changes from one number to the other while it runs."""
+"""The numbers of workers of the runs. penstock's loader changes from the first number to the second while it runs."""
 _PREFETCH = 2
 _PROBE_SHARE, _TORCHS_SHARE, _FEW_SHARE, _SETTLE_SHARE, _MANY_SHARE = 0.22, 0.29, 0.08, 0.16, 0.10
-"""Shares of the time: reading samples, torch's loader, penstock's with few workers, a pause in which many workers make
-the pages that they reuse later, and penstock's with many workers. The rest is a reserve."""
+"""Shares of the time: for reading samples, for torch's loader, for penstock's loader with few workers, for a pause in
+which many workers create the pages that they reuse later, and for penstock's loader with many workers. The rest is a
+reserve."""
 _SOME_BATCHES, _MANY_BATCHES = 8, 24
 _LEAST_BATCHES, _LATE = 12, 1.5
-"""The fewest batches of a run, and how many times the remaining time they may take."""
+"""The fewest batches of a run, and how many times the remaining time these batches may take."""
 _SLOW_BYTES_PER_S = 1e9
 _WARM_SHARE, _MOST_WARM_SHARE = 0.2, 0.6
-"""Share of a run that passes before the clock starts; the second while workers are still starting."""
+"""The share of a run that passes before the measurement starts, and the largest share that may pass while workers are
+still starting."""
 
 
 def profile(
@@ -57,11 +59,10 @@ def profile(
     seconds: float = 9.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> Profile:
-    """Measure a dataset for about ``seconds`` at most; ``on_progress`` gets the current step and the share that is
-    done. Raises DataError.
+    """Measure a dataset for at most about ``seconds``. ``on_progress`` gets the current step and the share of the work
+    that is done. Raises DataError.
 
-    If samples take so long that no loader can run in that time, the loaders' usual costs take the place of measured
-    ones.
+    If samples take so long that no loader can run in that time, the usual costs of the loaders replace measured costs.
     """
     began_s, is_iterable = time.monotonic(), isinstance(dataset, IterableDataset)
     probed = probe(
@@ -88,7 +89,7 @@ def profile(
     our_rows = _rows_for(known, batch_size, run_s, _SOME_BATCHES)
     least_s = _LEAST_BATCHES * max(torchs_rows, our_rows) * (known.wait_s + known.cpu_s)
     if least_s > _LATE * max(run_s, seconds - (time.monotonic() - began_s)):
-        # Beside samples that take so long, the loader's own work hardly counts.
+        # Compared with samples that take so long, the loader's own work is negligible.
         on_progress("done", 1.0)
         return replace(known, has_runs=False)
     given: dict[str, Any] = {"num_workers": _FEW, "collate_fn": collate_fn, "persistent_workers": True}
@@ -113,14 +114,14 @@ def profile(
 
 
 def _rows_for(known: Profile, batch_size: int, run_s: float, batches: int) -> int:
-    """Samples in a batch such that about ``batches`` of them can be loaded in ``run_s``."""
+    """The number of samples in a batch with which about ``batches`` batches can be loaded in ``run_s``."""
     sample_s = known.wait_s + known.cpu_s + known.sample_bytes / _SLOW_BYTES_PER_S
     rows = max(2, min(batch_size, int(_FEW * run_s / sample_s / batches)))
     return min(rows, batch_size) if known.length is None else max(1, min(rows, batch_size, known.length // (2 * _FEW)))
 
 
 class _LoaderRuns(TimedRun[TreeParts | None]):
-    """Runs of one loader that measure its processor time, its memory and its first batch."""
+    """Runs of one loader that measure processor time, memory and the time of the first batch."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader, tree_parts, measures=["shared_bytes", "heap_bytes"], every_s=0.03)
@@ -128,8 +129,8 @@ class _LoaderRuns(TimedRun[TreeParts | None]):
         self._rows = loader.batch_size or 1
 
     def run(self, seconds: float) -> LoaderRun:
-        """Take batches for about ``seconds``. The clock starts when all workers run: starting one takes as much
-        processor time as many samples do."""
+        """Take batches for about ``seconds``. The measurement starts when all workers run, because starting a worker
+        takes as much processor time as many samples do."""
         self.watch.forget_peaks()
         warm = self.measure(
             lambda timing: (
@@ -166,7 +167,7 @@ class _LoaderRuns(TimedRun[TreeParts | None]):
 
 
 def _workers_cpu_s() -> dict[int, float]:
-    """Processor time of each child of this process."""
+    """The processor time of each child of this process."""
     found = {}
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):

@@ -1,8 +1,8 @@
-"""A timed run: a training loop takes the batches of a loader while memory is watched.
+"""A timed run: a training loop takes the batches of a loader while memory is measured.
 
 In:  a loader, a gauge of memory, a training step.
-Out: ``Timing``, one for each measurement of the run.
-Runs in: trainer, and workers the loader starts.
+Out: a ``Timing`` for each measurement of the run.
+Runs in: trainer, and workers that the loader starts.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _WITHOUT_END = 1 << 40
 
 
 class Timing:
-    """The times of the batches of one measurement."""
+    """The times of all batches of one measurement."""
 
     def __init__(self) -> None:
         self.began_s = time.perf_counter()
         self.ends_s: list[float] = []
         """The times at which the training loop finished each batch."""
         self.wait_s = self.step_s = 0.0
-        """Time in the loader and in the training step, over all batches."""
+        """The time in the loader and the time in the training step, each for all batches together."""
         self.first_batch_s = 0.0
-        """Time until the first batch arrived."""
+        """The time until the first batch arrived."""
 
     @property
     def batches(self) -> int:
@@ -54,8 +54,8 @@ class Timing:
 
 
 class TimedRun(Generic[_Gauge]):
-    """Takes batches of one loader, epoch after epoch, and times them. Leaving it ends the workers, outside of all
-    measurements."""
+    """Takes batches of one loader, epoch after epoch, and times them. The workers end when the ``with`` block ends, so
+    that their end is in no measurement."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class TimedRun(Generic[_Gauge]):
         step: Callable[[Any], object] | None = None,
         on_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        """``gauge`` is sampled every ``every_s`` seconds. ``step``: what the training loop does with a batch.
-        ``on_batch`` is called after each batch; an exception from it ends the run."""
+        """``gauge`` is read every ``every_s`` seconds. The training loop calls ``step`` with each batch. ``on_batch``
+        is called after each batch; an exception from ``on_batch`` ends the run."""
         self._loader: Iterable[Any] | None = loader
         self._gauge, self._measures, self._every_s = gauge, measures, every_s
         self._step, self._on_batch = step, on_batch
@@ -84,24 +84,24 @@ class TimedRun(Generic[_Gauge]):
     ) -> None:
         self.end_epoch()
         self.watch.__exit__(kind, error, trace)
-        # Persistent workers end with their loader: none may be left when the next run starts.
+        # Persistent workers end with their loader, and no worker may be left when the next run starts.
         self._loader = None
 
     def end_epoch(self) -> None:
-        """The next batch begins a new epoch."""
+        """End the epoch, so that the next batch begins a new one."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None
 
     def measure(self, goes_on: Callable[[Timing], bool]) -> Timing:
-        """Take batches, at least one, while ``goes_on``."""
+        """Take batches while ``goes_on`` returns True; at least one batch is taken."""
         timing = Timing()
         while True:
             asked_s = time.perf_counter()
             if self._batches is None:
                 assert self._loader is not None
                 self._batches = _endless(self._loader)
-            # The generator holds a batch while the next one is built, as training loops do.
+            # The generator holds each batch while the next batch is built, as training loops do.
             batch = next(self._batches)
             came_s = time.perf_counter()
             if self._step is not None:
@@ -114,29 +114,30 @@ class TimedRun(Generic[_Gauge]):
 
 
 def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
-    """Epoch after epoch; raises if one is empty."""
+    """The batches of epoch after epoch; raises NoDataError if an epoch is empty."""
     while True:
         is_empty = True
         for batch in loader:
             is_empty = False
             yield batch
         if is_empty:
-            raise NoDataError("it is empty: an epoch of it has no batch")
+            raise NoDataError("the dataset is empty: an epoch has no batch")
 
 
 def endless_arguments(dataset: Any) -> dict[str, Any]:
-    """A loader's arguments for an epoch that outlasts any measurement, in random order; a stream starts again."""
+    """The loader arguments for an epoch in random order that is longer than any measurement. A stream has no arguments
+    for this and starts again when it ends."""
     if isinstance(dataset, IterableDataset):
         return {}
     if not len(dataset):
-        raise NoDataError("it is empty: there is no sample to load")
+        raise NoDataError("the dataset is empty: it has no sample to load")
     return {"sampler": RandomSampler(dataset, replacement=True, num_samples=_WITHOUT_END)}
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without torch's warnings about settings that are measured on purpose: more workers than cores, pinning without a
-    GPU, forking with threads. Those of the user's code are shown once."""
+    """Hide torch's warnings about settings that are measured on purpose: more workers than cores, pinning without a
+    GPU, forking with threads. Warnings of the user's code are shown once."""
     with shown_once():
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*pin_memory", category=UserWarning)

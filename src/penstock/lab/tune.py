@@ -1,4 +1,4 @@
-"""A tuning: a profile for the simulation, then the search on a live loader.
+"""A tuning: first a profile is measured for the simulation, then settings are tried on a live loader.
 
 In:  a dataset, ``TuneSettings``.
 Out: ``Tuned``.
@@ -39,7 +39,7 @@ from penstock.units import format_bytes, parse_size
 
 _PROFILE_SHARE, _MOST_PROFILE_S = 0.15, 9.0
 _TRIALS = 16
-"""About the most measurements of a search; the time is divided among them."""
+"""The largest usual number of measurements in a search; the time is divided among this many measurements."""
 _LONGEST_TRIAL_S = 4.0
 
 
@@ -48,18 +48,18 @@ class TuneSettings:
     """The settings of the search."""
 
     target: str
-    """The dataset's name."""
+    """The name of the dataset."""
     batch_size: int
     memory: str | int | float
-    """Budget of the loader."""
+    """The memory budget of the loader."""
     step_time: float
-    """Seconds a pretended training step takes."""
+    """The seconds that a pretended training step takes."""
     seconds: float
-    """How long the tuning may take in all."""
+    """The seconds that the whole tuning may take."""
     most_workers: int | None = None
-    """None: the number that makes sense for the cores and the samples."""
+    """The most workers to try; None to derive this number from the cores and the samples."""
     now: tuple[int, int | None] | None = None
-    """The user's present workers and prefetch factor, which are measured as well."""
+    """The user's present number of workers and prefetch factor, which are measured as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Tuned:
 
     trials: tuple[Trial, ...]
     reasons: tuple[str, ...]
-    """Why each was tried."""
+    """The reason for each trial."""
     expected: dict[Setting, Expected]
     """The prediction for each setting that was tried."""
     done: SearchEnd
@@ -91,11 +91,15 @@ class Tuned:
     def verdict(self) -> str:
         winner = self.winner
         if winner is None:
-            return f"Nothing could be tried: {self.done.why}. Lower --batch-size, or raise --memory."
+            return f"No setting could be tried: {self.done.why}. Lower --batch-size, or raise --memory."
         rates = self.rates
         slowest = min(rates.values())
         repeated = f" {REPEATED}" if self.profile.is_repeated else ""
-        gain = f", {rates[winner] / slowest:.2g} times the slowest" if rates[winner] > 1.05 * slowest else ""
+        gain = (
+            f", {rates[winner] / slowest:.2g} times as many as the slowest setting"
+            if rates[winner] > 1.05 * slowest
+            else ""
+        )
         return (
             f"Best: {winner}: {rate(rates[winner])} samples/s{gain}, in "
             f"{format_bytes(self.memory_bytes(winner))} of {format_bytes(self.budget_bytes)}. "
@@ -103,7 +107,7 @@ class Tuned:
         )
 
     def model_words(self) -> str:
-        """How far the model was off the measurements."""
+        """A sentence that says how far the predictions were off the measurements."""
         rates = self.rates
         if not rates:
             return ""
@@ -140,8 +144,8 @@ def tune(
     dataset: Any, collate_fn: Callable[[Any], Any] | None, settings: TuneSettings,
     *, on_progress: Callable[[str, float], None],
 ) -> Tuned:  # fmt: skip
-    """Search for about ``settings.seconds``; ``on_progress`` gets the current step and the share that is done. Raises
-    DataError."""
+    """Search for about ``settings.seconds``. ``on_progress`` gets the current step and the share of the work that is
+    done. Raises DataError."""
     began_s = time.monotonic()
     profile_s = min(_MOST_PROFILE_S, _PROFILE_SHARE * settings.seconds)
     known = profile(
@@ -195,17 +199,17 @@ def tune(
 
 
 def _times(known: Profile, setting: Setting) -> int:
-    """How many times each sample is delivered: once, or once by every worker that reads all of a stream."""
+    """How many times each sample is delivered: once, or once by each worker if every worker reads the whole stream."""
     return setting.workers if known.is_repeated else 1
 
 
 def _too_short(settings: TuneSettings, setting: Setting, batch_s: float, trial_s: float) -> str:
     needs_s = LiveLoader.needs_s(setting, batch_s)
-    # The time for a whole search: only its first few measurements run with so few workers.
+    # The time for a whole search, of which only the first few measurements run with so few workers.
     whole_s = math.ceil((4 * needs_s + _TRIALS * trial_s) / (1 - _PROFILE_SHARE) / 10) * 10
     return (
         f"a batch of {settings.batch_size} takes about {rate(batch_s)} s with {setting}, so that one measurement "
-        f"takes {rate(needs_s)} s, more than is left of {settings.seconds:g} s; "
+        f"takes {rate(needs_s)} s, which is more than is left of {settings.seconds:g} s; "
         f"give --seconds {whole_s}, or lower --batch-size"
     )
 
@@ -220,7 +224,7 @@ def _space(settings: TuneSettings, known: Profile, cores: float, budget_bytes: i
     @cache
     def expected(setting: Setting) -> Expected:
         outcome = simulate_held(load(setting.workers), setting.depth)
-        # Without the memory of the training process itself, which is not part of the budget.
+        # The memory of the training process itself is left out, because it is not part of the budget.
         memory_bytes = outcome.batches_bytes + outcome.workers_bytes
         return Expected(samples_per_s=outcome.samples_per_s / _times(known, setting), memory_bytes=memory_bytes)
 

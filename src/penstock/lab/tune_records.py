@@ -1,7 +1,7 @@
-"""Results of earlier tunings, kept in the user's state folder.
+"""Results of earlier tunings, which are kept in the user's state folder.
 
 In:  the environment; a result to keep.
-Out: ``tune/NAME-TIME.json``, and the earlier ones of the same dataset.
+Out: a file ``tune/NAME-TIME.json``, and the earlier records of the same dataset.
 Runs in: command line.
 """
 
@@ -27,7 +27,7 @@ def identity(target: str) -> str:
 
 
 def keep(target: str, answer: Mapping[str, Any]) -> Path:
-    """Write a record; raises PenstockError where it cannot be written."""
+    """Write a record. Raises PenstockError if the record cannot be written."""
     now = datetime.now(UTC)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.rpartition("/")[2]).strip("-.")
     folder = state_folder() / "tune"
@@ -35,7 +35,7 @@ def keep(target: str, answer: Mapping[str, Any]) -> Path:
     file = folder / f"{name}-{now:%Y%m%dT%H%M%S}-{os.getpid()}.json"
     try:
         private_folder(folder)
-        # The rename makes the record appear whole: a reader must not find half of it.
+        # The rename makes the whole record appear at once, so that no reader finds half a record.
         draft = file.with_suffix(".part")
         with open_draft(draft) as page:
             page.write(json.dumps(record, indent=2).encode())
@@ -43,13 +43,13 @@ def keep(target: str, answer: Mapping[str, Any]) -> Path:
     except OSError as refused:
         raise PenstockError(
             f"the measurements cannot be written to {folder}: {refused.strerror}; "
-            "set PENSTOCK_HOME to a folder of yours"
+            "set PENSTOCK_HOME to a folder that you can write to"
         ) from None
     return file
 
 
 def earlier(target: str) -> list[dict[str, Any]]:
-    """The records of this dataset, oldest first; other files are skipped."""
+    """The records of this dataset, oldest first; files that are not records are skipped."""
     wanted, found = identity(target), []
     for file in (state_folder() / "tune").glob("*.json"):
         try:

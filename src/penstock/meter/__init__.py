@@ -1,6 +1,6 @@
-"""The meter: facts about the machine, its limits and the memory of a process tree, without decisions.
+"""The meter: reads facts about the machine, its limits and the memory of a process tree, and decides nothing.
 
-In:  /proc, cgroups, NVML, psutil; all of them injectable through ``Roots``.
+In:  /proc, cgroups, NVML, psutil. Tests replace all of these through ``Roots``.
 Out: frozen dataclasses.
 Runs in: trainer, worker, command line. Does not import torch.
 """

@@ -1,7 +1,7 @@
-"""Small files of the kernel: read whole and parsed without errors.
+"""Reads small files of the kernel as a whole, and parses them without raising errors.
 
 In:  a path under /proc or in a cgroup, which may be absent, forbidden, or in another format.
-Out: text, one number, or a table of counters; None where the file does not give it.
+Out: text, one number, or a table of counters; None if the file does not have it.
 Runs in: trainer, worker, command line.
 """
 
@@ -16,9 +16,9 @@ _LONGEST_COUNT = 20  # digits of 2**64 - 1
 
 
 def read_text(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> str | None:
-    """The whole file, or None where it cannot be opened or read.
+    """The whole file; None if the file cannot be opened or read.
 
-    Plain descriptors, because ``open()`` in text mode costs three times as much per file.
+    It uses plain descriptors, because ``open()`` in text mode takes three times as long per file.
     """
     try:
         return read_or_raise(path, dir_fd=dir_fd)
@@ -27,7 +27,7 @@ def read_text(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> str
 
 
 def read_or_raise(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> str:
-    """The whole file; ``OSError`` for callers that must distinguish a missing file from a forbidden one."""
+    """The whole file. Raises OSError, for callers that must distinguish a missing file from a forbidden file."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         # The kernel may return a long table in pieces, even with a large buffer.
@@ -40,7 +40,7 @@ def read_or_raise(path: str | os.PathLike[str], *, dir_fd: int | None = None) ->
 
 
 def read_count(path: str | os.PathLike[str]) -> int | None:
-    """The number in a file. None for "max", for -1 (which means the same in v1), and for other text."""
+    """The number in a file; None for "max", for -1 (cgroup v1's way to write "max"), and for any other text."""
     text = read_text(path)
     return None if text is None else parse_count(text)
 
@@ -53,7 +53,7 @@ def parse_count(text: str) -> int | None:
 
 
 def parse_counters(text: str) -> dict[str, int]:
-    """Lines of "key value" or "Key:  value kB" (converted to bytes); other lines are ignored."""
+    """Key -> number, from lines of "key value" or "Key:  value kB" (converted to bytes); other lines are ignored."""
     counters: dict[str, int] = {}
     for line in text.splitlines():
         words = line.split()
@@ -65,8 +65,8 @@ def parse_counters(text: str) -> dict[str, int]:
 
 
 def find_counter(text: str, key: str) -> int | None:
-    """One counter of ``parse_counters`` without parsing the rest. ``key`` ends as in the file, with
-    ":" or a space."""
+    """One counter of ``parse_counters``, without parsing the other counters. ``key`` includes the character that
+    follows it in the file: ":" or a space."""
     start = 0 if text.startswith(key) else text.find("\n" + key) + 1
     if start == 0 and not text.startswith(key):
         return None

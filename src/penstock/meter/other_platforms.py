@@ -1,7 +1,7 @@
-"""Machines without /proc (Mac, Windows): figures from psutil, and the reason for each that is missing.
+"""Machines without /proc (Mac, Windows): figures from psutil, and the reason for each figure that is missing.
 
 In:  psutil.
-Out: the same ``Limits``, ``MemoryReport`` and ``Pressure`` as on Linux, with fewer figures.
+Out: ``Limits``, ``MemoryReport`` and ``Pressure`` with fewer figures than on Linux.
 Runs in: trainer, worker, command line.
 """
 
@@ -19,7 +19,7 @@ from penstock.meter.roots import Roots
 
 
 def host_memory_bytes() -> tuple[int, int]:
-    """Memory of the machine, and the part that is available without swapping."""
+    """The memory of the machine, and the part of it that is available without swapping."""
     memory = psutil.virtual_memory()
     return memory.total, memory.available
 
@@ -31,16 +31,16 @@ def limits_elsewhere(roots: Roots) -> Limits:
     soft, hard = _open_file_limits(roots)
     used = _open_files_used()
     missing = {
-        "memory_limit_bytes": "limits of containers and job objects are not read here; this is the host's memory",
+        "memory_limit_bytes": "limits of containers and job objects cannot be read here; this is the host's memory",
         "shm_size_bytes": "this platform has no /dev/shm",
         "cpu_quota": "no CPU quota can be read on this platform",
     }
     if affinity is None:
-        missing["cpu_affinity"] = "this platform does not report it"
+        missing["cpu_affinity"] = "this platform does not report the affinity"
     if soft is None:
-        missing["open_files_soft"] = "this platform has no such limit"
+        missing["open_files_soft"] = "this platform has no limit on open files"
     if used is None:
-        missing["open_files_used"] = "this platform does not report it"
+        missing["open_files_used"] = "this platform does not report the number of open files"
     return Limits(
         memory_limit_bytes=total_bytes,
         memory_limit_source="host",
@@ -64,7 +64,7 @@ def limits_elsewhere(roots: Roots) -> Limits:
 
 
 def pressure_elsewhere() -> Pressure:
-    """Swap only: without /proc there are no counts of stalls and kills."""
+    """The swap in use. Without /proc there are no counts of stalls and kills."""
     swap = psutil.swap_memory()
     return Pressure(
         stall_source=None,
@@ -79,7 +79,7 @@ def pressure_elsewhere() -> Pressure:
 
 
 def memory_elsewhere(pid: int, *, exact: bool) -> MemoryReport:
-    """RSS of the tree, and USS with ``exact``. Only Linux has PSS."""
+    """The RSS of the process tree, and with ``exact`` the USS. Only Linux has PSS."""
     skipped: list[int] = []
     found: list[ProcessMemory] = []
     try:
@@ -131,7 +131,8 @@ def _open_file_limits(roots: Roots) -> tuple[int | None, int | None]:
 
 
 def _open_files_used() -> int | None:
-    """Descriptors in use. Windows counts handles instead, which none of these limits concern."""
+    """The number of descriptors in use; None on Windows, which counts handles, to which no limit on open files
+    applies."""
     try:
         return psutil.Process().num_fds()
     except (AttributeError, psutil.Error):

@@ -1,4 +1,4 @@
-"""Signs that memory is running out: stalls, limit hits, kills, swapping.
+"""Signs that memory is running out: stalls, reached limits, kills, swapping.
 
 In:  PSI, memory.events or memory.oom_control, /proc/vmstat.
 Out: ``Pressure``.
@@ -19,34 +19,34 @@ _REAL = Roots()
 
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
-    """Counters and averages at one moment. None: this kernel does not report it."""
+    """Counters and averages at one moment. A field is None if this kernel does not report the figure."""
 
     stall_source: str | None
-    """The source of the stall figures: "host", or the path of a cgroup. None: no PSI."""
+    """The source of the stall figures: "host", or the path of a cgroup; None if the kernel has no PSI."""
     some_avg10: float | None
-    """Per cent of the last 10 s in which at least one task waited for memory."""
+    """The per cent of the last 10 s in which at least one process waited for memory."""
     full_avg10: float | None
-    """Per cent of the last 10 s in which all tasks waited for memory."""
+    """The per cent of the last 10 s in which all processes waited for memory."""
     oom_kills: int | None
-    """Processes killed because memory ran out, since the cgroup was made (or the host booted)."""
+    """The number of processes that were killed because memory ran out, since the cgroup was made or the host booted."""
     high_events: int | None
-    """How often the cgroup exceeded memory.high and was throttled."""
+    """The number of times that the cgroup exceeded memory.high and was throttled."""
     max_events: int | None
-    """How often the hard limit was reached and the kernel had to reclaim memory."""
+    """The number of times that the hard limit was reached and the kernel had to reclaim memory."""
     swap_used_bytes: int | None
-    """Swap of the host in use."""
+    """The swap in use on the host."""
     swapped_in_bytes: int | None
-    """Bytes that the host has read from swap since it booted."""
+    """The bytes that the host has read from swap since it booted."""
 
     def oom_kills_since(self, earlier: Pressure) -> int | None:
-        """Kills since an earlier sample; None where the kernel does not count them."""
+        """The number of kills since an earlier reading; None if the kernel does not count kills."""
         if self.oom_kills is None or earlier.oom_kills is None:
             return None
-        # A counter that became smaller belongs to another cgroup, made after the earlier sample.
+        # A counter that has become smaller belongs to a new cgroup, which was made after the earlier reading.
         return self.oom_kills - earlier.oom_kills if self.oom_kills >= earlier.oom_kills else self.oom_kills
 
     def swap_growth_bytes(self, earlier: Pressure) -> int | None:
-        """Swap in use now less that of an earlier sample, negative where it shrank; None where it is not known."""
+        """The growth of swap in use since an earlier reading, which is negative if swap shrank; None if unknown."""
         if self.swap_used_bytes is None or earlier.swap_used_bytes is None:
             return None
         return self.swap_used_bytes - earlier.swap_used_bytes
@@ -54,7 +54,7 @@ class Pressure:
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """Averages of one PSI file."""
+    """The averages from one PSI file."""
 
     some_avg10: float | None
     """Per cent; None where the line is missing."""
@@ -63,7 +63,7 @@ class Stalls:
 
 
 def pressure(*, roots: Roots = _REAL) -> Pressure:
-    """Signs of memory pressure on this process's cgroup and host."""
+    """Read the signs of memory pressure on this process's cgroup and on the host."""
     if not roots.is_linux:
         from penstock.meter.other_platforms import pressure_elsewhere
 
@@ -87,7 +87,7 @@ def pressure(*, roots: Roots = _REAL) -> Pressure:
 
 
 def parse_stalls(text: str) -> Stalls:
-    """Lines such as "some avg10=0.12 avg60=0.05 avg300=0.00 total=1234"."""
+    """Parse lines such as "some avg10=0.12 avg60=0.05 avg300=0.00 total=1234"."""
     averages: dict[str, float] = {}
     for line in text.splitlines():
         kind, *words = line.split() or [""]
@@ -99,7 +99,7 @@ def parse_stalls(text: str) -> Stalls:
 
 
 def _read_stalls(cgroups: Cgroups, roots: Roots) -> tuple[str | None, Stalls]:
-    """The stalls of this process's own v2 group, or those of the host."""
+    """The stalls of this process's own v2 cgroup, or the stalls of the host."""
     unified = cgroups.unified()
     places = [(str(unified.levels[0]), unified.levels[0] / "memory.pressure")] if unified is not None else []
     for source, file in [*places, ("host", roots.proc / "pressure" / "memory")]:
@@ -110,7 +110,7 @@ def _read_stalls(cgroups: Cgroups, roots: Roots) -> tuple[str | None, Stalls]:
 
 
 def _read_events(cgroups: Cgroups) -> dict[str, int]:
-    """Counters of this process's own group, under v2's names; empty where it has none."""
+    """The counters of this process's own cgroup, under the names of v2; empty if the cgroup has no counters."""
     groups = memory_groups(cgroups)
     if not groups:
         return {}

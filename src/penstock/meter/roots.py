@@ -1,7 +1,7 @@
-"""The places that facts about the machine are read from: every path, and the platform's name.
+"""The places from which facts about the machine are read: every path, and the name of the platform.
 
-In:  nothing, or a directory of fixture files.
-Out: ``Roots``, an argument of every function of the meter.
+In:  nothing, or a directory of files that tests made.
+Out: ``Roots``, which is an argument of every function of the meter.
 Runs in: trainer, worker, command line.
 """
 
@@ -18,7 +18,7 @@ _CGROUP_HOME = PurePosixPath("/sys/fs/cgroup")
 
 
 class Filesystem(Protocol):
-    """The fields of ``os.statvfs_result`` with the size of a file system."""
+    """The fields of ``os.statvfs_result`` that give the size of a file system."""
 
     @property
     def f_frsize(self) -> int: ...
@@ -36,27 +36,28 @@ def _statvfs(path: Path) -> Filesystem:
 
 @dataclass(frozen=True, kw_only=True)
 class Roots:
-    """The places that facts are read from; the defaults are the real ones."""
+    """The places from which facts are read; the defaults are the real places."""
 
     proc: Path = Path("/proc")
     """The proc file system: memory, processes, mounts, cgroup membership, open files, affinity."""
     cgroup: Path = Path(_CGROUP_HOME)
-    """Replaces /sys/fs/cgroup in the mount table."""
+    """The folder that stands for /sys/fs/cgroup in the mount table."""
     cpu: Path = Path("/sys/devices/system/cpu")
     """The folder with the list of online processors."""
     dev_shm: Path = Path("/dev/shm")
-    """The tmpfs for shared memory with a name."""
+    """The tmpfs in which shared memory with a name lies."""
     platform: str = sys.platform
-    """As in ``sys.platform``: on "linux" the paths above are read, on others psutil is used."""
+    """The platform, as in ``sys.platform``. On "linux" the paths above are read; on other platforms psutil is used."""
     statvfs: Callable[[Path], Filesystem] = _statvfs
-    """Size and use of a file system; tests replace it, because their folders have no size of their own."""
+    """A function that returns the size and the use of a file system. Tests replace it, because their folders have no
+    size of their own."""
 
     @property
     def is_linux(self) -> bool:
         return self.platform.startswith("linux")
 
     def mounted_at(self, mount_point: str) -> Path:
-        """The directory of a mount point of the mount table."""
+        """The directory that stands for a mount point of the mount table."""
         point = PurePosixPath(mount_point)
         if point.is_relative_to(_CGROUP_HOME):
             return self.cgroup / point.relative_to(_CGROUP_HOME)

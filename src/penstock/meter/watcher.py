@@ -1,6 +1,6 @@
-"""The watcher: samples a gauge from a thread while something else runs.
+"""The watcher: a thread that samples a gauge while other code runs.
 
-In:  a function that takes one sample, the names of its measures.
+In:  a function that takes one sample, the names of the sample's measures.
 Out: the first and the latest sample, the peak, the growth and the mean of each measure, the cost of sampling.
 Runs in: trainer, command line.
 """
@@ -16,14 +16,14 @@ from typing import Any, Generic, Self, TypeVar
 _Sample = TypeVar("_Sample")
 
 _MOST_DUTY = 0.1
-"""Sampling takes at most this share of one processor, so that it does not slow down what it measures."""
+"""The largest share of one processor that sampling takes, so that it does not slow down the measured code."""
 
 
 class Watcher(Generic[_Sample]):
-    """Takes a sample every ``every_s`` seconds inside its context; less often where one takes long.
+    """Takes a sample every ``every_s`` seconds inside its context, but less often if a sample takes long.
 
-    A measure is an attribute of the samples. A sample that is None, or whose measure is None, does not count: the
-    system does not provide that figure.
+    A measure is an attribute of the samples. If a sample or its measure is None, the system does not provide the
+    figure, and the sample does not count.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Watcher(Generic[_Sample]):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-watcher", daemon=True)
         self.start = self.latest = sample()
-        """The sample of when the watcher was made, and the latest."""
+        """The sample from when the watcher was made, and the latest sample."""
         self._peaks = dict.fromkeys(measures, self.start)
         self._sums: dict[str, tuple[float, int]] = dict.fromkeys(measures, (0.0, 0))
         self.cpu_s = 0.0
-        """Processor time that sampling has taken."""
+        """The processor time that sampling has taken."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -62,27 +62,29 @@ class Watcher(Generic[_Sample]):
         return self._peaks[measure]
 
     def growth(self, measure: str) -> int | None:
-        """``measure`` in the latest sample less that in the first; None where it is not known."""
+        """``measure`` in the latest sample minus ``measure`` in the first sample; None if one of the two is unknown."""
         return _difference(self.latest, self.start, measure)
 
     def peak_growth(self, measure: str) -> int | None:
-        """The largest ``measure`` less that of the first sample, at least 0; None where it is not known."""
+        """The largest ``measure`` minus ``measure`` in the first sample, at least 0; None if one of the two is
+        unknown."""
         growth = _difference(self._peaks[measure], self.start, measure)
         return None if growth is None else max(0, growth)
 
     def mean(self, measure: str) -> float | None:
-        """The mean over all samples but the first; None where none has this measure."""
+        """The mean of ``measure`` over all samples except the first; None if no sample has this measure."""
         total, count = self._sums[measure]
         return total / count if count else None
 
     def forget_peaks(self) -> None:
-        """Peaks count from now on."""
-        # Not from the latest sample: it may be old, because samples are rare where there are many processes.
+        """Forget the peaks so far, and begin to count peaks anew."""
+        # A new sample is taken, because the latest sample may be old: samples are rare if there are many processes.
         self.latest = self._sample()
         self._peaks = dict.fromkeys(self._peaks, self.latest)
 
     def take(self) -> None:
-        """Take one sample. The thread calls this; so may anything else that has just changed what is watched."""
+        """Take one sample. The thread calls this function; code that has just changed the measured figures may call it
+        too."""
         now = self.latest = self._sample()
         for measure, highest in self._peaks.items():
             value = _value(now, measure)

@@ -33,13 +33,14 @@ class Figure:
     help: str
     """One sentence, for Prometheus and the web page."""
     label: str
-    """Its name in legends and tables."""
+    """The figure's name in legends and tables."""
     metric: str | None = None
     """Prometheus name without ``penstock_``. None: not exported, because other metrics give it as their rate or sum."""
     component: str | None = None
     """Value of the label ``component``, where several figures share one metric."""
     log: str | None = None
-    """Format of its part of the log line. None: not part of it, or part of the fixed beginning."""
+    """Format of the figure's part of the log line. None: the figure is not in the log line, or is in its fixed
+    beginning."""
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
@@ -72,26 +73,26 @@ FIGURES = {
     "samples": _counter("samples", "Samples delivered by all loaders."),
     "samples_per_s": _rate("samples/s", "1/s", "Samples per second of all loaders.", log="Samples: {:.1f}/s"),
     "wait_fraction": _rate(
-        "waiting", "fraction", "Share of the time the training loop waits for data.", log="Wait: {:.1%}"
+        "waiting", "fraction", "Share of the time that the training loop waits for data.", log="Wait: {:.1%}"
     ),
     "tree_bytes": _bytes(
         "memory", "Memory of the training process and its descendants; shared pages count once.", "tree_memory_bytes"
     ),
-    "tree_is_exact": _rate("exact", "fraction", "1 if all pages were counted, 0 if later growth was added."),
+    "tree_is_exact": _rate("exact", "fraction", "1 if the memory was counted, 0 if it was estimated."),
     "processes": Figure(
-        unit="count", merge="max", label="processes", help="Processes of the training, itself included.",
+        unit="count", merge="max", label="processes", help="Processes of the training, including itself.",
         metric="processes",
     ),
     "trainer_bytes": _part("trainer", "Heap and stacks of the training process.", "trainer"),
     "workers_bytes": _part("workers", "Private memory of the descendants of the training process.", "workers"),
-    "arena_bytes": _part("batches", "Batches of all loaders: being filled, ready or lent.", "arena"),
+    "arena_bytes": _part("batches", "Batches of all loaders that are filled, ready or held by the training.", "arena"),
     "cache_bytes": _part("cache", "Caches in memory; one per node, however many ranks share it.", "cache"),
     "other_bytes": _part("other", "The rest of the memory: libraries, mapped files, other shared memory.", "other"),
     "limit_bytes": _bytes(
-        "limit", "The smallest memory limit: the container's, or the machine's memory.", "memory_limit_bytes",
+        "limit", "The smallest memory limit: the container's limit or the machine's memory.", "memory_limit_bytes",
         merge="last",
     ),
-    "used_bytes": _bytes("in use", "Memory in use within that limit, by all processes.", "memory_used_bytes"),
+    "used_bytes": _bytes("in use", "Memory in use within the limit, by all processes.", "memory_used_bytes"),
     "available_bytes": _bytes("available", "Memory still available.", "memory_available_bytes", merge="min"),
     "swap_used_bytes": _bytes("swap", "Swap in use within the limit.", "swap_used_bytes"),
     "budget_bytes": _bytes("budget", "Memory budget of all loaders together.", "budget_bytes", merge="last"),
@@ -118,10 +119,10 @@ FIGURES = {
     "loader.N.batches": _counter("batches", "Batches delivered.", "batches_total"),
     "loader.N.samples_per_s": _rate("samples/s", "1/s", "Samples per second."),
     "loader.N.wait_fraction": _rate("waiting", "fraction", "Share of the time spent waiting in next()."),
-    "loader.N.workers": _counter("workers", "Workers, as set.", "workers"),
-    "loader.N.depth": _counter("depth", "Batches prepared ahead, as set.", "depth_batches"),
+    "loader.N.workers": _counter("workers", "Configured number of workers.", "workers"),
+    "loader.N.depth": _counter("depth", "Configured number of batches to prepare ahead.", "depth_batches"),
     "loader.N.in_flight_bytes": _bytes(
-        "in flight", "Batches being filled, ready, held by the training loop, or kept for reuse.", "in_flight_bytes"
+        "in flight", "Batches that are being filled, ready, held by the training or kept for reuse.", "in_flight_bytes"
     ),
     "loader.N.lent_bytes": _bytes("lent", "Batches in flight that the training loop holds.", "lent_bytes"),
     "loader.N.workers_private_bytes": _bytes(
@@ -134,7 +135,7 @@ FIGURES = {
     "loader.N.device_ahead_bytes": _bytes(
         "on the GPU", "Batches copied to the GPU in advance.", "device_ahead_bytes"
     ),
-    "loader.N.wait_s": _counter("waited", "Time the training loop waited for data.", "wait_seconds_total", unit="s"),
+    "loader.N.wait_s": _counter("waited", "Time that the training waited for data.", "wait_seconds_total", unit="s"),
     "loader.N.fetch_s": _counter(
         "fetching", "Time spent in the dataset, summed over the workers.", "fetch_seconds_total", unit="s"
     ),
@@ -150,13 +151,14 @@ FIGURES = {
     # -- one GPU ------------------------------------------------------------------------------
     "gpu.N.used_bytes": _bytes("in use", "GPU memory in use, by all processes.", "gpu_memory_used_bytes"),
     "gpu.N.total_bytes": _bytes("of the GPU", "Memory of the GPU.", "gpu_memory_total_bytes", merge="last"),
-    "gpu.N.busy_fraction": _rate("busy", "fraction", "Share of the time a kernel ran.", "gpu_busy_ratio"),
+    "gpu.N.busy_fraction": _rate("busy", "fraction", "Share of the time in which a kernel ran.", "gpu_busy_ratio"),
     "gpu.N.allocated_bytes": _bytes("tensors", "Live tensors of the training on the GPU.", "gpu_allocated_bytes"),
     "gpu.N.reserved_bytes": _bytes(
         "reserved by torch", "Memory reserved by torch's allocator on the GPU.", "gpu_reserved_bytes"
     ),
 }  # fmt: skip
-"""By name; N stands for a number. A figure with an unknown value is absent from a point, never 0."""
+"""The figures by name, in which N stands for a number. A figure with an unknown value is absent from a point, never
+0."""
 
 MEMORY_PARTS = tuple(name for name, figure in FIGURES.items() if figure.component is not None)
 """The figures that add up to ``tree_bytes``."""
@@ -197,7 +199,7 @@ def part(figures: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def merged(points: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """One set of figures for several consecutive ones, each given with its span in seconds."""
+    """One set of figures for several consecutive sets, each of which is given with its span in seconds."""
     result: dict[str, float] = {}
     weights: dict[str, float] = {}
     merges: dict[str, Merge] = {}

@@ -26,7 +26,7 @@ class GaugeSample(NamedTuple):
     """A run at one moment."""
 
     t_s: float
-    """On the monotonic clock."""
+    """The time on the monotonic clock."""
     step: int
     levels: dict[str, float]
     """Figures that need no earlier sample: memory, counts, GPUs."""
@@ -34,7 +34,7 @@ class GaugeSample(NamedTuple):
 
 
 class Gauges:
-    """Samples this process, its descendants and its loaders. For one thread at a time."""
+    """Samples this process, its descendants and its loaders. Only one thread may use it at a time."""
 
     def __init__(
         self, loaders: Sequence[WatchedLoader], *, clock: Callable[[], float], roots: Roots = _REAL, nvml: Any = None
@@ -69,14 +69,15 @@ class Gauges:
     # -- inside -----------------------------------------------------------------------------
 
     def _tree(self, levels: dict[str, float], loaders: Sequence[LoaderSample]) -> dict[str, float]:
-        """Memory of the tree and its parts, which add up to it as far as pages can be attributed."""
+        """Memory of the tree, and its parts. The parts add up to the tree's memory as far as pages can be attributed to
+        them."""
         report = self._meter.poll()
         own_bytes, files_bytes = self._own_bytes(report)
         arena_bytes, cache_bytes = levels["arena_bytes"], levels["cache_bytes"]
         private_bytes = sum(each.figures.get("workers_private_bytes", 0.0) for each in loaders)
         if report.pss_bytes is not None:
             self.tree_measure = "pss"
-            # Other descendants, such as torch's workers: the memory that killing them would free.
+            # Other descendants, such as torch's workers, count with the memory that killing them would free.
             others = sum(each.uss_bytes or 0 for each in report.processes[1:]) if not private_bytes else 0
             workers_bytes, tree_bytes = private_bytes + others, float(report.pss_bytes)
         elif private_bytes or len(report.processes) < 2:
@@ -115,7 +116,7 @@ class Gauges:
             return figures
         numbers = {gpu["uuid"]: number for number, gpu in enumerate(self.gpus)}
         now = gpu_status(nvml=self._nvml, roots=self._roots).gpus
-        # By uuid: when a GPU fails, the numbers of the others change.
+        # GPUs are matched by uuid: when a GPU fails, the numbers of the others change.
         return figures | gpu_levels((numbers[gpu.uuid], gpu) for gpu in now if gpu.uuid in numbers)
 
 
@@ -136,7 +137,7 @@ def _shared(loaders: Sequence[LoaderSample]) -> dict[str, float]:
 
 
 def figures_between(before: GaugeSample | None, now: GaugeSample) -> dict[str, float]:
-    """All figures of a point: present levels, and rates since ``before``."""
+    """All figures of a point: the levels at ``now``, and the rates since ``before``."""
     figures = {**now.levels, "step": float(now.step)}
     for number, loader in enumerate(now.loaders):
         figures |= {f"loader.{number}.{name}": value for name, value in loader.figures.items()}

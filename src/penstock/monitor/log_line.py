@@ -4,7 +4,7 @@ In:  figures.
 Out: ``[Step 100] Memory - Process: 15678.9MB (6.1%), System: 125.4/256.0GB (49.0%), GPU: 8192.0MB allocated, ...``
 Runs in: trainer.
 
-MB and GB are 2**20 and 2**30 bytes, as in the logs teams already have. The GPU part is always there: 0.0 without a
+MB and GB are 2**20 and 2**30 bytes, as in the logs that teams already have. The GPU part is always there: 0.0 without a
 GPU. Further figures follow, in the format and order of ``figures.FIGURES``.
 """
 
@@ -31,7 +31,7 @@ def log_line(label: str, figures: Mapping[str, float]) -> str:
         f"{reserved / MIB:.1f}MB reserved",
     ]
     for name, figure in FIGURES.items():
-        # No restarts are not shown, nor steps where samples are.
+        # Restarts are shown only if there are any; steps per second only if samples per second are unknown.
         is_shown = figures.get(name) if name == "worker_restarts" else name in figures
         if figure.log is not None and is_shown and not (name == "steps_per_s" and "samples_per_s" in figures):
             parts.append(figure.log.format(figures[name]))

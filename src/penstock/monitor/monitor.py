@@ -39,13 +39,14 @@ from penstock.monitor.watched_loader import WatchedLoader
 
 EVERY_S = 1.0
 _MOST_DUTY = 0.05
-"""Share of one processor that ticks may take; in a large process tree they are therefore less frequent."""
+"""Share of one processor that ticks may take; ticks that take longer, as in a large process tree, are therefore less
+frequent."""
 _END_WITHIN_S = 5.0
 _NEVER = sys.maxsize
 
 
 class Ticker:
-    """The monitor's thread: a tick every second, the control socket in between."""
+    """The monitor's thread: it ticks every second and serves the control socket in between."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -57,10 +58,10 @@ class Ticker:
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="penstock-monitor", daemon=True)
         self.cpu_s = self._cost_s = 0.0
-        """Processor time of all ticks, and of the last one."""
+        """Processor time of all ticks, and of the last tick."""
 
     def listen(self, path: Path, answer: Callable[[Any], dict[str, Any]]) -> None:
-        """Answer on a socket there. Raises OSError."""
+        """Answer messages that come through a socket at ``path``. Raises OSError."""
         self._control = Control(path, self._selector, answer)
 
     def start(self) -> None:
@@ -115,7 +116,7 @@ class Ticker:
             if ticks:
                 ticks = self._tick()
             cpu_s = self._cost_s
-            # At regular times as long as ticks are cheap; a missed tick is not repeated.
+            # Ticks come at regular times as long as they are cheap; a missed tick is not repeated.
             due_s = max(due_s + EVERY_S, now_s + cpu_s / _MOST_DUTY, now_s + EVERY_S / 2)
 
     def _tick(self) -> bool:
@@ -133,23 +134,23 @@ class Ticker:
 
 
 class Monitor:
-    """Watches a training: memory, speed, waiting, once a second, from a thread of its own.
+    """Watches the memory, the speed and the waiting of a training once a second, from a thread of its own.
 
     Args:
-        loader: a loader, or several (``[train_loader, eval_loader]``), or None to watch the process alone. Also torch's
-            own DataLoader, with fewer figures.
+        loader: a loader, or several (``[train_loader, eval_loader]``), or None to watch the process alone. A loader can
+            also be torch's own DataLoader, which has fewer figures.
         every: training steps between log lines; None for none.
         warn_at: share of the machine's or container's memory in use at which a warning with advice is logged, once each
-            time that is exceeded; None for never.
+            time memory rises above it; None for no warnings.
         run: the name of this run; the script's name if left out.
         sinks: objects with ``write(step, figures)`` and ``close()``, called once a second from the monitor's thread:
             for TensorBoard, Weights & Biases and similar tools. Names and units are in ``penstock.monitor.figures``.
         alerts: ``penstock.monitor.AlertRule``s: thresholds on memory, swap, waiting, idle GPUs and crashed
             workers, each with its actions: log, run a command, call a webhook, or lower depth and workers.
 
-    Call ``step()`` once per training step. The run is recorded below ``~/.local/state/penstock`` (``PENSTOCK_HOME``
-    overrides) and listed by ``penstock runs``; ``penstock set`` reaches it while it runs. As a context manager, an
-    exception becomes the run's outcome; otherwise the run ends with the program.
+    Call ``step()`` once per training step. The run is recorded below ``~/.local/state/penstock`` (or below
+    ``PENSTOCK_HOME``) and listed by ``penstock runs``; ``penstock set`` reaches it while it runs. Used as a context
+    manager, the monitor records an exception as the run's outcome; otherwise the run ends with the program.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Monitor:
         self._line: GaugeSample = self._recorder.read()
         self._recorder.record = self._begin_record(run, warn_at, gauges)
         self.run_id = self._recorder.run_id
-        """The id of this run for ``penstock set`` and ``penstock runs``; None where it cannot be recorded."""
+        """The id of this run for ``penstock set`` and ``penstock runs``; None if the run cannot be recorded."""
         self._recorder.tick()
         self._say_line("Start", self._line, None)
         _MONITORS.add(self)
@@ -253,7 +254,7 @@ class Monitor:
         try:
             record.set_fact("socket", None if path is None else str(path))
         except (OSError, sqlite3.Error) as problem:
-            # The disk became full after the record was begun. The recorder stops with a warning if that stays so.
+            # The disk became full after the record was begun. The recorder stops with a warning if the disk stays full.
             self._recorder.note("monitor", "start", f"no other terminal can reach this run: {problem}")
         return record
 

@@ -20,7 +20,8 @@ from penstock.meter import MemoryReport, Roots, TreeMeter
 from penstock.monitor.runs.facts import without_secrets
 
 _EXACT_UP_TO_BYTES = 32 << 30
-"""Resident memory up to which PSS is read. That takes half a second, during which page faults of the training wait."""
+"""Resident memory up to which PSS is read. Reading PSS of this much takes half a second, during which page faults of
+the training wait."""
 _REAL = Roots()
 _DOING = {
     psutil.STATUS_RUNNING: "running", psutil.STATUS_SLEEPING: "waiting", psutil.STATUS_IDLE: "waiting",
@@ -38,9 +39,9 @@ class ProcessSample:
     doing: str
     """running, waiting, waiting for disk, stopped."""
     processors: float | None
-    """Processors it has kept busy since the last sample; None: not known yet."""
+    """The number of processors that the process has kept busy since the last sample; None: not known yet."""
     bytes: int
-    """Private memory; where that cannot be read, resident memory."""
+    """Private memory, or resident memory if private memory cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +55,10 @@ class TreeSample:
     measure: str
     """How tree_bytes was measured: pss, rss, or sum of parts."""
     figures: dict[str, float]
-    """tree_bytes as the sum of trainer_bytes (private to the process), workers_bytes (private to its descendants) and
-    other_bytes (shared); processes; processors_busy and read_bytes_per_s since the last sample."""
+    """The figures: tree_bytes, which is the sum of trainer_bytes (private to the process), workers_bytes (private to
+    its descendants) and other_bytes (shared); processes; processors_busy and read_bytes_per_s since the last sample."""
     processes: tuple[ProcessSample, ...]
-    """Root first."""
+    """The processes of the tree, the root first."""
 
 
 class WatchedTree:
@@ -89,14 +90,15 @@ class WatchedTree:
         elapsed_s = None if self._sampled_s is None else max(1e-6, now_s - self._sampled_s)
         used = {process: _used(process) for each in report.processes if (process := self._process(each.pid))}
         before, self._before, self._sampled_s = self._before, used, now_s
-        # The whole use of a new process lies after the last sample.
+        # A new process began after the last sample, so all of its use counts.
         more = {
             process: (each[0] - then[0], each[1] - then[1])
             for process, each in used.items()
             if (then := before.get(process, (0.0, 0.0)))
         }
         processes = tuple(self._now(each, more, elapsed_s) for each in report.processes)
-        # A training that starts workers for every epoch creates thousands of processes.
+        # Ended processes are forgotten, because a training that starts workers for every epoch creates thousands of
+        # processes.
         self._known = {pid: process for pid, process in self._known.items() if process in used or pid == self.pid}
         own = [each.bytes for each in processes]
         tree_bytes, measure = _tree_bytes(report)
@@ -154,12 +156,13 @@ def _tree_bytes(report: MemoryReport) -> tuple[float, str]:
     files = [each.rss_file_bytes for each in report.processes if each.rss_file_bytes is not None]
     if not files or report.rss_bytes <= _EXACT_UP_TO_BYTES:
         return float(report.rss_bytes), "rss"
-    # The process that maps most files and shared memory maps nearly all of those of the tree.
+    # The process that maps the most files and shared memory maps nearly all files and shared memory of the tree.
     return float(report.rss_bytes - sum(files) + max(files)), "sum of parts"
 
 
 def find_roots(pattern: re.Pattern[str]) -> list[int]:
-    """Processes whose command line matches, without descendants of others that match, this process and its callers."""
+    """The processes whose command line matches, except descendants of other matching processes, this process and its
+    callers."""
     parents: dict[int, int] = {}
     found: set[int] = set()
     for process in psutil.process_iter(["pid", "ppid", "cmdline", "status"]):
@@ -174,7 +177,7 @@ def find_roots(pattern: re.Pattern[str]) -> list[int]:
 
 
 def _line(pid: int, parents: dict[int, int]) -> list[int]:
-    """A process, its parent, and so on up."""
+    """A process, its parent, and all further ancestors."""
     line = [pid]
     while (parent := parents.get(line[-1])) and parent not in line:
         line.append(parent)
@@ -182,14 +185,14 @@ def _line(pid: int, parents: dict[int, int]) -> list[int]:
 
 
 def _used(process: psutil.Process) -> tuple[float, float]:
-    """Processor seconds and bytes read since its start; 0 where they are unknown."""
+    """Processor seconds that a process has used and bytes that it has read since its start; 0 if unknown."""
     cpu_s = read = 0.0
     try:
         times = process.cpu_times()
         cpu_s = times.user + times.system
         read = float(getattr(process.io_counters(), "read_chars", 0))
     except (psutil.Error, AttributeError, OSError):
-        pass  # it has ended, belongs to another user, or the platform does not count
+        pass  # it has ended, belongs to another user, or the platform does not count these
     return cpu_s, read
 
 

@@ -2,7 +2,7 @@
 
 In:  ``tick`` once a second; notes and alerts from anywhere.
 Out: the record, warnings; points for sinks and observers.
-Runs in: trainer: ``tick`` in the monitor's thread, the rest in any.
+Runs in: trainer: ``tick`` in the monitor's thread, the rest in any thread.
 
 A full disk, a folder that was removed or a database that stays locked stops the recording with one warning;
 everything else continues.
@@ -31,18 +31,18 @@ from penstock.monitor.runs.writer import RunRecord
 from penstock.monitor.watched_loader import WatchedLoader
 
 _PATIENCE_POINTS = 60
-"""Points kept while the database is locked; after that recording stops."""
+"""The most points that are kept while the database is locked; with more points, recording stops."""
 _CHECK_FILE_EVERY = 10
 _WRITE_TOTALS_EVERY = 5
 _JUMP_S = 5.0
 _MOST_TRIED = 200
-"""Configurations that are kept apart; a governor may try many."""
+"""The most configurations whose results are kept apart; a governor may try many configurations."""
 
 
 class Sink(Protocol):
-    """Gets figures once a second, from the monitor's thread: TensorBoard, Weights & Biases, anything else.
+    """Gets figures once a second, from the monitor's thread, for TensorBoard, Weights & Biases or anything else.
 
-    If it raises, it is dropped with one warning.
+    A sink that raises is dropped with one warning.
     """
 
     def write(self, step: int, figures: dict[str, float]) -> None: ...
@@ -151,10 +151,10 @@ class Recorder:
     ) -> None:
         self.loaders = loaders
         self.step = 0
-        """Training steps so far; the training thread writes it."""
+        """Number of training steps so far; the training thread writes this number."""
         self.record: RunRecord | None = None
         self.point: Point | None = None
-        """The latest."""
+        """The latest point."""
         self.run_id: str | None = None
         self._gauges = gauges
         self._clock = clock
@@ -198,7 +198,8 @@ class Recorder:
         self._observers = [*self._observers, observer]
 
     def read(self, *, in_haste: bool = False) -> GaugeSample:
-        """The gauges now, for the training thread. In haste: a moment old if the monitor's thread is reading them."""
+        """The gauges now, for the training thread. With ``in_haste`` they are a moment old if the monitor's thread is
+        reading them."""
         if self._gauges_lock.acquire(blocking=not in_haste or self._sample is None):
             try:
                 return self._gauges.read(self.step, in_haste=in_haste)
@@ -208,7 +209,7 @@ class Recorder:
         return self._sample._replace(step=self.step)
 
     def turn(self, loader: WatchedLoader, wanted: dict[str, Any], *, who: str) -> dict[str, Any]:
-        """Turn valves and note the source of the change. In the monitor's thread."""
+        """Turn valves and note the source of the change. Called in the monitor's thread."""
         if not self._is_ticking:
             # Results until now count for the old configuration.
             self.tick()
@@ -219,7 +220,8 @@ class Recorder:
     # -- once a second ----------------------------------------------------------------------
 
     def tick(self) -> Point:
-        """Read, warn, pass on, write. In the monitor's thread, or while that is not running."""
+        """Read the gauges, warn, pass the point on and write it. Called in the monitor's thread, or while that thread
+        is not running."""
         self._is_ticking = True
         try:
             return self._tick()
@@ -241,7 +243,7 @@ class Recorder:
         return point
 
     def warn_if_full(self, figures: dict[str, float]) -> None:
-        """Once each time memory exceeds ``warn_at``, not again while it stays there."""
+        """Warn once each time memory rises above ``warn_at``, and not again while it stays above."""
         if self._warn_at is None or not figures.get("limit_bytes"):
             return
         share = figures["used_bytes"] / figures["limit_bytes"]
@@ -278,7 +280,7 @@ class Recorder:
             record.abandon()
 
     def keep_outcome(self, outcome: RunOutcome) -> None:
-        """Keep the outcome where the thread that writes the record does not end."""
+        """Keep the outcome in the lock's file, if the thread that writes the record does not end."""
         record = self.record or self._stopped
         if record is not None:
             record.keep_outcome(outcome)

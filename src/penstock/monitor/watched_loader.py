@@ -1,6 +1,6 @@
 """A loader for the monitor: its gauges, its settings, its valves.
 
-In:  a ``penstock.DataLoader``, something that has one as ``dataloader``, or torch's own DataLoader.
+In:  a ``penstock.DataLoader``, an object that has such a loader as ``dataloader``, or torch's own DataLoader.
 Out: counters and memory now; the present configuration; valves turned, or refused with the reason.
 Runs in: trainer, mostly in the monitor's thread.
 
@@ -26,15 +26,15 @@ _VALVES = ("workers", "depth", "memory")
 
 
 class LoaderSample(NamedTuple):
-    """A loader at one moment. None: unknown, as for torch's loader."""
+    """A loader at one moment. None means unknown, as for torch's DataLoader."""
 
     samples: int | None
     wait_s: float | None
     is_iterating: bool
     figures: dict[str, float]
-    """The ``loader.N.`` ones of ``figures.FIGURES`` without that prefix; rates are not among them."""
+    """The figures that ``figures.FIGURES`` calls ``loader.N.…``, without this prefix and without rates."""
     cache_key: str | None
-    """The name of its cache: several loaders may share one."""
+    """The name of the loader's cache, which several loaders may share."""
 
 
 _NOTHING = LoaderSample(None, None, False, {}, None)
@@ -60,7 +60,7 @@ class WatchedLoader:
     def read(self) -> LoaderSample:
         loader = self.loader
         if loader is None:
-            # Counters stay; its memory is freed.
+            # The loader no longer exists: its counters stay, its memory is freed.
             gone = {name: value for name, value in self._last.figures.items() if not name.endswith("_bytes")}
             return self._last._replace(figures={**gone, "workers": 0.0, "depth": 0.0}, is_iterating=False)
         if not self.is_penstock:
@@ -99,7 +99,8 @@ class WatchedLoader:
         return [asdict(each) for each in gauges.workers_now(loader)] if self.is_penstock and loader is not None else []
 
     def new_endings(self, restarts: int) -> list[str]:
-        """How the workers ended that were replaced since the last call; ``restarts`` is their total number."""
+        """How the workers that were replaced since the last call had ended; ``restarts`` is the number of all workers
+        that were ever replaced."""
         new, self._restarts = restarts - self._restarts, restarts
         loader = self.loader
         if new <= 0 or loader is None:
@@ -153,7 +154,7 @@ class WatchedLoader:
     # -- valves -----------------------------------------------------------------------------
 
     def turn(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Set workers, depth, memory: all of them, or none where one is refused. Returns the values now in force.
+        """Set workers, depth and memory; if one value is refused, none is set. Returns the values now in force.
 
         Raises ConfigError with the reason.
         """
@@ -210,7 +211,7 @@ def _count(wanted: Mapping[str, Any], name: str, *, least: int, most: int) -> in
 
 
 def _inner(loader: Any) -> Any:
-    """The loader itself, which an integration may wrap."""
+    """The penstock or torch loader, which an integration may wrap."""
     inner = getattr(loader, "dataloader", None)
     return inner if inner is not None and hasattr(inner, "num_workers") else loader
 

@@ -1,1 +1,1 @@
-"""Arithmetic about loaders: the memory they will take and how fast they will be, before anything runs."""
+"""Predictions about loaders before they run: how much memory they will take and how fast they will be."""

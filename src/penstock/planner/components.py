@@ -1,11 +1,11 @@
-"""Host memory by component: how large each part is, what it grows with, how two configurations differ.
+"""Host memory by component: the size of each part, what the part grows with, and how two configurations differ.
 
-In:  ``Reading``s of one loader: as configured, with another batch size, with another number of workers.
-Out: ``Component``s with what they grow with; ``Change``s between two readings.
+In:  three ``Reading``s of one loader: as configured, with another batch size, and with another number of workers.
+Out: ``Component``s, each with what it grows with; ``Change``s between two readings.
 Runs in: anywhere; pure.
 
-Growth is measured: a part grows with the batch size if it is larger at the larger batch, by more than repeated readings
-of one size differ.
+Growth is measured: a part grows with the batch size if it is larger at the larger batch by more than the difference
+between repeated readings of one batch size.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ PARTS: dict[str, str] = {
     "workers": "the workers' own memory",
     "other": "other, in the training process",
 }
-"""Part -> what it is. Together they are all the memory of the process and its workers."""
+"""Part -> its description. Together the parts are all memory of the training process and its workers."""
 
 BATCH, WORKERS, DATASET = "batch size", "workers", "dataset size"
 
 _MEASURED_ONCE = ("python", "torch", "imports", "dataset")
-"""Parts that exist before a loader is created: neither batch size nor number of workers changes them."""
+"""Parts that exist before a loader is created. Neither the batch size nor the number of workers changes these parts."""
 _COUNTED = ("batch", "buffers")
-"""Parts that are counted and follow from the batch size. The freed memory that a heap keeps does not follow from it:
-the larger of two sizes may show less of it, and a line through both would be meaningless."""
+"""Parts that are counted and follow from the batch size. The freed memory that a heap keeps does not follow from the
+batch size: a larger batch may leave less of it, so a line through two readings would be meaningless."""
 _NOISE_BYTES = {"batch": 0, "buffers": 64 << 10, "workers": 2 * MIB, "other": 4 * MIB}
-"""By how much repeated readings differ, for parts that are counted (batches) and parts that are not (heaps)."""
+"""Differences between repeated readings, for parts that are counted (batches) and parts that are not counted
+(heaps)."""
 _TELLING = 0.25
-"""A part that grows by less than this share of proportional growth counts as constant."""
+"""A part counts as constant if it grows by less than this share of growth in proportion to the batch size or
+workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One loader at its fullest, in parts that add up to all of it."""
+    """The memory of one loader with all its batches ready, in parts that add up to the total."""
 
     batch_size: int
     workers: int
     parts: Mapping[str, int]
-    """Part -> bytes, for every one of ``PARTS``, with all batches ahead ready and all workers idle."""
+    """Part -> bytes, for each of ``PARTS``, measured while all batches ahead are ready and all workers are idle."""
     building_bytes: int = 0
-    """The most memory beyond that at any moment: samples in workers that build batches. It varies within a run and
+    """The most memory beyond ``parts`` at any moment: samples in workers that build batches. It varies within a run and
     between runs."""
     page_cache_bytes: int | None = None
-    """Pages of files that the kernel cached meanwhile. It releases them when memory is short, so they are not a part.
-    None: not known."""
+    """Pages of files that the kernel cached during the reading; None if unknown. The kernel releases these pages when
+    memory is short, so they are not one of the parts."""
 
     @property
     def total_bytes(self) -> int:
@@ -61,33 +63,33 @@ class Reading:
 
     @property
     def most_bytes(self) -> int:
-        """The most there was at any moment."""
+        """The most memory that was taken at any moment."""
         return self.total_bytes + self.building_bytes
 
     @property
     def loader_bytes(self) -> int:
-        """All memory except that from before the loader."""
+        """All memory except the parts that exist before a loader is created."""
         return sum(count for name, count in self.parts.items() if name not in _MEASURED_ONCE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One part, and what it grows with."""
+    """One part of the memory, and what this part grows with."""
 
     name: str
     what: str
     bytes: int
     grows_with: tuple[str, ...]
-    """Batch size, workers, dataset size; empty: it is constant."""
+    """Any of batch size, workers and dataset size; empty if the part is constant."""
     per_sample_bytes: float = 0.0
-    """Growth with every further sample of a batch."""
+    """The growth with each further sample in a batch."""
     per_worker_bytes: float = 0.0
-    """Growth with every further worker."""
+    """The growth with each further worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One part in two configurations."""
+    """The bytes of one part in two configurations."""
 
     name: str
     what: str
@@ -101,12 +103,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
-    """Memory by batch size: a straight line through the reading at the requested size."""
+    """Memory by batch size: a straight line through the reading at the requested batch size."""
 
     fixed_bytes: float
     per_sample_bytes: float
     ceiling_bytes: float | None = None
-    """The upper limit: the memory before the loader, and the budget. None: no ceiling."""
+    """The upper limit: the memory that exists before the loader, plus the budget. None if there is no limit."""
     measured: tuple[tuple[int, int], ...] = field(default=())
     """Batch sizes and bytes of the readings."""
 
@@ -115,7 +117,7 @@ class MemoryLine:
         return found if self.ceiling_bytes is None else min(found, self.ceiling_bytes)
 
     def reaches(self, limit_bytes: float) -> int | None:
-        """The largest batch size below the limit; None if this line never reaches it."""
+        """The largest batch size below the limit; None if this line never reaches the limit."""
         if self.per_sample_bytes <= 0 or (self.ceiling_bytes is not None and self.ceiling_bytes <= limit_bytes):
             return None
         return max(0, int((limit_bytes - self.fixed_bytes) / self.per_sample_bytes))
@@ -124,8 +126,8 @@ class MemoryLine:
 def components(
     reading: Reading, other_batch: Reading, other_workers: Reading, *, dataset_scales: bool, workers_copy_dataset: bool
 ) -> tuple[Component, ...]:
-    """``dataset_scales``: the dataset holds an item for every sample. ``workers_copy_dataset``: each worker makes a
-    copy of them as it reads."""
+    """``dataset_scales`` means that the dataset holds an item for every sample; ``workers_copy_dataset`` means that
+    each worker makes a copy of these items as it reads."""
     found = []
     for name, what in PARTS.items():
         grows: list[str] = []
@@ -147,7 +149,7 @@ def components(
 
 
 def _slope(name: str, reading: Reading, other: Reading, *, by_batch: bool) -> float:
-    """Growth per sample or per worker; 0 if the difference of the two readings is within the noise."""
+    """The growth per sample or per worker; 0 if the difference between the two readings is within the noise."""
     if name in _MEASURED_ONCE:
         return 0.0
     counts = (reading.batch_size, other.batch_size) if by_batch else (reading.workers, other.workers)
@@ -160,7 +162,7 @@ def _slope(name: str, reading: Reading, other: Reading, *, by_batch: bool) -> fl
 
 
 def changes(before: Reading, after: Reading) -> tuple[Change, ...]:
-    """The change of each part from one configuration to the other."""
+    """The change of each part from the first configuration to the second."""
     return tuple(
         Change(name=name, what=what, before_bytes=before.parts[name], after_bytes=after.parts[name])
         for name, what in PARTS.items()
@@ -170,9 +172,9 @@ def changes(before: Reading, after: Reading) -> tuple[Change, ...]:
 def line(
     reading: Reading, other_batch: Reading, *, budget_bytes: int | None = None, builds_whole: bool = False
 ) -> MemoryLine:
-    """Memory by batch size. ``budget_bytes``: the most that batches and workers take together.
+    """Memory by batch size. ``budget_bytes`` is the limit of what batches and workers take together.
 
-    ``builds_whole``: every worker holds all samples of a batch of its own while it builds it, as torch's do.
+    ``builds_whole`` means that every worker holds all samples of the batch that it builds, as torch's workers do.
     """
     (low, low_bytes), (high, high_bytes) = sorted(
         ((reading.batch_size, reading.total_bytes), (other_batch.batch_size, other_batch.total_bytes))
@@ -191,12 +193,12 @@ def line(
 
 
 def answer(parts: tuple[Component, ...], reading: Reading) -> str:
-    """How a larger batch changes host memory, in a sentence."""
+    """A sentence that says how a larger batch changes host memory."""
     growing = [part for part in parts if part.name in _COUNTED and part.per_sample_bytes]
     slope = sum(part.per_sample_bytes for part in growing)
     more_bytes = slope * reading.batch_size
     if not slope:
-        return "A larger batch does not change host memory here: no part grew with it by more than noise."
+        return "A larger batch does not change host memory here: no part grew with the batch by more than noise."
     share = more_bytes / reading.total_bytes
     return (
         f"Doubling the batch to {2 * reading.batch_size} adds {format_bytes(more_bytes)} of host memory ({share:.0%}): "

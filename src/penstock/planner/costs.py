@@ -1,11 +1,11 @@
-"""The costs of a loader, from short runs of it.
+"""The costs of a loader, from short runs of this loader.
 
 In:  runs, and simulations of the same runs.
 Out: ``LoaderCost`` of torch's loader and of penstock's.
 Runs in: anywhere; pure.
 
-A simulation without the cost in question shows what the samples alone explain; what was measured above that figure is
-attributed to the loader.
+A simulation that leaves out one cost shows the figure that the samples alone explain; the measured excess over this
+figure is the cost of the loader.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from penstock.planner.simulate.torch_pipeline import simulate_torch
 _LEAST_WORKER_BYTES = 2 << 20
 _MOST_COPIES = 4.0
 TORCHS_EXTRA_BYTES = 4_000_000
-"""The memory that a worker of torch's takes beyond that of a penstock worker for the same dataset: numpy.random, which
-it imports by itself, and torch's queues. Short runs over 5 datasets gave 3.9 to 8 MB, and 33 MB for samples of 8 MiB,
+"""How much more memory a worker of torch's takes than a penstock worker for the same dataset: numpy.random, which
+torch's worker imports, and torch's queues. Short runs over 5 datasets gave 3.9 to 8 MB, and 33 MB for samples of 8 MiB,
 where heaps grew as well."""
 _REMEMBERED = 128
-"""Tensors of which torch's workers keep small records: as long as one lies between them, holes in the heap are not
-joined."""
+"""The number of latest tensors of which torch's workers keep small records. Two holes in the heap cannot be joined
+while such a record lies between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderRun:
-    """Measurements of a short run of a loader with an empty training loop."""
+    """The measurements of a short run of a loader whose training loop does nothing."""
 
     rows: int
-    """Samples in a batch of this run."""
+    """The number of samples in a batch of this run."""
     batches: int
     first_batch_s: float
     workers_cpu_s: float
     trainer_cpu_s: float
     deliver_s: float | None
-    """The part of the trainer's time in which the training loop waited for a batch that was ready; None: all of it."""
+    """The part of the trainer's time in which the training loop waited for a batch that was ready; None if all of it
+    was."""
     collate_s: float
-    """The part of the workers' time that batches took beyond their samples, if the loader reports it."""
+    """The part of the workers' time that went into batches rather than their samples, if the loader reports it."""
     shared_bytes: int
-    """The most memory of batches in flight."""
+    """The most memory that batches in flight took."""
     own_bytes: int
-    """The most growth of the heaps of the trainer and its workers together."""
+    """The largest total growth of the heaps of the trainer and its workers."""
 
     @property
     def samples(self) -> int:
@@ -53,10 +54,10 @@ class LoaderRun:
 
 
 def torchs_cost(run: LoaderRun, load: Load, prefetch_factor: int, *, tensors: int) -> LoaderCost:
-    """torch's loader, from a run with as many workers as ``load`` has, for batches of that size.
+    """The cost of torch's loader, from a run with the workers of ``load``, for batches of the size of ``load``.
 
-    ``tensors``: how many there are in a batch. Memory outside batches is derived from that of penstock's loader,
-    because one short run cannot separate a worker's own memory from a growing heap.
+    ``tensors`` is the number of tensors in a batch. Memory outside batches is derived from the memory of penstock's
+    loader, because one short run cannot separate a worker's own memory from a growing heap.
     """
     ours, scale = load.profile.ours, load.batch_size / run.rows
     cost = LoaderCost(
@@ -80,17 +81,17 @@ def torchs_cost(run: LoaderRun, load: Load, prefetch_factor: int, *, tensors: in
 
 
 def penstocks_cost(few: LoaderRun, many: LoaderRun, load: Load, many_workers: int) -> LoaderCost:
-    """penstock's loader, from a run with as many workers as ``load`` has and one with ``many_workers``. Streams keep
-    the workers they began with."""
+    """The cost of penstock's loader, from a run with the workers of ``load`` and a run with ``many_workers``. A stream
+    keeps the number of workers that it began with."""
     scale, is_whole = load.batch_size / few.rows, not load.profile.is_splittable
-    # The first batches of a loader create pages that later ones reuse, so the cheaper run shows the lasting cost of a
-    # batch.
+    # The first batches of a loader create memory pages that later batches reuse, so the cheaper of the two runs shows
+    # the lasting cost of a batch.
     cheap = min((few, many), key=lambda run: run.workers_cpu_s / run.samples)
     extra_s = _extra_s(cheap, load)
     collate_s = 0.0 if is_whole else min(cheap.collate_s / cheap.samples, extra_s)
     extra_s -= collate_s
     if load.profile.has_collate and not is_whole:
-        # Samples are written twice: by the workers that fetch them, and into the batch by the one that makes it.
+        # Samples are written twice: by the workers that fetch them, and by the worker that makes the batch.
         extra_s /= 2
         collate_s += extra_s
     deliver_s = cheap.trainer_cpu_s if cheap.deliver_s is None else min(cheap.deliver_s, cheap.trainer_cpu_s)
@@ -119,7 +120,8 @@ def penstocks_cost(few: LoaderRun, many: LoaderRun, load: Load, many_workers: in
 
 
 def _slope_and_start(few: tuple[int, int], many: tuple[int, int]) -> tuple[float, float]:
-    """Start and slope of a line through two points. If it would start below 0, the nearest line that does not."""
+    """The slope and the start of a line through two points. If the line would start below 0, the nearest line that does
+    not start below 0 is taken."""
     slope = (many[1] - few[1]) / (many[0] - few[0]) if many[0] > few[0] else few[1] / few[0]
     start = few[1] - few[0] * slope
     if start >= 0:
@@ -128,8 +130,8 @@ def _slope_and_start(few: tuple[int, int], many: tuple[int, int]) -> tuple[float
 
 
 def _extra_s(run: LoaderRun, load: Load) -> float:
-    """Processor time of a worker for a sample, beyond the dataset's own. Batches that were ahead at the start and at
-    the end of the measurement cancel out."""
+    """The processor time that a worker takes for a sample beyond the dataset's own time. Batches that are ahead at the
+    start of the measurement cancel out batches that are ahead at the end."""
     return max(0.0, run.workers_cpu_s / run.samples - load.profile.cpu_s)
 
 

@@ -1,7 +1,7 @@
-"""Is loading the bottleneck? Time waiting for data against time computing, in numbers and in words.
+"""Is loading the bottleneck? The time spent waiting for data is compared with the time spent computing.
 
-In:  the times of a loader and of the training step it feeds, if there is one.
-Out: ``Feeding`` and its verdict.
+In:  the times of a loader, and the times of the training step that the loader feeds, if there is a step.
+Out: ``Feeding``, and its verdict in words.
 Runs in: anywhere; pure.
 """
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from penstock.formatting import rate
 
 FED, STARVED = 0.05, 0.20
-"""Shares of the time spent waiting: below the first, loading is not the bottleneck; above the second, it is."""
+"""Shares of the time spent waiting. Below the first share loading is not the bottleneck; above the second share it
+is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +23,13 @@ class Feeding:
     batch_size: int
     batches: int
     wait_s: float
-    """Time in next(), over all batches."""
+    """The time in next() for all batches together."""
     compute_s: float
-    """Time in the training step, over all batches; 0 without a step."""
+    """The time in the training step for all batches together; 0 without a step."""
     most_samples_per_s: float
     """Samples per second that the loader delivers to a loop without a training step."""
     gpu_use: float | None = None
-    """Share of the time in which the GPU computed; None: not known."""
+    """The share of the time in which the GPU computed; None if unknown."""
 
     @property
     def samples_per_s(self) -> float:
@@ -36,17 +37,17 @@ class Feeding:
 
     @property
     def wait_fraction(self) -> float | None:
-        """Share of the time spent waiting; None without a step to compare with."""
+        """The share of the time spent waiting for data; None without a training step."""
         return self.wait_s / (self.wait_s + self.compute_s) if self.compute_s else None
 
     @property
     def fed_step_s(self) -> float:
-        """The shortest step that never waits."""
+        """The shortest training step that never waits for data."""
         alone_s = self.batch_size / max(1e-9, self.most_samples_per_s)
         waited = self.wait_fraction
         if waited is None or waited < FED:
             return alone_s
-        # The loader is slower beside the step, with which it shares the cores.
+        # The loader is slower while the step runs, because both share the cores.
         return max(alone_s, (self.wait_s + self.compute_s) / self.batches)
 
     def verdict(self) -> str:
@@ -56,12 +57,12 @@ class Feeding:
     def _verdict(self) -> str:
         waited = self.wait_fraction
         every = _time(self.fed_step_s)
-        # Timed alone, at another moment, the loader may have been slower than it was with the step.
+        # A loader that was timed alone, at another moment, may have been slower than with the step.
         most_samples_per_s = max(self.most_samples_per_s, self.samples_per_s)
         if waited is None:
             return (
                 f"The loader delivers {rate(self.most_samples_per_s)} samples/s, a batch of {self.batch_size} every "
-                f"{every}: a training step of {every} or longer does not wait for data, a shorter one does."
+                f"{every}: a training step of {every} or longer does not wait for data, but a shorter step does."
             )
         wait_ms, step_ms = _time(self.wait_s / self.batches), _time(self.compute_s / self.batches)
         numbers = (
@@ -72,13 +73,13 @@ class Feeding:
             spare = most_samples_per_s / max(1e-9, self.samples_per_s)
             return (
                 f"Loading is not the bottleneck: {numbers}. The loader could deliver "
-                f"{rate(most_samples_per_s)} samples/s, {spare:.2g} times that."
+                f"{rate(most_samples_per_s)} samples/s, {spare:.2g} times as many."
             )
         if waited < STARVED:
-            return f"Loading costs a little: {numbers}. A step of {every} or longer would never wait."
+            return f"Loading costs a little time: {numbers}. A step of {every} or longer would never wait."
         return (
             f"Loading is the bottleneck: {numbers}. The step alone could process "
-            f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, the loader alone "
+            f"{rate(self.batches * self.batch_size / self.compute_s)} samples/s, but the loader alone "
             f"delivers at most {rate(most_samples_per_s)}."
         )
 

@@ -1,7 +1,7 @@
-"""Plans: settings, with their predicted memory and speed and the reason for them.
+"""Plans: settings with their predicted memory, their predicted speed and the reason for choosing them.
 
-In:  a profile, what the machine has, the loader's rules, a batch size, a budget, the length of a step.
-Out: ``PlanTable``: safe, balanced, fast, extreme, and a larger batch instead of more loading; one recommended.
+In:  a profile, the facts of the machine, the loader's rules, a batch size, a budget, the length of a step.
+Out: ``PlanTable``: the plans safe, balanced, fast, extreme and bigger batch; one of them is recommended.
 Runs in: anywhere; pure: the same facts give the same plans.
 """
 
@@ -21,24 +21,27 @@ from penstock.planner.simulate.torch_pipeline import simulate_torch
 from penstock.units import MIB, format_bytes, parse_size
 
 NAMES = ("safe", "balanced", "fast", "extreme", "bigger batch")
-"""In every table, in this order."""
+"""The names of the plans in every table, in this order."""
 CALM, TIGHT = 0.65, 0.76
-"""Shares of the free memory: below the first the risk of a plan is low, above the second it is high."""
+"""Shares of the free memory. A plan that takes less than the first share has a low risk; above the second share the
+risk is high."""
 _MEASURED, _STATED = 0.1, 0.35
-"""How far off a prediction may be if it is based on measurements here, or on stated figures."""
+"""The errors to expect, as shares, of a prediction from measurements here and of a prediction from stated figures."""
 _TORCHS = 0.2
-"""The least error to expect of a prediction about torch's loader, because that loader has no memory limit."""
+"""The least error to expect of a prediction about torch's loader, because torch's loader has no memory limit."""
 _ALIKE = 0.985
-"""Speeds closer than this count as the same: of two such plans the one that takes less memory is better."""
+"""A plan that reaches this share of another plan's speed counts as equally fast, and the plan that takes less memory is
+then better."""
 _SLACK = 1.5
-"""A limit that is sometimes reached makes workers wait, so it is set to this many times the predicted memory."""
+"""The limit of a plan, as a multiple of the predicted memory: workers would wait whenever they reach a tighter
+limit."""
 _USUAL_PREFETCH = 2
-"""torch's own; with less, its workers wait for their next batch to be requested."""
+"""torch's default; with a smaller prefetch factor torch's workers wait until their next batch is requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A figure and its expected range."""
+    """A predicted figure and its expected range."""
 
     low: float
     expected: float
@@ -51,16 +54,16 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The part of the machine that this training may use."""
+    """The resources of the machine that this training may use."""
 
     cores: float
-    """Cores one rank may use, quotas counted."""
+    """The number of cores that one rank may use, with CPU quotas taken into account."""
     available_bytes: int
-    """Memory that is free now for all ranks together, in the container if there is one."""
+    """The memory that is now free for all ranks together, in the container if there is one."""
     gpu_bytes: int | None = None
-    """Memory of a rank's GPU; None: none, or not known."""
+    """The memory of a rank's GPU; None if there is no GPU or its memory is unknown."""
     ranks: int = 1
-    """Processes that train on this machine; all figures of a plan are for one of them."""
+    """The number of training processes on this machine; all figures of a plan are for one process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,41 +72,41 @@ class Plan:
 
     name: str
     workers: int
-    """Of one rank."""
+    """The number of workers of one rank."""
     workers_on_node: int
-    """Of all ranks of the machine."""
+    """The number of workers of all ranks on the machine."""
     depth: int
-    """Batches ahead in penstock's loader."""
+    """The number of batches ahead in penstock's loader."""
     prefetch_factor: int
-    """torch's prefetch factor, which limits penstock's loader too."""
+    """torch's prefetch factor, which also limits penstock's loader."""
     batch_size: int
     memory: Range
-    """Host memory the loader takes, in bytes."""
+    """The host memory that penstock's loader takes, in bytes."""
     torch_memory: Range
-    """Host memory that torch's DataLoader takes with the same workers and prefetch factor."""
+    """The host memory that torch's DataLoader takes with the same workers and prefetch factor."""
     samples_per_s: Range
     speed: float
-    """Share of the fastest plan's samples per second."""
+    """The samples per second, as a share of the fastest plan's."""
     wait: float | None
-    """Share of the training loop's time spent waiting for data; None where the length of a step is unknown."""
+    """The share of its time that the training loop waits for data; None if the length of a training step is unknown."""
     first_batch_s: float
     in_flight: int
-    """Samples that are loaded or being loaded at the fullest."""
+    """The largest number of samples that are loaded or being loaded at the same time."""
     pin_memory: bool
     persistent_workers: bool
     budget_bytes: int
-    """The value for ``memory=``: a little more than the upper estimate, or the budget if that is less."""
+    """The value for ``memory=``: a little more than the upper estimate, or the budget if the budget is smaller."""
     fits: bool
     """Whether the upper estimate is within the budget."""
     risk: str
-    """low, medium or high, by the share of the free memory that it may take."""
+    """low, medium or high, depending on the share of the free memory that the plan may take."""
     suits: str
     pros: tuple[str, ...]
     cons: tuple[str, ...]
     reason: str
 
     def arguments(self) -> dict[str, Any]:
-        """Of ``penstock.DataLoader``; without ``memory`` also of torch's."""
+        """Arguments of ``penstock.DataLoader``; torch's DataLoader has all of these arguments except ``memory``."""
         return {
             "batch_size": self.batch_size,
             "num_workers": self.workers,
@@ -116,16 +119,16 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Least:
-    """The smallest settings that work."""
+    """The settings that work with the least memory."""
 
     memory_bytes: int
-    """The smallest budget that some settings fit, at this batch size."""
+    """The smallest budget that is enough for any settings at this batch size."""
     workers: int
     depth: int
     speed: float
-    """Speed of those settings, as a share of the fastest plan's samples per second."""
+    """The speed of these settings, as a share of the fastest plan's samples per second."""
     batch_size: int | None = None
-    """The largest batch that the given budget has room for; None: there is none, or the batch fits as it is."""
+    """The largest batch size that fits the given budget; None if no batch fits, or if the present batch size does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,30 +138,30 @@ class PlanTable:
     profile: Profile
     facts: Facts
     budget_bytes: int
-    """Memory that one rank's loader may take."""
+    """The memory that one rank's loader may take."""
     step_s: float | None
     plans: tuple[Plan, ...]
     recommended: Plan
-    """Of the fastest plans within the budget, the one that takes the least memory."""
+    """The recommended plan, which takes the least memory of the fastest plans within the budget."""
     least: Least
-    """The least settings that work, where nothing fits the budget."""
+    """The settings that work with the least memory, for when no plan fits the budget."""
     notes: tuple[str, ...] = field(default=())
     """Further facts that matter to the user."""
 
     def __getitem__(self, name: str) -> Plan:
-        """The plan of that name."""
+        """The plan called ``name``."""
         for plan in self.plans:
             if plan.name == name:
                 return plan
         raise KeyError(f"{name}; there are {', '.join(plan.name for plan in self.plans)}")
 
     def explain(self) -> str:
-        """The recommended plan and why, in words, a line each."""
+        """Several lines of text: the recommended plan and the reasons for it."""
         return "\n".join((f"Recommended: {self.recommended.name}.", *wording.describe(self.recommended), *self.notes))
 
     def to_yaml(self, plan: Plan | None = None) -> str:
-        """Settings of ``plan``, or of the recommended one: under torch's own keys, usable without penstock, and
-        penstock's."""
+        """The settings of ``plan``, or of the recommended plan, as YAML. torch's settings have torch's own keys, so
+        that they can be used without penstock; penstock's settings are in a section of their own."""
         plan = self.recommended if plan is None else plan
         memory, theirs = plan.memory, plan.torch_memory
         lines = [
@@ -173,7 +176,7 @@ class PlanTable:
         return "\n".join(lines) + "\n"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything except the profile's single samples, which only its own file holds."""
+        """The whole table except the single samples of the profile, which only the profile's own file holds."""
         seen = self.profile.as_json()
         figures = ("sample_bytes", "largest_bytes", "spread", "wait_s", "cpu_s")
         profile = {**seen, "samples": len(seen["samples"]), **{name: getattr(self.profile, name) for name in figures}}
@@ -190,12 +193,12 @@ def make_plans(
     step_s: float | None = None,
     most_workers: int | None = None,
 ) -> PlanTable:
-    """All plans, and the recommended one. ``budget_bytes`` and ``step_s`` are one rank's; ``most_workers``: the most
-    that a plan may have."""
+    """All plans, and which one is recommended. ``budget_bytes`` and ``step_s`` are for one rank; ``most_workers`` is
+    the largest number of workers that a plan may have."""
     if batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size} has no sample in it; give at least 1")
+        raise ConfigError(f"batch_size={batch_size} is a batch without samples; give at least 1")
     if profile.is_repeated:
-        # Another worker would deliver the same samples again.
+        # A second worker would deliver the same samples again.
         most_workers = 1
     given = _Given(profile=profile, facts=facts, budget_bytes=budget_bytes, step_s=step_s)
     room_bytes = facts.available_bytes // facts.ranks
@@ -216,7 +219,7 @@ def make_plans(
 
 
 def allowed_bytes(memory: str | int | float, available_bytes: int, ranks: int, rules: Rules) -> int:
-    """The budget of one rank's loader: a size in bytes applies to each rank, a share is divided among the ranks."""
+    """The budget of one rank's loader. A size in bytes applies to each rank; a share is divided among the ranks."""
     size = parse_size(memory)
     if size.fixed_bytes is not None:
         return size.fixed_bytes
@@ -224,7 +227,8 @@ def allowed_bytes(memory: str | int | float, available_bytes: int, ranks: int, r
 
 
 def _recommended(plans: list[Plan]) -> Plan:
-    """``plans``: all but the larger batch, which would change the training."""
+    """Choose the recommended plan from ``plans``, which has all plans but "bigger batch": a larger batch would change
+    the training."""
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.high)
@@ -243,8 +247,8 @@ class _Given:
     step_s: float | None
 
     def doubt(self, each: Tried) -> float:
-        """How far off a prediction may be; it is less certain if samples differ in size, because only a few are in
-        flight."""
+        """The error to expect of a prediction, as a share. A prediction is less certain if samples differ in size,
+        because only a few samples are in flight."""
         known = _MEASURED if self.profile.is_measured and self.profile.has_runs else _STATED
         return known + self.profile.spread / each.in_flight**0.5
 
@@ -256,7 +260,8 @@ class _Given:
         return self.memory(each).high <= self.budget_bytes
 
     def least(self, tried: list[Tried], best: float, load: Load | None) -> Least:
-        """``load``: find a smaller batch for it; None: a smaller batch is not needed."""
+        """The least settings that work. ``load`` is the load for which a smaller batch is found; None if the batch may
+        stay."""
         leanest = min(tried, key=lambda each: self.memory(each).high)
         return Least(
             memory_bytes=math.ceil(self.memory(leanest).high),

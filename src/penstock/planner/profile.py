@@ -1,8 +1,8 @@
-"""Measurements of a dataset from before the training.
+"""Measurements of a dataset, taken before the training.
 
-In:  measurements, or a file that states them.
-Out: ``Profile``: samples as they were read, and each loader's own costs.
-Runs in: anywhere; nothing here reads the machine.
+In:  measurements, or a file that states figures in their place.
+Out: ``Profile``: the samples that were read, and the costs of each loader itself.
+Runs in: anywhere; nothing in this file reads facts of the machine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from penstock.units import parse_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class SeenSample:
-    """One sample as it was read."""
+    """The size of one sample that was read, and the time that reading it took."""
 
     size_bytes: int
-    """Bytes of its tensors, arrays and texts."""
+    """The bytes of the tensors, arrays and texts in the sample."""
     wait_s: float
-    """Time spent waiting for disks or networks, without computing."""
+    """The time spent waiting for disks or networks, without computing."""
     cpu_s: float
     """Processor time."""
 
@@ -37,63 +37,63 @@ class LoaderCost:
     """The costs of one loader beyond the dataset's own work."""
 
     worker_bytes: int
-    """Private memory of a worker, besides the samples it holds."""
+    """The private memory of a worker, without the samples that it holds."""
     sample_s: float
-    """Processor time of a worker for a sample, beyond the dataset's own."""
+    """The processor time that a worker takes for a sample beyond the dataset's own time."""
     batch_s: float
-    """Processor time of a worker for a batch, beyond its samples': collating, sending."""
+    """The processor time that a worker takes to collate and send a batch, beyond the time for its samples."""
     trainer_s: float
-    """Processor time that the training loop takes to receive a batch."""
+    """The processor time that the training loop takes to receive a batch."""
     start_s: float
-    """Time to start one worker."""
+    """The time that starting one worker takes."""
     beside_s: float = 0.0
-    """Processor time that other threads of the training process take for a batch."""
+    """The processor time that other threads of the training process take for a batch."""
     creep_batches: int = 128
-    """For how many batches of its own the heap of one of torch's workers grows."""
+    """The number of batches for which the heap of a worker of torch's grows; it counts only that worker's batches."""
     copies: float = 1.0
-    """Bytes of a batch in flight, as a multiple of its samples'."""
+    """The bytes of a batch in flight, as a multiple of the bytes of its samples."""
     trainer_bytes: int = 0
-    """Memory of the loader in the training process, besides batches."""
+    """The memory that the loader takes in the training process, without batches."""
 
 
 TORCHS_USUAL = LoaderCost(worker_bytes=35 << 20, sample_s=2e-5, batch_s=1e-3, trainer_s=1e-3, start_s=0.02)
-"""Costs of torch's DataLoader if nothing could be measured."""
+"""The costs of torch's DataLoader that are assumed if nothing can be measured."""
 OURS_USUAL = LoaderCost(worker_bytes=11 << 20, sample_s=1e-5, batch_s=2e-4, trainer_s=3e-4, start_s=0.02)
-"""The same for penstock's."""
+"""The costs of penstock's DataLoader that are assumed if nothing can be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Samples of a dataset, and the cost of loading them here."""
+    """Samples of a dataset, and the cost of loading them on this machine."""
 
     name: str
-    """The dataset's name."""
+    """The name of the dataset."""
     length: int | None
-    """Samples in it; None if it has no length."""
+    """The number of samples in the dataset; None if the dataset has no length."""
     samples: tuple[SeenSample, ...]
     """The samples that were read, spread over the dataset."""
     is_splittable: bool = True
     """Whether rows of one batch may come from several workers."""
     has_collate: bool = False
-    """Whether the user's own function collates: samples and batch then exist at the same time for a moment."""
+    """Whether the user's own function collates. If so, samples and their batch exist at the same time for a moment."""
     is_collated: bool = True
-    """Whether samples become one new batch; False: they stay apart and are sent one by one."""
+    """Whether samples are copied into one new batch; if not, each sample is sent separately."""
     torchs: LoaderCost = TORCHS_USUAL
-    """Costs of torch's DataLoader."""
+    """The costs of torch's DataLoader."""
     ours: LoaderCost = OURS_USUAL
-    """Costs of penstock's."""
+    """The costs of penstock's DataLoader."""
     is_picklable: bool | None = None
-    """Whether the dataset can be sent to a spawned worker; None: not tried."""
+    """Whether the dataset can be sent to a spawned worker; None if this was not tried."""
     holds_gil: bool | None = None
-    """Whether threads would wait for each other; None: not tried."""
+    """Whether threads that read the dataset would wait for each other; None if this was not tried."""
     containers_bytes: int = 0
-    """Large Python containers in it, of which every worker makes a copy as it reads them."""
+    """The bytes of large Python containers in the dataset; every worker makes a copy of them as it reads them."""
     is_repeated: bool = False
     """Whether every worker of this stream reads all samples."""
     has_runs: bool = True
-    """Whether loaders were run to measure their costs; False: typical costs are used."""
+    """Whether loaders were run to measure their costs; if not, typical costs are used."""
     is_measured: bool = True
-    """False: stated by the user, or taken from a table."""
+    """Whether the figures were measured; if not, the user stated them or they come from a table."""
 
     @property
     def sample_bytes(self) -> float:
@@ -105,7 +105,7 @@ class Profile:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the sizes over their mean."""
+        """The standard deviation of the sizes divided by their mean."""
         sizes = [sample.size_bytes for sample in self.samples]
         return statistics.pstdev(sizes) / statistics.fmean(sizes) if any(sizes) else 0.0
 
@@ -122,7 +122,7 @@ class Profile:
 
 
 def is_amount(value: object) -> bool:
-    """Whether it is a size or a length of time: a finite number of at least 0."""
+    """Whether ``value`` can be a size or a length of time: a finite number of at least 0."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
     except OverflowError:  # a whole number of hundreds of digits
@@ -130,24 +130,25 @@ def is_amount(value: object) -> bool:
 
 
 _RETIRED_COSTS = frozenset({"creep_bytes", "crowding", "lag"})
-"""Figures of ``LoaderCost`` in files that earlier versions wrote."""
+"""Figures of ``LoaderCost`` that files of earlier versions have and this version ignores."""
 
 
 def read_profile(source: Path | Mapping[str, Any]) -> Profile:
-    """A profile from a file that ``plan --save-profile`` wrote, or from a short statement of the figures:
-    ``sample_bytes``, ``wait_s``, ``cpu_s``, and ``name``, ``length``, ``is_splittable`` if they matter."""
+    """Read a profile from a file that ``plan --save-profile`` wrote, or from a short statement of figures. The
+    statement has ``sample_bytes``, ``wait_s`` and ``cpu_s``, and may have ``name``, ``length`` and
+    ``is_splittable``."""
     where = str(source) if isinstance(source, Path) else "the profile"
     try:
         given = json.loads(source.read_text()) if isinstance(source, Path) else dict(source)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise ConfigError(f"{where} cannot be read as a profile: {problem}") from problem
     if not isinstance(given, dict):
-        raise ConfigError(f"{where} is not a profile: it holds {type(given).__name__}, not named figures")
+        raise ConfigError(f"{where} is not a profile: it holds {type(given).__name__}, but a profile has named figures")
     known = {field.name for field in fields(Profile)} | {"sample_bytes", "wait_s", "cpu_s"}
     unknown = sorted(set(given) - known)
     if unknown:
         raise ConfigError(
-            f"{where} has {', '.join(unknown)}, which a profile does not have; it has {', '.join(sorted(known))}"
+            f"{where} has {', '.join(unknown)}, which a profile cannot have; its keys are {', '.join(sorted(known))}"
         )
     try:
         return _made(given)
@@ -182,7 +183,7 @@ def _short(value: object) -> str:
 
 
 def _checked(profile: Profile) -> Profile:
-    """The profile, if each figure is of its kind. Raises TypeError."""
+    """The profile itself. Raises TypeError if a figure has the wrong type."""
     if not isinstance(profile.name, str):
         raise TypeError(f"name={profile.name!r} is not a text")
     if profile.length is not None and (type(profile.length) is not int or not is_amount(profile.length)):

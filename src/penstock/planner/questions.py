@@ -1,8 +1,8 @@
-"""The decision tree: a few questions that lead to a plan's name.
+"""A decision tree: a few questions that lead to the name of a plan.
 
 In:  answers.
-Out: the next question, or the plan.
-Runs in: anywhere; pure: a table. The plan that is recommended without questions is chosen in ``plans``.
+Out: the next question, or the name of the plan.
+Runs in: anywhere; pure. ``plans`` chooses the plan that is recommended without questions.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One question, and where its answers lead."""
+    """One question, and what follows each of its answers."""
 
     text: str
     answers: Mapping[str, str]
-    """Answer -> the next question's key, or a plan's name."""
+    """Answer -> the key of the next question, or the name of a plan."""
 
     def leads_to(self, answer: str) -> str | None:
-        """Where an answer leads; its first letters in any case are enough. None if they match none, or several."""
+        """The key or name that follows ``answer``. The first letters of an answer are enough, in upper or lower case;
+        None if they match no answer, or several."""
         given = answer.strip().lower()
         meant = [each for each in self.answers if given and each.startswith(given)]
         return self.answers[meant[0]] if len(meant) == 1 else None
@@ -30,7 +31,7 @@ FIRST = "stability"
 
 QUESTIONS: Mapping[str, Question] = {
     "stability": Question(
-        text="Does stability matter most, because the training runs unattended?",
+        text="Does stability matter most to you, because the training runs unattended?",
         answers={"yes": "shared", "no": "speed"},
     ),
     "shared": Question(
@@ -42,12 +43,12 @@ QUESTIONS: Mapping[str, Question] = {
         answers={"yes": "parallelism", "no": "limit"},
     ),
     "parallelism": Question(
-        text="Which has room for more work: the CPU (more loading) or the GPU (larger batches)?",
+        text="Which of the two has room for more work: the CPU (more loading) or the GPU (larger batches)?",
         answers={"cpu": "fast", "gpu": "bigger batch"},
     ),
     "limit": Question(
-        text="Is it an experiment at the memory limit that you watch all the time, with no other program running?",
+        text="Is this an experiment at the memory limit that you watch all the time, with no other program running?",
         answers={"yes": "extreme", "no": "balanced"},
     ),
 }
-"""Key -> question. Every path ends at a plan."""
+"""Key -> question. Every series of answers ends at a plan."""

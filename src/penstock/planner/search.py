@@ -1,12 +1,12 @@
-"""The search for the best setting: from the trials so far, what to try next, or why to stop.
+"""The search for the best setting: the trials so far decide what to try next, or why to stop.
 
-In:  ``Trial``s in the order they were made, the ``SearchSpace``.
+In:  ``Trial``s in the order in which they were made, the ``SearchSpace``.
 Out: ``Try`` or ``SearchEnd``.
-Runs in: anywhere; pure: the next move follows from the trials alone.
+Runs in: anywhere; pure, because the next move follows from the trials alone.
 
-The search starts with few workers and adds more until two steps in a row gain nothing. It then tries numbers between
-the steps, and then more batches ahead in the same manner. Settings close to the best are measured once more. The winner
-is the setting that takes the least memory of those that are as fast as the fastest.
+The search starts with few workers and adds workers until two steps in a row gain nothing. It then tries numbers of
+workers between the steps, and then adds batches ahead until two steps in a row gain nothing. Settings close to the best
+are measured once more. The winner takes the least memory of all settings that are as fast as the fastest.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import NamedTuple
 from penstock.units import format_bytes
 
 LEAST_NOISE = 0.03
-"""Two measurements of the same setting differ by this share, however long they are."""
+"""Two measurements of the same setting differ by this share, however long the measurements take."""
 _FLAT_STEPS = 2
 _MOST_REVISITS = 4
 _FED = 0.03
-"""A training loop that waits for less than this share of its time gains nothing from faster loading."""
+"""A training loop that waits for less than this share of its time does not become faster with faster loading."""
 _RUNGS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 class Setting(NamedTuple):
     workers: int
     depth: int
-    """Batches ahead, in all."""
+    """The number of batches ahead of the training loop, in total."""
 
     def __str__(self) -> str:
         return f"{self.workers} worker{'s' * (self.workers != 1)}, {self.depth} ahead"
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What the simulation predicts for a setting."""
+    """The figures that the simulation predicts for a setting."""
 
     samples_per_s: float
     memory_bytes: int
@@ -52,13 +52,13 @@ class Trial:
     setting: Setting
     samples_per_s: float
     noise: float
-    """Standard error of the rate, as a share of the rate."""
+    """The standard error of the rate, as a share of the rate."""
     memory_bytes: int
-    """The most memory that batches and workers took."""
+    """The most memory that batches and workers took together."""
     is_over: bool = False
-    """It exceeded the budget and was ended at once."""
+    """Whether the trial exceeded the budget, and was therefore ended at once."""
     wait_fraction: float | None = None
-    """Share of the training loop's time spent waiting; None without a step."""
+    """The share of the training loop's time spent waiting; None without a training step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,26 +68,26 @@ class SearchSpace:
     most_workers: int
     budget_bytes: int
     usual_depth: Callable[[int], int]
-    """Workers -> the fewest batches ahead that keep them busy."""
+    """Number of workers -> the fewest batches ahead that keep that many workers busy."""
     expected: Callable[[Setting], Expected]
     most_depth: int = 12
     also: tuple[Setting, ...] = field(default=())
-    """Settings that the user wants to see measured after the climb."""
+    """Settings that the user wants measured after the search for the best number of workers."""
 
     def fits(self, setting: Setting) -> bool:
         return self.expected(setting).memory_bytes <= self.budget_bytes
 
     def usual(self, workers: int) -> Setting:
-        """A setting with the fewest batches ahead that keep that many workers busy."""
+        """The setting with ``workers`` workers and the fewest batches ahead that keep them busy."""
         return Setting(workers, min(self.most_depth, self.usual_depth(workers)))
 
     def rungs(self) -> list[Setting]:
-        """The steps of the climb, in workers."""
+        """The settings that the climb tries in turn, each with more workers than the one before."""
         rungs = [
             self.usual(count)
             for count in sorted({*(rung for rung in _RUNGS if rung < self.most_workers), self.most_workers})
         ]
-        # Where two batches ahead do not fit, one at a time may.
+        # If two batches ahead do not fit, one batch ahead may still fit.
         return rungs if self.fits(rungs[0]) else [Setting(1, 1), *rungs[1:]]
 
 
@@ -100,12 +100,13 @@ class Try:
 @dataclass(frozen=True, kw_only=True)
 class SearchEnd:
     winner: Setting | None
-    """None: nothing could be tried within the budget."""
+    """The best setting; None if no setting could be tried within the budget."""
     why: str
 
 
 def worker_limit(cores: float, wait_s: float, cpu_s: float) -> int:
-    """How many workers are worth trying: one for each core, more where samples wait more than they compute."""
+    """The largest number of workers worth trying: one for each core, and more if samples wait longer than they
+    compute."""
     whole = max(1, int(cores))
     return max(1, min(4 * whole, math.ceil(whole * (1 + wait_s / max(cpu_s, 1e-4)))))
 
@@ -128,17 +129,17 @@ def next_move(trials: Sequence[Trial], space: SearchSpace) -> Try | SearchEnd:
 
 
 def stop(trials: Sequence[Trial], why: str) -> SearchEnd:
-    """The best setting so far, if the search is ended from outside."""
+    """The end of the search with the best setting so far, for a caller that ends the search early."""
     return SearchEnd(winner=_Trials(trials).winner, why=why)
 
 
 def mean_rates(trials: Iterable[Trial]) -> dict[Setting, float]:
-    """Setting -> samples per second over all its trials; without settings that exceeded the budget."""
+    """Setting -> the mean samples per second of all its trials; settings that exceeded the budget are left out."""
     return _Trials(tuple(trials)).rates
 
 
 class _Trials:
-    """Trials by setting."""
+    """The trials, grouped by their setting."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self.trials: dict[Setting, list[Trial]] = {}
@@ -152,8 +153,8 @@ class _Trials:
         return max(trial.memory_bytes for trial in self.trials[setting])
 
     def noise(self, one: Setting, other: Setting) -> float:
-        """The standard error of the difference between two settings, over all trials: trials that disagree show the
-        noise better than one alone."""
+        """The standard error of the difference between two settings. It uses all trials, because trials that disagree
+        show the noise better than a single trial does."""
         return max(LEAST_NOISE, math.hypot(*(self._noise_of(at) for at in (one, other))))
 
     def _noise_of(self, setting: Setting) -> float:
@@ -163,7 +164,7 @@ class _Trials:
 
     @property
     def is_fed(self) -> bool:
-        """Whether the training loop hardly waits with the best setting."""
+        """Whether the training loop hardly waits for data with the best setting."""
         return self.best is not None and _is_fed(self.trials[self.best][-1])
 
     @property
@@ -185,7 +186,7 @@ def _gains(trial: Trial, top: Trial) -> bool:
 
 
 def _climb(measured: _Trials, rungs: Sequence[Setting], space: SearchSpace, why: str = "more workers") -> Try | str:
-    """The next rung, to be tried for ``why``, or the reason why there is none."""
+    """The next setting of the climb, to be tried because of ``why``; or the reason why the climb ends."""
     flat, top = 0, None
     for rung in rungs:
         if rung not in measured.trials:
@@ -195,8 +196,8 @@ def _climb(measured: _Trials, rungs: Sequence[Setting], space: SearchSpace, why:
             return Try(setting=rung, why="safe start" if top is None else why)
         if rung not in measured.rates:
             took = format_bytes(measured.memory_bytes(rung))
-            return f"{rung} took {took}, over the budget of {format_bytes(space.budget_bytes)}"
-        # By first trials only: a later trial of the same setting must not restart the climb.
+            return f"{rung} took {took}, which is over the budget of {format_bytes(space.budget_bytes)}"
+        # Only the first trial of a setting counts: a later trial of the same setting must not restart the climb.
         trial = measured.trials[rung][0]
         if top is not None and not _gains(trial, measured.trials[top][0]):
             flat += 1
@@ -209,12 +210,13 @@ def _climb(measured: _Trials, rungs: Sequence[Setting], space: SearchSpace, why:
             )
         if flat == _FLAT_STEPS:
             return f"two steps beyond {top} gained nothing"
-    return f"{rungs[-1]} is the highest setting that makes sense on this machine"
+    return f"{rungs[-1]} is the highest setting worth trying on this machine"
 
 
 def _between(measured: _Trials, best: Setting, space: SearchSpace) -> Try | None:
-    """Halfway from the best rung to its neighbours, where they are more than one worker apart."""
-    # A rung that would not fit is a neighbour as well.
+    """A setting halfway between the best step of the climb and a neighbouring step, if these steps are more than one
+    worker apart."""
+    # A step of the climb that would not fit the budget is a neighbour as well.
     counts = [at.workers for at in space.rungs()]
     if best.workers not in counts:
         return None
@@ -227,8 +229,8 @@ def _between(measured: _Trials, best: Setting, space: SearchSpace) -> Try | None
 
 
 def _deeper(measured: _Trials, space: SearchSpace) -> Try | None:
-    """More batches ahead, with the best number of workers."""
-    # By trials of the climb only: a deeper setting that was best must not start a climb of its own.
+    """The next setting with more batches ahead and the best number of workers."""
+    # Only trials of the climb count: a deeper setting that was best must not start another climb.
     shallow = {at: rate for at, rate in measured.rates.items() if at == space.usual(at.workers)}
     if not shallow:
         return None
@@ -239,7 +241,7 @@ def _deeper(measured: _Trials, space: SearchSpace) -> Try | None:
 
 
 def _revisit(measured: _Trials, best: Setting) -> Try | None:
-    """The setting closest to the best, among those that were measured once and came close."""
+    """Of the settings that were measured once and are nearly as fast as the best, the fastest."""
     if sum(len(found) - 1 for found in measured.trials.values()) >= _MOST_REVISITS or len(measured.rates) == 1:
         return None
     near = [

@@ -1,11 +1,11 @@
-"""Starting points: settings by platform, GPU memory, cores and RAM, where nothing can be measured.
+"""Starting points: settings chosen by platform, GPU memory, cores and RAM, for when nothing can be measured.
 
-In:  what the machine has.
-Out: ``StartingPoint``, with where each figure comes from.
+In:  the facts of the machine.
+Out: ``StartingPoint``, with the source of each figure.
 Runs in: anywhere; pure.
 
-These are settings that teams started with and kept, not predictions: a dataset of large samples needs fewer workers, a
-dataset that waits needs more.
+These figures are no predictions, but settings that teams started with and kept. A dataset of large samples needs fewer
+workers than these; a dataset that waits needs more.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class StartingMachine:
     """The facts that decide a starting point."""
 
     platform: str
-    """As in ``sys.platform``."""
+    """The platform, as in ``sys.platform``."""
     cores: float
-    """Cores that all ranks together may use, quotas counted."""
+    """The number of cores that all ranks together may use, with CPU quotas taken into account."""
     ram_bytes: int
-    """Memory of the machine, or the container's limit."""
+    """The memory of the machine, or the memory limit of its container."""
     gpu_bytes: int | None
-    """Memory of one GPU; None: none, or not known."""
+    """The memory of one GPU; None if there is no GPU or its memory is unknown."""
     ranks: int
-    """Training processes on it."""
+    """The number of training processes on the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuClass:
-    """GPUs with about the same memory, and settings for them."""
+    """GPUs with about the same memory, and the settings for them."""
 
     up_to_bytes: float
     """A GPU reports a little more or less memory than its nominal size."""
@@ -56,9 +56,9 @@ GPU_CLASSES = (
 )
 NO_GPU = GpuClass(up_to_bytes=0, name="no GPU known", batch_low=8, batch_high=8, workers=8, prefetch_factor=4)
 WORKERS_A_GPU = 4
-"""Workers for each of several GPUs in one machine."""
+"""The number of workers for each GPU in a machine with several GPUs."""
 CACHES = ((96 * _GB, 10 / 64, 20 / 64), (192 * _GB, 20 / 128, 40 / 128), (float("inf"), 50 / 256, 80 / 256))
-"""For machines up to a size: the least and the largest share of memory for a cache."""
+"""For each size of machine: the largest memory, then the least and the largest share of memory for a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,22 +67,22 @@ class StartingPoint:
 
     batch_size: int
     batch_high: int
-    """The largest for this GPU that leaves 10-20% of its memory free."""
+    """The largest batch size that leaves 10-20% of this GPU's memory free."""
     workers: int
     """Of one rank."""
     workers_on_node: int
     torch_workers: int
-    """For torch's own loader: 0 on Windows, where its worker processes caused failures."""
+    """The number of workers for torch's own loader: 0 on Windows, where torch's worker processes caused failures."""
     prefetch_factor: int
     pin_memory: bool
     cache_low_bytes: int
     cache_high_bytes: int
-    """One cache for the whole node."""
+    """The largest size of the cache, which all processes of a node share."""
     why: tuple[str, ...]
-    """Where the figures come from."""
+    """The source of each figure, a line for each."""
 
     def arguments(self) -> dict[str, Any]:
-        """Of ``penstock.DataLoader``."""
+        """Arguments of ``penstock.DataLoader``."""
         return {
             "batch_size": self.batch_size,
             "num_workers": self.workers,
@@ -127,18 +127,20 @@ def _why(machine: StartingMachine, size: GpuClass, workers: int, half: int, *, i
     known = size.name if machine.gpu_bytes is None else f"a GPU of {size.name} ({format_bytes(machine.gpu_bytes)} here)"
     why = [
         f"batch: {known}; a speech team's settings: 4-8 samples on GPUs of 8 GB, 8-16 on 16 GB, 16-32 on 24 GB and "
-        "more, with 10-20% of the GPU's memory left free"
+        "more, which leave 10-20% of the GPU's memory free"
     ]
     rule = "16 for a GPU of 24 GB and more, else 8 (a speech team's settings)"
     if machine.ranks > 1:
-        rule = f"{WORKERS_A_GPU} for each of several GPUs (a video team's settings)"
-    limit = f"; half of {machine.cores:g} cores for {machine.ranks} rank{'s' * (machine.ranks > 1)} is {half} each"
+        rule = f"{WORKERS_A_GPU} for each GPU of a machine with several (a video team's settings)"
+    limit = (
+        f"; half of {machine.cores:g} cores, shared by {machine.ranks} rank{'s' * (machine.ranks > 1)}, is {half} each"
+    )
     on_node = workers * machine.ranks
-    why.append(f"workers: {rule}{limit}; {workers} per rank, {on_node} on this node")
+    why.append(f"workers: {rule}{limit}; that makes {workers} per rank, {on_node} on this node")
     if is_windows:
         why.append("platform: on Windows penstock's workers are threads; torch's worker processes stay at 0 there")
     why.append(
-        "cache: 10-20 GB on a machine of 64 GB, 20-40 on 128, 50-80 on 256, never more than half of the memory, one "
-        f"for the node; this machine has {format_bytes(machine.ram_bytes)}"
+        "cache: 10-20 GB on a machine of 64 GB, 20-40 on 128, 50-80 on 256, but never more than half of the memory; "
+        f"one cache serves the whole node; this machine has {format_bytes(machine.ram_bytes)}"
     )
     return why

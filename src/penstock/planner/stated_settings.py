@@ -1,7 +1,8 @@
-"""A user's own settings for comparison with a table of plans: their stated figures, and the predicted ones.
+"""A user's own settings, for comparison with a table of plans: the figures that the user states and the predicted
+figures.
 
-In:  settings with the figures stated for them, a ``PlanTable``.
-Out: for each, the memory and the speed of torch's DataLoader with them.
+In:  settings with the figures that the user states for them, a ``PlanTable``.
+Out: the memory and the speed of torch's DataLoader with each of these settings.
 Runs in: anywhere; pure.
 """
 
@@ -23,57 +24,59 @@ _KEYS = ("workers", "prefetch_factor", "batch_size", "memory", "speed")
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Settings of torch's DataLoader, and the figures stated for them."""
+    """Settings of torch's DataLoader, and the figures that the user states for them."""
 
     name: str
-    """The name of the plan that they correspond to, if any."""
+    """The name of the settings; a plan of the same name is compared with them."""
     workers: int
     prefetch_factor: int
     batch_size: int | None = None
-    """None: the table's own."""
+    """The batch size; None if it is the table's own."""
     memory_bytes: int | None = None
-    """None: not stated."""
+    """The stated memory; None if no memory is stated."""
     speed: float | None = None
-    """Share of the fastest stated settings; None: not stated."""
+    """The stated speed, as a share of the fastest stated settings; None if no speed is stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """Those settings in torch's DataLoader."""
+    """The prediction for stated settings in torch's DataLoader."""
 
     stated: Stated
     memory_bytes: int
     speed: float
-    """Share of the table's fastest plan."""
+    """The predicted speed, as a share of the table's fastest plan."""
 
 
 def read_stated(given: Any, where: str) -> tuple[Stated, ...]:
-    """``name -> {workers, prefetch_factor, memory, speed}``, as a profile's file may carry it."""
+    """Read stated settings, ``name -> {workers, prefetch_factor, memory, speed}``, which a profile's file may hold."""
     if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) for each in given.values()):
-        raise ConfigError(f"{where}: beside must have a section for each name, with keys from {', '.join(_KEYS)}")
+        raise ConfigError(
+            f"{where}: the key beside must have a section for each name, with keys from {', '.join(_KEYS)}"
+        )
     return tuple(_stated(str(name), dict(each), where) for name, each in given.items())
 
 
 def _stated(name: str, given: dict[str, Any], where: str) -> Stated:
     unknown = sorted(set(given) - set(_KEYS))
     if unknown:
-        raise ConfigError(f"{where}: beside {name} has {', '.join(unknown)}; its keys are {', '.join(_KEYS)}")
+        raise ConfigError(f"{where}: beside.{name} has {', '.join(unknown)}; its keys are {', '.join(_KEYS)}")
     counts = {key: given[key] for key in ("workers", "prefetch_factor", "batch_size") if key in given}
     for key in ("workers", "prefetch_factor"):
         counts.setdefault(key, 2 if key == "prefetch_factor" else None)
     for key, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < (key != "workers"):
-            raise ConfigError(f"{where}: beside {name} has {key}={count!r}, which is not a whole number")
+            raise ConfigError(f"{where}: beside.{name} has {key}={count!r}, which is not a whole number")
     speed = given.get("speed")
     if speed is not None and (isinstance(speed, bool) or not isinstance(speed, (int, float))):
-        raise ConfigError(f"{where}: beside {name} has speed={speed!r}; write a share such as 0.85")
+        raise ConfigError(f"{where}: beside.{name} has speed={speed!r}; write a share such as 0.85")
     memory = given.get("memory")
-    memory_bytes = None if memory is None else parse_bytes(memory, name=f"{where}: beside {name}: memory")
+    memory_bytes = None if memory is None else parse_bytes(memory, name=f"{where}: beside.{name}: memory")
     return Stated(name=name, memory_bytes=memory_bytes, speed=speed, **counts)
 
 
 def put_beside(table: PlanTable, stated: tuple[Stated, ...], rules: Rules) -> tuple[Beside, ...]:
-    """The memory and the speed of torch's DataLoader with each, on the table's machine."""
+    """The memory and the speed of torch's DataLoader with each of the stated settings, on the table's machine."""
     batch_size = table.recommended.batch_size
     fastest = max(plan.samples_per_s.expected for plan in table.plans)
     found = []
@@ -84,7 +87,7 @@ def put_beside(table: PlanTable, stated: tuple[Stated, ...], rules: Rules) -> tu
             step_s=(table.step_s or 0.0) * rows / batch_size,
         )  # fmt: skip
         outcome = simulate_torch(load, each.prefetch_factor)
-        # A sample that every worker delivers counts once.
+        # A sample that every worker delivers counts only once.
         times = max(1, each.workers) if table.profile.is_repeated else 1
         found.append(
             Beside(

@@ -1,6 +1,6 @@
-"""Plans in words: why, for whom, their advantages and drawbacks, and further notes.
+"""Plans in words: the reason for each, what it suits, its advantages and drawbacks, and further notes.
 
-In:  plans and what they were made of.
+In:  plans, and the simulated settings that they were made from.
 Out: sentences.
 Runs in: anywhere; pure.
 """
@@ -19,18 +19,22 @@ if TYPE_CHECKING:
     from penstock.planner.plans import Plan, PlanTable
 
 _WAITS, _COMPUTES = 0.6, 0.2
-"""Share of a sample's time spent waiting: above the first it is bound by waiting, below the second by the processor."""
-GIVE_COLLATE = "give a function that makes a batch of such samples: --collate file.py:function (a program: collate_fn=)"
+"""Shares of a sample's time spent waiting. A sample above the first share is bound by waiting; a sample below the
+second share is bound by the processor."""
+GIVE_COLLATE = (
+    "give a function that makes a batch of these samples: --collate file.py:function, or collate_fn= in a program"
+)
 """Advice where torch's own collate function refuses samples."""
 _CONTAINERS_BYTES = 8 * MIB
 _STARVED = 0.05
-"""Share of the training's time spent waiting for data that is worth a note."""
+"""The share of the training's time spent waiting for data from which a note is given."""
 
 REPEATED = (
     "It gives each worker the same samples, because it never asks which worker it is in "
-    "(torch.utils.data.get_worker_info): with more workers every sample comes several times, and none comes sooner."
+    "(torch.utils.data.get_worker_info): with more workers every sample comes several times, and no sample comes "
+    "sooner."
 )
-"""Of a stream that every worker reads whole."""
+"""The drawback of a stream that every worker reads whole."""
 
 _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "safe": (
@@ -40,8 +44,8 @@ _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "balanced": (
         "everyday training that runs unattended",
-        ("most of the speed for little memory", "recovers from a slow stretch without using more memory"),
-        ("a little slower than the fastest",),
+        ("most of the highest speed for little memory", "recovers from slow samples without using more memory"),
+        ("a little slower than the fastest plan",),
     ),
     "fast": (
         "a machine of your own, with an occasional look at the monitor",
@@ -49,17 +53,17 @@ _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("less memory left for other programs",),
     ),
     "extreme": (
-        "experiments at the limit, watched all the time",
+        "experiments at the memory limit that you watch all the time",
         ("the most samples per second that this machine can load, whatever the budget",),
-        ("more memory for the last few per cent", "close other programs first"),
+        ("more memory for the last few per cent of speed", "close other programs first"),
     ),
     "bigger batch": (
         "a GPU with memory to spare",
-        ("fewer, larger steps keep the GPU busier", "gradient accumulation can fall by a third"),
+        ("fewer and larger steps keep the GPU busier", "gradient accumulation can fall by a third"),
         (
             "more GPU memory: leave 10-20% of it free",
             "convergence may change: scale the learning rate, or lower accumulation to keep the total batch",
-            "a NaN costs a larger step, and is harder to recover from",
+            "a NaN spoils a larger step, and is harder to recover from",
         ),
     ),
 }
@@ -68,7 +72,7 @@ _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 def words(
     name: str, risk: str, load: Load, *, fits: bool, is_fastest: bool
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """What a plan suits, its advantages and its drawbacks."""
+    """The situation that a plan suits, its advantages and its drawbacks."""
     suits, pros, cons = _WORDS[name]
     if is_fastest and name in ("safe", "balanced"):
         pros, cons = (*pros, "as fast as any plan here"), ()
@@ -77,12 +81,12 @@ def words(
     if not fits:
         cons = (*cons, "may take more memory than the limit")
     if risk != "low":
-        cons = (*cons, "takes nearly all free memory: close other programs, and watch it")
+        cons = (*cons, "takes nearly all free memory: close other programs, and watch the memory")
     return suits, pros, cons
 
 
 def reason(each: Tried, best: float, step_s: float | None) -> str:
-    """The arithmetic behind a plan."""
+    """The sentence with the arithmetic behind a plan."""
     load, outcome = each.load, each.outcome
     sample_s = load.profile.wait_s + load.profile.cpu_s
     if step_s:
@@ -104,7 +108,7 @@ def reason(each: Tried, best: float, step_s: float | None) -> str:
 
 
 def describe(plan: Plan) -> Iterator[str]:
-    """A plan in a few lines."""
+    """A few lines of text that describe a plan."""
     ranks = plan.workers_on_node // plan.workers
     yield f"Why: {plan.reason}"
     yield (
@@ -135,43 +139,47 @@ def _notes(table: PlanTable) -> Iterator[str]:
         yield f"{REPEATED} Plans have one worker."
     if not profile.has_runs:
         yield (
-            f"A sample takes {milliseconds(profile.wait_s + profile.cpu_s)}, too long to run the loaders as well: the "
-            "memory of their workers is assumed to be the usual. Give more time to measure it (--seconds, seconds=)."
+            f"A sample takes {milliseconds(profile.wait_s + profile.cpu_s)}, too long to run the loaders as well: "
+            "the memory of workers is assumed to be the usual. Give more time to measure it (--seconds, seconds=)."
         )
     if profile.length is not None and profile.length < best.batch_size:
         yield (
             f"A batch of {best.batch_size} is more than the {_count(profile.length, 'sample')} there are: an epoch is "
-            "one smaller batch, or none with drop_last, and takes less than the figures above. Lower the batch size."
+            "one smaller batch, or no batch with drop_last, and takes less memory than shown above. Lower the batch "
+            "size."
         )
     same = [plan.name for plan in table.plans if _settings(plan) == _settings(best)]
     if best.fits and len(same) > 1:
         yield f"The plans {', '.join(same)} are the same settings here: {_why_no_more(table)}."
     if not profile.is_measured:
-        yield "Nothing was measured: the figures and their range come from what was stated."
+        yield "Nothing was measured: the figures and their range come from the stated figures."
     yield from _about_time(table)
     if not profile.is_splittable:
         sharing = "under the default collate function" if profile.has_collate else "of a map-style dataset"
         yield (
             "Batches of this dataset are built whole by one worker each, so memory grows with the number of workers; "
-            f"the workers {sharing} without __getitems__ would share each batch."
+            f"workers {sharing} without __getitems__ would share each batch instead."
         )
     if profile.containers_bytes >= _CONTAINERS_BYTES:
         each, all_bytes = profile.containers_bytes, best.workers_on_node * profile.containers_bytes
         yield (
-            f"Python containers in the dataset: each worker copies {format_bytes(each)} of them in an epoch, "
-            f"{format_bytes(all_bytes)} in all, on top of the figures above; penstock doctor names them."
+            f"The dataset has large Python containers: each worker copies {format_bytes(each)} of them in an epoch, "
+            f"{format_bytes(all_bytes)} in all, which the figures above leave out; penstock doctor names them."
         )
     if profile.is_picklable is False:
         yield (
-            "The dataset cannot be pickled: only forked workers can have it, not those started by spawn or forkserver "
+            "The dataset cannot be pickled: it works with forked workers, but not with workers of spawn or forkserver "
             "(macOS, Windows, Python 3.14)."
         )
     if profile.holds_gil is False:
-        yield 'Two threads read it faster than one: backend="thread" works here and saves the memory of processes.'
+        yield (
+            'Two threads read the dataset faster than one: backend="thread" works here and saves the memory of worker '
+            "processes."
+        )
     if facts.ranks > 1:
         yield (
-            f"Figures are for one rank; {facts.ranks} ranks on this machine take {facts.ranks} times as much, and "
-            f"{facts.ranks} × {best.workers} = {best.workers_on_node} workers."
+            f"Figures are for one rank; {facts.ranks} ranks on this machine take {facts.ranks} times as much memory, "
+            f"and {facts.ranks} × {best.workers} = {best.workers_on_node} workers."
         )
 
 
@@ -184,24 +192,24 @@ def _what_would_fit(table: PlanTable) -> str:
         else f", or lower the batch size to {least.batch_size}"
     )
     return (
-        f"No plan fits {format_bytes(table.budget_bytes)}. The least that works for batches of {rows}: "
+        f"No plan fits {format_bytes(table.budget_bytes)}. The smallest settings that work with batches of {rows}: "
         f"{_count(least.workers, 'worker')} with {_count(least.depth, 'batch', 'batches')} ahead, at "
-        f"{least.speed:.0%} of the speed of the fastest. Allow {allow} for that (--memory, memory=){smaller}."
+        f"{least.speed:.0%} of the speed of the fastest. Allow {allow} for these settings (--memory, memory=){smaller}."
     )
 
 
 def _why_no_more(table: PlanTable) -> str:
     most = worker_counts(table.profile, table.facts.cores)[-1]
     if table.recommended.workers < most or most <= max(1, table.facts.cores):
-        return "more of anything would not make it faster"
+        return "more workers or batches ahead would not make loading faster"
     return (
-        f"{_count(most, 'worker')} are the most a plan has on {_count(table.facts.cores, 'core')}; penstock tune with "
-        "--most-workers tries more"
+        f"{_count(most, 'worker')} are the most that a plan has on {_count(table.facts.cores, 'core')}; penstock tune "
+        "with --most-workers tries more"
     )
 
 
 def _about_time(table: PlanTable) -> Iterator[str]:
-    """Where samples' time goes, and whether the training waits for data."""
+    """Sentences about what takes a sample's time, and about how long the training waits for data."""
     profile, cores, best = table.profile, table.facts.cores, table.recommended
     sample_s = profile.wait_s + profile.cpu_s
     share = profile.wait_s / sample_s if sample_s else 0.0
@@ -216,9 +224,9 @@ def _about_time(table: PlanTable) -> Iterator[str]:
     if best.wait is not None and best.wait >= _STARVED:
         yield (
             f"The training would still wait {best.wait:.0%} of its time: cheaper samples, a cache or more cores would "
-            "help, more memory alone would not."
+            "help, but more memory alone would not."
             if best.speed >= 0.95
-            else f"The training would wait {best.wait:.0%} of its time with this plan, for lack of memory."
+            else f"The training would wait {best.wait:.0%} of its time with this plan, because memory is short."
         )
 
 

@@ -16,17 +16,17 @@ from penstock.monitor.runs.format import Alert, Note, Point
 from penstock.monitor.runs.reader import Run, RunSummary
 
 MOST_POINTS = 480
-"""About one point for every two pixels of a chart: more would enlarge the page and could not be seen."""
+"""About one point for every two pixels of a chart; more points would enlarge the page and could not be seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
     summary: RunSummary
     facts: Mapping[str, Any]
-    """See ``runs.format.FACTS``; any of them may be missing."""
+    """The facts that ``runs.format.FACTS`` describes; any fact may be missing."""
     totals: Mapping[str, float]
     points: Sequence[Point]
-    """Oldest first."""
+    """The figures over time, oldest first."""
     journal: Sequence[Note] = field(default=())
     alerts: Sequence[Alert] = field(default=())
 
@@ -36,7 +36,7 @@ class Account:
 
     @property
     def ended_s(self) -> float:
-        """End of the run; of a running one, the time of its last write."""
+        """End of the run; while it is running, the time of its last write."""
         ended_s = self.summary.heard_s if self.summary.ended_s is None else self.summary.ended_s
         # A clock that was set back must not make a chart of negative width.
         return max(ended_s, self.began_s, self.points[-1].t_s if self.points else 0.0)
@@ -68,7 +68,7 @@ class Account:
 
     @property
     def cores(self) -> float:
-        """Cores that may be used; 1 where that is unknown."""
+        """Cores that may be used; 1 if their number is unknown."""
         return self.machine.get("cpu_usable") or 1.0
 
     @property
@@ -96,13 +96,14 @@ class Account:
         return next((point.figures[figure] for point in self.points if figure in point.figures), None)
 
     def mean(self, figure: str) -> float | None:
-        """Weighted by time."""
+        """The mean of a figure, weighted by time."""
         known = [(point.span_s, point.figures[figure]) for point in self.points if figure in point.figures]
         total_s = sum(span_s for span_s, _ in known)
         return sum(span_s * value for span_s, value in known) / total_s if total_s > 0 else None
 
     def gpu_busy(self) -> float | None:
-        """Share of the time a kernel ran, over the GPUs this training has memory on; if that is unknown, over all."""
+        """Share of the time in which a kernel ran, over the GPUs on which this training has memory; if these are
+        unknown, over all GPUs."""
         numbers = [number for number in range(64) if self.has(f"gpu.{number}.busy_fraction")]
         own = [number for number in numbers if self.most(f"gpu.{number}.reserved_bytes")] or numbers
         busy = [value for number in own if (value := self.mean(f"gpu.{number}.busy_fraction")) is not None]
@@ -119,8 +120,8 @@ class Account:
 
 
 def gather(run: Run) -> Account:
-    """Raises PenstockError."""
-    # The summary first: of a run that has ended by then, all points have been written.
+    """Read a run. Raises PenstockError."""
+    # The summary is read first: if the run has ended by then, all its points have been written.
     summary = run.summary()
     return Account(
         summary=summary,

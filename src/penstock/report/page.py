@@ -29,7 +29,7 @@ _LONGEST_NAME = 120
 _STYLE = (resources.files("penstock.report") / "report.css").read_text(encoding="utf-8")
 _DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'"
-"""The file may do nothing but use exactly this style."""
+"""The browser lets the file use this style and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Report:
         return f"<!doctype html>\n{tag('html', head, tag('body', self._main(name), self._footer()), lang='en')}\n"
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs, without the charts."""
+        """The report for programs, without the charts."""
         summary = self.account.summary
         return {
             "run": summary.id,
@@ -148,5 +148,5 @@ class Report:
 
     def _footer(self) -> Html:
         made = datetime.fromtimestamp(self.made_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-        running = " The run is still training: the figures are those of that moment." if self.account.is_running else ""
+        running = " The run is still training; these are its figures at that time." if self.account.is_running else ""
         return tag("footer", f"Made by penstock {__version__} on {made}.{running}")

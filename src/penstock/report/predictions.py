@@ -1,4 +1,4 @@
-"""Prediction against measurement: the figures of a plan or a budget, those of the run, and the error.
+"""Prediction against measurement: the figures of a plan or a budget, the figures of the run, and the error.
 
 In:  an ``Account``; plans, from the run's facts or from ``penstock plan --json``.
 Out: ``Compared`` rows.
@@ -36,7 +36,7 @@ class Prediction:
     memory_bytes: tuple[float, float, float]
     samples_per_s: tuple[float, float, float]
     wait_fraction: float | None
-    """None: the plan was made without the length of a training step, for loading as fast as possible."""
+    """None if the plan was made without the length of a training step, to load as fast as possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ class Compared:
 
     @property
     def error(self) -> float | None:
-        """Predicted against measured: 0.1 is 10% too high. For shares, the difference. None: not comparable."""
+        """How far the prediction is off: 0.1 means 10% too high; for shares it is the difference. None: not
+        comparable."""
         if self.is_bound or self.remark.startswith("not comparable"):
             return None
         if self.unit == "share":
@@ -74,7 +75,7 @@ class Compared:
 
 
 def compare(account: Account, plans: Sequence[Prediction] = ()) -> tuple[Compared, ...]:
-    """Each loader's budget, and the plan with the settings most like its own."""
+    """For each loader its budget, and the plan whose settings are most like those of the loader."""
     rows: list[Compared] = []
     for number in range(len(account.loaders)):
         name = account.name_of(number)
@@ -102,7 +103,7 @@ def read_plans(answer: Any, source: str) -> tuple[Prediction, ...]:
     plans = answer.get("plans") if isinstance(answer, dict) else None
     if not isinstance(plans, list) or not plans:
         raise DataError(f"{source} contains no plans; write it with penstock plan TARGET --json")
-    # The recommended plan first: of several that fit a run equally well, the user probably used it.
+    # The recommended plan comes first: if several plans fit a run equally well, the user probably used that one.
     first = answer.get("recommended")
     ordered = sorted(plans, key=lambda plan: not (isinstance(plan, dict) and plan.get("name") == first))
     found = []
@@ -119,7 +120,7 @@ def read_plans(answer: Any, source: str) -> tuple[Prediction, ...]:
 
 
 def _read(plan: Any, source: str) -> Prediction | None:
-    """None: there is no plan, or the plan has no figures."""
+    """The plan; None if there is no plan or if it has no figures."""
     try:
         wait = plan.get("wait")
         return Prediction(
@@ -147,7 +148,8 @@ def _finite(value: Any) -> float:
 
 
 def _closest(account: Account, number: int, plans: Sequence[Prediction]) -> tuple[Prediction, TriedSettings] | None:
-    """The plan and the tried settings that are most alike; of several pairs, the one in force longest."""
+    """The plan and the tried settings that are most alike; of several pairs, the pair whose settings were in force
+    longest."""
     tried = [each for each in account.summary.tried if each.loader == number and each.samples]
     pairs = [(plan, each) for each in sorted(tried, key=lambda each: -each.active_s) for plan in plans]
     return min(pairs, key=lambda pair: _distance(*pair), default=None)
@@ -164,7 +166,7 @@ def _against(account: Account, number: int, plan: Prediction, tried: TriedSettin
     settings, name = tried.configuration, account.name_of(number)
     remark = _difference(plan, settings)
     if not remark and tried.active_s < _SHORTEST_S:
-        remark = f"not comparable: read for only {tried.active_s:.0f} s"
+        remark = f"not comparable: data was read for only {tried.active_s:.0f} s"
     peak = account.loader_peak_bytes(number)
     source = f" ({plan.source})"
     if peak:

@@ -1,6 +1,6 @@
 """The sections of a report's page.
 
-In:  an ``Account``, and what the other files of this folder make of it.
+In:  an ``Account``, and what the other files of this folder compute from it.
 Out: ``Html``; all text of the run passes through ``markup.text``.
 Runs in: command line; pure.
 """
@@ -233,7 +233,7 @@ def journal(account: Account, events: Sequence[RunEvent]) -> Html:
         return tag("p", "The journal is empty, and there were no alerts.")
     rows = [[str(each.number), _since(account, each.t_s), each.who, each.kind, each.what] for each in events]
     left = len(account.journal) + len(account.alerts) - len(events)
-    more = f"; {left:,} less important ones are left out" if left > 0 else ""
+    more = f"; {left:,} less important entries are left out" if left > 0 else ""
     caption = f"Numbered as on the charts; times since the start{more}"
     return table(["", "time", "who", "kind", "what"], rows, caption=caption, words_from=0)
 

@@ -16,7 +16,7 @@ from penstock.report.account import Account
 MOST_STALLS, MOST_EPOCHS = 12, 200
 _LEAST_S = 2.0
 _LEAST_SHARE = 0.004
-"""Of the run: shorter stretches are not listed."""
+"""Share of the run's length; shorter stretches are not listed."""
 _JUST_BEFORE_SHARE, _JUST_BEFORE_S = 0.01, 10.0
 
 
@@ -28,7 +28,7 @@ class Stall:
     ended_s: float
     wait_s: float
     after: str
-    """The journal's last entry before it; empty: none."""
+    """The journal's last entry before the stretch; empty if there is none."""
 
     @property
     def wait_fraction(self) -> float:
@@ -46,7 +46,7 @@ class Epoch:
     samples: float
     wait_fraction: float | None
     is_whole: bool
-    """Whether it was completed."""
+    """Whether the pass was completed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ class AlertHistory:
     rule: str
     raised: int
     stood_s: float
-    """How long in total."""
+    """How long the alerts were raised, in total."""
     stands: bool
-    """Whether it was raised at the end."""
+    """Whether an alert was raised at the end."""
     latest: str
-    """The text of the latest."""
+    """The text of the latest alert."""
 
 
 def stalls(account: Account) -> tuple[Stall, ...]:
@@ -95,7 +95,7 @@ def _stall(account: Account, group: list[Point]) -> Stall:
 
 
 def epochs(account: Account, loader: int) -> tuple[Epoch, ...]:
-    """Passes over the dataset of one loader; none where its length is unknown or nothing was read."""
+    """Passes over the dataset of one loader; no passes if the dataset's length is unknown or nothing was read."""
     length = samples_per_epoch(account, loader)
     counted = [
         (point.t_s, point.figures[f"loader.{loader}.samples"], point.figures.get(f"loader.{loader}.wait_s"))
@@ -123,7 +123,7 @@ def epochs(account: Account, loader: int) -> tuple[Epoch, ...]:
 
 
 def samples_per_epoch(account: Account, loader: int) -> float | None:
-    """Of one rank: the ranks divide the dataset among them."""
+    """The number of samples that one rank reads in a pass: the ranks divide the dataset among themselves."""
     length = account.loaders[loader].get("dataset_length") if loader < len(account.loaders) else None
     return float(-(-length // account.ranks)) if length else None
 

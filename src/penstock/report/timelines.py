@@ -20,9 +20,10 @@ MOST_MARKS = 60
 MOST_GPUS = 8
 _TABLE_ROWS = 16
 _URGENT = ("restart", "warning", "resize", "memory", "cache", "decision", "action")
-"""Kinds of entries that are marked before moments and the like, where there are too many to mark all."""
+"""Kinds of entries that are marked first if there are too many entries to mark all."""
 _LAYERS = ("arena", "workers", "cache", "trainer", "other")
-"""Of memory, from the bottom: the parts that the budget limits come first, so that its line can be compared."""
+"""Layers of memory, from the bottom: the parts that the budget limits come first, so that the budget's line can be
+compared with their sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class ReportChart:
     """All series that are drawn, in the order of the legend."""
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """The same as numbers, for a few times of the run."""
+    """The series as numbers, for a few times of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,12 @@ class RunEvent:
 
 
 def run_events(account: Account) -> tuple[RunEvent, ...]:
-    """Journal and alerts in order of time, numbered; where there are too many to mark, the important ones."""
+    """Journal and alerts in order of time, numbered; if there are too many to mark, only the important ones."""
     notes = [(note.t_s, note.who, note.kind, note.what, False) for note in account.journal]
     alerts = [(alert.t_s, alert.rule, f"alert {alert.state}", alert.what, True) for alert in account.alerts]
     every = sorted([*notes, *alerts], key=lambda each: each[0])
     if len(every) > MOST_MARKS:
-        # The latest of each: the end of a run matters more than its beginning.
+        # Both kinds keep their latest entries: the end of a run matters more than its beginning.
         urgent = [each for each in every if each[4] or each[2] in _URGENT][-MOST_MARKS:]
         others = [each for each in every if not (each[4] or each[2] in _URGENT)]
         every = sorted([*others[len(others) - (MOST_MARKS - len(urgent)) :], *urgent], key=lambda each: each[0])
@@ -84,7 +85,7 @@ def _memory(account: Account) -> ReportChart | None:
         return None
     peak, limit = account.summary.peak_bytes, account.last("limit_bytes")
     of = f" of a limit of {memory(limit)}" if limit else ""
-    # Parts that were 0 throughout are not in the legend either.
+    # Parts that were 0 throughout are left out of the legend, too.
     stack = [_series(account, f"{part}_bytes", part) for part in _LAYERS if account.most(f"{part}_bytes")]
     whole = [] if stack else [_series(account, "tree_bytes", "tree")]
     return _chart(
@@ -217,7 +218,8 @@ def _chart(
 
 
 def _rows(timeline: Timeline, drawn: Sequence[Series]) -> list[list[str]]:
-    """A few stretches of the run: memory at its peak, rates as their mean, as thinning merges them."""
+    """A row for each of a few stretches of the run, with the peak of memory or the mean of a rate, as in thinned
+    records."""
     count = len(timeline.times_s)
     every = max(1, -(-count // _TABLE_ROWS))
     # merged() decides by the ending of a name.
@@ -237,6 +239,6 @@ def _rows(timeline: Timeline, drawn: Sequence[Series]) -> list[list[str]]:
 
 
 def _series(account: Account, figure: str, look: str, name: str | None = None) -> Series:
-    """A figure's series; without a name, the table of figures names it."""
+    """The series of a figure; without ``name``, its name comes from the table of figures."""
     values = [point.figures.get(figure) for point in account.points]
     return Series(name=figure_of(figure).label if name is None else name, look=look, values=values)

@@ -1,4 +1,4 @@
-"""A team's own settings file, converted to arguments of the loader, and written back in the same layout.
+"""A team's own settings file is converted to arguments of the loader, and is written back in the same layout.
 
 In:  YAML, TOML or JSON files, or mappings.
 Out: ``Settings``; files.

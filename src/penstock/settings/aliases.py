@@ -1,7 +1,7 @@
-"""The table of names: a team's name for a setting -> penstock's name.
+"""A table of names: a team's name for a setting -> penstock's name for this setting.
 
 In:  nothing.
-Out: ``Alias`` by key, and the key that a misspelt one probably means.
+Out: the ``Alias`` of each key, and the key that a misspelt key probably means.
 Runs in: trainer, command line.
 
 Keys are in lower case with underscores; a file's keys are converted to that form before they are looked up. Words such
@@ -16,10 +16,10 @@ from typing import Literal
 Reads = Literal[
     "workers", "count", "flag", "size", "gib", "seconds", "seeding", "backend", "device", "start", "text", "steps"
 ]  # fmt: skip
-"""How a value is read. gib: a number of GiB, for keys that end in _GB. start: a start method for processes."""
+"""How a value is read. "gib" is a number of GiB, for keys that end in _GB; "start" is a start method for processes."""
 Where = Literal["anywhere", "loading", "loader"]
-"""In which sections a key counts. loading: at the top level and in sections about data or training, where a common word
-means the loader's; loader: only in sections whose name says loader."""
+"""The sections in which a key counts. "loading" means the top level and sections about data or training, where a common
+word such as "workers" belongs to the loader; "loader" means only sections with "loader" in their name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Alias:
     """One key and its meaning."""
 
     key: str
-    """As teams write it, in lower case."""
+    """The key as teams write it, in lower case."""
     target: str
-    """An argument of ``penstock.DataLoader``, or one of ``FACTS``."""
+    """The meaning of the key: an argument of ``penstock.DataLoader``, or one of ``FACTS``."""
     reads: Reads
     where: Where
 
@@ -39,7 +39,7 @@ ARGUMENTS = (
     "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "memory", "autotune", "device", "cache",
     "seeding", "backend", "name",
 )  # fmt: skip
-"""Arguments of ``penstock.DataLoader`` that a file can set, in the loader's order."""
+"""The arguments of ``penstock.DataLoader`` that a file can set, in the order in which the loader has them."""
 
 FACTS = {
     "images_per_gpu": "images per GPU in one step; divided by sequence_length it gives batch_size",
@@ -51,10 +51,10 @@ FACTS = {
     "keep_in_memory": "whether the whole dataset is read into memory",
     "ultra_low_mem": "whether the dataset keeps no file open between reads",
 }
-"""Settings that are not arguments of a loader, but decide one or are needed for planning."""
+"""Settings that are not arguments of a loader, but that decide an argument or are needed for planning."""
 
 MISSPELT_FACTS = ("images_per_gpu", "use_cache")
-"""Facts that decide an argument: their misspelt keys are refused, as those of arguments are."""
+"""The facts that decide an argument. Misspelt keys of these facts are refused, like misspelt keys of arguments."""
 
 _TABLE: tuple[tuple[str, Reads, Where, str], ...] = (
     ("batch_size", "count", "anywhere",
@@ -112,10 +112,11 @@ _ABBREVIATED = {
     "cache_size": "cache_size_gb",
     "persistent": "persistent_workers",
 }
-"""Abbreviations and mistakes that differ by more than one letter and still have one clear meaning."""
+"""Abbreviations and mistakes that differ from a key by more than one letter but still have one clear meaning."""
 
 _SHORTEST = 9
-"""Shorter keys are not checked for misspellings: other words differ from them by one letter."""
+"""The least length of keys that are checked for misspellings: too many words differ from a shorter key by one
+letter."""
 
 
 def _without_one_letter(word: str) -> set[str]:
@@ -132,7 +133,8 @@ _NEIGHBOURS = {
 
 
 def probably_meant(key: str) -> str | None:
-    """The known key that ``key`` differs from by one inserted, missing, replaced or swapped letter; None otherwise."""
+    """The known key from which ``key`` differs by one inserted, missing, replaced or swapped letter; None if no known
+    key is that close."""
     if key in ALIASES:
         return None
     if key in _ABBREVIATED:
@@ -141,7 +143,7 @@ def probably_meant(key: str) -> str | None:
         return None
     for near in (key, *_without_one_letter(key)):
         meant = _NEIGHBOURS.get(near)
-        # The first letter is hardly ever the mistyped one: patch_size does not mean batch_size.
+        # The first letter is hardly ever mistyped: patch_size does not mean batch_size.
         if meant is not None and meant[0] == key[0] and abs(len(meant) - len(key)) <= 1:
             return meant
     return None

@@ -1,7 +1,7 @@
-"""Which values of a document set something about loading, and for which phase.
+"""Finds the values of a document that set something about loading, and the phase for which each value counts.
 
 In:  a ``Document``.
-Out: ``Claim``s: a value, the argument or fact that it sets, and the sections around it.
+Out: ``Claim``s: a value, the argument or fact that the value sets, and the sections around the value.
 Runs in: trainer, command line.
 """
 
@@ -23,13 +23,15 @@ class Claim:
     leaf: Leaf
     alias: Alias
     phase: Phase | None
-    """None: neither a section nor the key names one; the claim counts for training."""
+    """The phase that a section or the key names; None if neither names a phase, so that the claim counts for
+    training."""
     sections: tuple[str, ...]
     """The sections around the value, outermost first, in the form of the table of aliases."""
 
 
 def find_claims(document: Document) -> list[Claim]:
-    """Every value of the document whose key is in the table. Raises ConfigError for keys that are probably misspelt."""
+    """Every value of the document whose key is in the table of aliases. Raises ConfigError if a key is probably
+    misspelt."""
     claims = []
     for leaf in document.leaves:
         *above, key = parts(leaf.path)
@@ -92,8 +94,8 @@ def _refuse_misspelt(document: Document, leaf: Leaf, key: str, kind: Kind) -> No
     meant = probably_meant(key) or (probably_meant(bare) if bare != key else None)
     if meant is not None:
         raise ConfigError(
-            f"{document.at(leaf)}: {leaf.key} is unknown; {meant} was probably meant. Rename it, or move it to a "
-            "section of its own if it is something else"
+            f"{document.at(leaf)}: {leaf.key} is unknown; {meant} was probably meant. Rename the key, or move it to a "
+            "section of its own if it means something else"
         )
 
 
@@ -103,8 +105,8 @@ def _refuse_list_of_sections(document: Document, leaf: Leaf, sections: tuple[str
     known = sorted(key for key in leaf.value.keys if (alias := _look_up(parts((key,))[-1])[0]) and _is_clear(alias))
     if known:
         raise ConfigError(
-            f"{document.at(leaf)}: {leaf.key} is a list of sections, and {known[0]} could belong to any of them; pass "
-            "one item's mapping to penstock"
+            f"{document.at(leaf)}: {leaf.key} is a list of sections, so {known[0]} could belong to any of them; pass "
+            "the mapping of one item to penstock"
         )
 
 

@@ -1,7 +1,7 @@
-"""A settings source as a flat list: every value with its path, its line and its position in the text.
+"""A settings source as a flat list of values, each with its path, its line and its position in the text.
 
 In:  nested mappings.
-Out: ``Document`` of ``Leaf``s, the same for YAML, TOML, JSON and a plain mapping.
+Out: a ``Document`` of ``Leaf``s, which has the same form for YAML, TOML, JSON and a plain mapping.
 Runs in: trainer, command line.
 """
 
@@ -16,22 +16,23 @@ from penstock.errors import ConfigError
 Format = Literal["yaml", "toml", "json", "mapping"]
 
 DEEPEST = 100
-"""Most levels of nesting; deeper files are refused, because parsers would exhaust the stack."""
+"""The most levels of nesting. Deeper files are refused, because a parser would exhaust the stack."""
 MOST_VALUES = 1_000_000
-"""Most values in one source; a small file of YAML anchors can expand to more than memory holds."""
+"""The most values in one source. Without a limit, a small file of YAML anchors could expand to more than memory
+holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSpan:
-    """Where a key and its value are in the text, in characters."""
+    """The positions of a key and its value in the text, in characters."""
 
     key_start: int
     value_start: int
     value_end: int
     in_line: bool
-    """Between braces, where commas and not line ends separate the keys."""
+    """Whether the key is between braces, where keys are separated by commas instead of line ends."""
     prefix: str = ""
-    """TOML: the text before the last name of a dotted key, with the dot."""
+    """The text before the last name of a dotted TOML key, including the dot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +40,16 @@ class Leaf:
     """One value that is not a section."""
 
     path: tuple[str, ...]
-    """Sections and key, as written."""
+    """The names of the sections and the key, as written in the source."""
     value: Any
-    """A number, text, flag, date or None; ``ListValue`` for a list."""
+    """The value: a number, a text, a flag, a date or None; ``ListValue`` for a list."""
     line: int | None = None
-    """From 1; None if unknown."""
+    """The number of the line, which begins at 1; None if unknown."""
     span: TextSpan | None = None
-    """None if there is no text, or if the value is written in another section and used here through a YAML anchor."""
+    """The position in the text; None if there is no text, or if a YAML anchor brings the value from another section."""
     template_depth: int | None = None
-    """The depth of the section around this value that others use through YAML anchors; None if there is none."""
+    """The depth of the section around this value that other sections use through a YAML anchor; None if no other
+    section uses it."""
 
     @property
     def key(self) -> str:
@@ -56,7 +58,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ListValue:
-    """A list; only the keys of the mappings in it are kept."""
+    """A list, of which only the keys of its mappings are kept."""
 
     keys: frozenset[str]
 
@@ -66,30 +68,30 @@ class ListValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """Everything in one source."""
+    """All values of one source."""
 
     name: str
-    """The file's path, or "the mapping"."""
+    """The path of the file, or "the mapping"."""
     format: Format
     leaves: list[Leaf]
     text: str = ""
-    """The file's text, without a byte order mark."""
+    """The text of the file, without a byte order mark."""
     homes: dict[tuple[str, ...], TextSpan] = field(default_factory=dict)
-    """Section -> the last of its keys after which a new key can be written."""
+    """Section -> the position of its last key after which a new key can be written."""
 
     def at(self, leaf: Leaf) -> str:
-        """File and line of a leaf, for the beginning of a message."""
+        """The file and the line of a leaf, for the beginning of a message."""
         return self.name if leaf.line is None else f"{self.name}, line {leaf.line}"
 
 
 def flatten(nested: Mapping[Any, Any], name: str) -> list[Leaf]:
-    """The leaves of nested mappings, in their order."""
+    """The leaves of nested mappings, in the order of the mappings."""
     leaves: list[Leaf] = []
     waiting: list[tuple[tuple[str, ...], Any, tuple[int, ...]]] = [((), nested, ())]
     visited = 0
     while waiting:
         path, value, above = waiting.pop()
-        # Sections count too: shared empty sections could be visited without end and give no value.
+        # Sections count too, because empty sections that are shared could be visited without end and give no value.
         visited += 1
         if visited > MOST_VALUES:
             raise too_many_values(name)
@@ -110,8 +112,8 @@ def _list_value(items: Any) -> ListValue:
 
 
 def too_deep(name: str) -> ConfigError:
-    return ConfigError(f"{name}: nested more than {DEEPEST} levels deep; this is not a settings file")
+    return ConfigError(f"{name} has more than {DEEPEST} levels of nesting, so it is not a settings file")
 
 
 def too_many_values(name: str) -> ConfigError:
-    return ConfigError(f"{name}: more than {MOST_VALUES:,} values; this is not a settings file")
+    return ConfigError(f"{name} has more than {MOST_VALUES:,} values, so it is not a settings file")

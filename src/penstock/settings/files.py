@@ -1,7 +1,7 @@
-"""Settings files: read, decoded, and parsed by the format that their name gives.
+"""Settings files are read, decoded, and parsed in the format that the file name shows.
 
 In:  a path, or a mapping.
-Out: ``Document``; a ConfigError of one line if the source cannot be read.
+Out: ``Document``, or a ConfigError of one line if the source cannot be read.
 Runs in: trainer, command line.
 """
 
@@ -21,12 +21,12 @@ from penstock.settings.yaml_reader import read_yaml
 from penstock.units import MIB, format_bytes
 
 LARGEST_FILE_BYTES = 64 * MIB
-"""A larger file is refused: a data file given by mistake would be parsed for minutes."""
+"""The size above which a file is refused, because parsing a data file that is given by mistake would take minutes."""
 
 FORMATS: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json"}
 
 Source = str | PathLike[str] | Mapping[str, Any]
-"""What settings are read from."""
+"""The types from which settings can be read."""
 
 
 def read_source(source: Source) -> Document:
@@ -49,7 +49,7 @@ def read_file(path: Path) -> Document:
 
 def read_text(text: str, *, name: str, kind: Format) -> Document:
     if not text.strip():
-        raise ConfigError(f"{name} is empty; there are no settings in it")
+        raise ConfigError(f"{name} is empty: it has no settings")
     if kind == "json":
         nested = parse_json(text, name)
         return Document(name=name, format=kind, text=text, leaves=flatten(nested, name))
@@ -58,7 +58,7 @@ def read_text(text: str, *, name: str, kind: Format) -> Document:
 
 
 def _decoded(path: Path) -> str:
-    """The text without a byte order mark. Line ends stay unchanged."""
+    """The text of the file without a byte order mark. Line ends stay unchanged."""
     try:
         size_bytes = path.stat().st_size
         raw = path.read_bytes() if size_bytes <= LARGEST_FILE_BYTES else b""
@@ -66,7 +66,7 @@ def _decoded(path: Path) -> str:
         why = getattr(problem, "strerror", None) or str(problem)
         raise ConfigError(f"{path} cannot be read: {why}") from None
     if size_bytes > LARGEST_FILE_BYTES:
-        raise ConfigError(f"{path} has {format_bytes(size_bytes)}; this is not a settings file")
+        raise ConfigError(f"{path} has {format_bytes(size_bytes)}, so it is not a settings file")
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError(f"{path} is UTF-16; save it as UTF-8")
     try:
@@ -80,7 +80,7 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise ConfigError(f"{name}: the key {key!r} appears twice in one section; keep one")
+                raise ConfigError(f"{name}: the key {key!r} appears twice in one section; keep one of the two")
             found[key] = value
         return found
 
@@ -98,5 +98,5 @@ def parse_json(text: str, name: str) -> dict[str, Any]:
         what = "a list" if isinstance(nested, list) else "a single value"
         raise ConfigError(f"{name} is {what}, but keys and values are needed")
     if not nested:
-        raise ConfigError(f"{name} is empty; there are no settings in it")
+        raise ConfigError(f"{name} is empty: it has no settings")
     return nested

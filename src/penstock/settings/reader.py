@@ -1,11 +1,13 @@
-"""From claims to arguments: which key takes precedence, which keys must agree, which values follow from others.
+"""Turns claims into arguments: it decides which key takes precedence, which keys must agree, and which values follow
+from others.
 
-In:  a source, a phase, arguments given in the call.
+In:  a source, a phase, and arguments that are given in the call.
 Out: ``Settings``.
 Runs in: trainer, command line.
 
-Training uses the keys in sections for training and those outside any phase. Evaluation uses its own keys first and
-training's for everything else, so that its loader needs no more memory than training's unless its own keys say so.
+Training uses the keys in sections for training and the keys in no section for a phase. Evaluation uses its own keys
+first and training's keys for everything else, so that the loader for evaluation takes no more memory than the loader
+for training, unless keys for evaluation demand more.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ from penstock.units import parse_size
 IN_THE_CALL = "(call)"
 
 TRAINING_ONLY = ("shuffle", "drop_last", "name")
-"""Evaluation does not inherit these from training: it must read every sample once, and needs a name of its own."""
+"""Arguments that evaluation does not inherit from training: evaluation must read every sample once, and needs a name of
+its own."""
 
 _TRAINING: tuple[Phase | None, ...] = ("train", None)
 _ORIGINS: dict[tuple[Phase, tuple[Phase | None, ...]], str] = {
     ("eval", _TRAINING): "from training", ("val", _TRAINING): "from training", ("test", _TRAINING): "from training",
     ("test", ("val",)): "from validation",
 }  # fmt: skip
-"""Requested phase, phases that set a value -> where the value comes from, as a remark."""
+"""Requested phase, phases that set a value -> a remark that says where the value comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +49,17 @@ class Chosen:
     used: tuple[Claim, ...]
     """The keys that set this value."""
     unused: tuple[tuple[Claim, str], ...]
-    """Keys that set another value, and why they do not count."""
+    """The keys that set another value, each with the reason why it does not count."""
     remark: str
     origin: str
-    """The phase that set the value, such as "from training"; empty if it is the requested phase."""
+    """The phase that set the value, such as "from training"; empty if this is the requested phase."""
 
 
 def load(source: Source, section: str = "train", *, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The loading settings of a file or mapping.
 
-    ``section``: "train", or "eval", "val", "validation" or "test", which inherit from training what they do not set.
-    ``overrides``: arguments of the loader that replace those of the file.
+    ``section`` is "train", "eval", "val", "validation" or "test". A phase of evaluation inherits the values that it
+    does not set from training. ``overrides`` holds arguments of the loader that replace arguments of the file.
     """
     settings = read(source, section, overrides=overrides)
     for warning in settings.warnings:
@@ -65,17 +68,19 @@ def load(source: Source, section: str = "train", *, overrides: Mapping[str, Any]
 
 
 def read(source: Source, section: str = "train", *, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """As ``load``, without Python's warnings: for commands, which show ``Settings.warnings`` as findings."""
+    """Like ``load``, but without Python warnings. This is for commands, which show ``Settings.warnings`` as
+    findings."""
     return settings_of(Reader(read_source(source), phase_asked_for(section), overrides or {}))
 
 
 class Reader:
-    """Chooses among the claims of one document, for one phase."""
+    """Chooses among the claims of one document for one phase."""
 
     def __init__(
         self, document: Document, phase: Phase, overrides: Mapping[str, Any], *, rewritten: Collection[str] = ()
     ) -> None:
-        """``rewritten``: arguments and facts about to be replaced; their present values are not checked."""
+        """``rewritten`` names arguments and facts that will be replaced, so that their present values are not
+        checked."""
         self.document = document
         self.phase: Phase = phase
         self.overrides = overrides
@@ -87,7 +92,7 @@ class Reader:
         self._levels.append(_TRAINING)
 
     def claims(self, target: str) -> list[Claim]:
-        """Every claim of the document about an argument or fact, for any phase."""
+        """Every claim of the document about an argument or fact, whatever its phase."""
         return self._claims.get(target, [])
 
     def choose(self, target: str) -> Chosen | None:
@@ -100,7 +105,8 @@ class Reader:
         return None
 
     def choose_batch(self) -> tuple[str, Chosen] | None:
-        """Which of batch_size and images_per_gpu counts, and the batch; of two, the more specific phase decides."""
+        """Which of batch_size and images_per_gpu counts, and the value for the batch. If both are set, the more
+        specific phase decides."""
         nearest = None
         for phases in self._levels:
             here = [
@@ -125,7 +131,7 @@ class Reader:
         return (known or found)[0]
 
     def _batch_of(self, images: Chosen) -> Chosen:
-        """Samples in a batch, computed from the images per GPU."""
+        """The number of samples in a batch, computed from the images per GPU."""
         sequence = self.choose("sequence_length")
         key = images.used[0].leaf.key
         if sequence is None or sequence.value is None:
@@ -134,7 +140,7 @@ class Reader:
         batch = images.value // length
         if batch < 1:
             raise ConfigError(
-                f"{self.document.name}: {key}={images.value} images are less than one sample of {name}={length}; "
+                f"{self.document.name}: {key}={images.value} images are fewer than one sample has ({name}={length}); "
                 f"raise {key} or lower {name}"
             )
         rest = images.value % length
@@ -142,7 +148,7 @@ class Reader:
         return replace(images, value=batch, remark=remark, used=(*images.used, *sequence.used))
 
     def _settle(self, target: str, claims: list[Claim]) -> Chosen:
-        """One value from several keys for the same argument."""
+        """Choose one value from several keys for the same argument."""
         unused: list[tuple[Claim, str]] = []
         near = []
         for claim in claims:
@@ -152,7 +158,7 @@ class Reader:
             else:
                 unused.append((claim, f"{nearer.leaf.key} is more specific"))
         if target == "batch_size" and any("micro" in claim.alias.key for claim in near):
-            # DeepSpeed's train_batch_size is the total over GPUs and accumulation steps.
+            # DeepSpeed's train_batch_size is the total of all GPUs and accumulation steps.
             unused += [(claim, "total of all GPUs") for claim in near if "micro" not in claim.alias.key]
             near = [claim for claim in near if "micro" in claim.alias.key]
         read = [(claim, *self._read(claim)) for claim in near]
@@ -180,7 +186,7 @@ class Reader:
 
 
 def settings_of(reader: Reader) -> Settings:
-    """All settings of the document for the reader's phase, and what follows from them."""
+    """All settings of the document for the reader's phase, and the values that follow from them."""
     arguments: dict[str, Any] = {}
     entries: list[SettingsEntry] = []
     notes: list[str] = []
@@ -193,7 +199,10 @@ def settings_of(reader: Reader) -> Settings:
             found = reader.choose_batch()
             if found is not None and found[1].value is None and found[0] == "images_per_gpu":
                 key = found[1].used[0].leaf.key
-                notes.append(f"{name}: {key} gives batch_size only with sequence_length; add it, or set batch_size")
+                notes.append(
+                    f"{name}: {key} gives batch_size only together with sequence_length; add "
+                    "sequence_length, or set batch_size"
+                )
             chosen = found[1] if found is not None else None
         else:
             chosen = reader.choose(target)
@@ -218,7 +227,9 @@ def settings_of(reader: Reader) -> Settings:
     if arguments.get("num_workers") == 0:
         arguments, dropped = without_workers(arguments)
         if dropped:
-            notes.append(f"{name}: num_workers=0, so {dropped} dropped; there are no workers to prefetch or to keep")
+            notes.append(
+                f"{name}: num_workers=0, so {dropped} dropped: there are no workers that could prefetch or be kept"
+            )
             _mark(entries, arguments, "dropped: no workers", targets=("prefetch_factor", "persistent_workers"))
     return Settings(
         source=name, section=reader.phase, arguments=arguments, facts=facts, entries=tuple(entries),
@@ -227,7 +238,7 @@ def settings_of(reader: Reader) -> Settings:
 
 
 def _decides(reader: Reader, fact: str) -> bool:
-    """Whether an argument depends on this fact. Mistakes in other facts must not stop a loader."""
+    """Whether an argument depends on this fact. A mistake in any other fact must not stop a loader."""
     match fact:
         case "images_per_gpu":
             return "batch_size" not in reader.overrides
@@ -256,8 +267,8 @@ def _switch_cache(
 
 
 def _with_overrides(reader: Reader, arguments: dict[str, Any], entries: list[SettingsEntry]) -> dict[str, Any]:
-    """The arguments together with those of the call. If the call gives a sampler, those that torch refuses with one are
-    dropped."""
+    """The arguments of the file and of the call together. If the call gives a sampler, the file's arguments that torch
+    refuses together with a sampler are dropped."""
     overrides = reader.overrides
     clashing: tuple[str, ...] = ()
     if overrides.get("batch_sampler") is not None:
@@ -272,7 +283,7 @@ def _with_overrides(reader: Reader, arguments: dict[str, Any], entries: list[Set
 
 
 def _mark(entries: list[SettingsEntry], kept: dict[str, Any], why: str, *, targets: tuple[str, ...]) -> None:
-    """Write the reason into the remarks of the arguments that were dropped."""
+    """Write the reason into the remarks of the dropped arguments."""
     for number, entry in enumerate(entries):
         if entry.argument in targets and entry.argument not in kept and entry.value:
             entries[number] = replace(entry, value=None, remark=why)
@@ -284,7 +295,7 @@ def _entries(target: str, chosen: Chosen) -> list[SettingsEntry]:
         remark = f"{remark}; {chosen.origin}" if remark else chosen.origin
     found = []
     for claim in chosen.used:
-        # sequence_length, from which batch_size is computed, is a fact of its own.
+        # batch_size is computed from sequence_length, but sequence_length stays a fact of its own.
         own = target if claim.alias.target in (target, "images_per_gpu") else claim.alias.target
         value = chosen.value if own == target else read_value(claim.alias, claim.leaf.value)[0]
         found.append(_entry(claim, own, value, remark if own == target else ""))
@@ -313,7 +324,7 @@ def _is_entry_of(claim: Claim, entry: SettingsEntry) -> bool:
 
 
 def _is_default_of(outer: Claim, inner: Claim) -> bool:
-    """Whether ``inner`` is the same key in a more specific section inside ``outer``'s."""
+    """Whether ``inner`` is the same key as ``outer``, in a section inside ``outer``'s section."""
     depth = len(outer.sections)
     if outer.alias.key != inner.alias.key or len(inner.sections) <= depth or inner.sections[:depth] != outer.sections:
         return False

@@ -1,7 +1,7 @@
-"""What a section of a settings file is about: training, evaluation, loading, or something else.
+"""Finds what a section of a settings file is about: training, evaluation, loading, or something else.
 
-In:  the names of sections and keys as written.
-Out: phases, and whether a common word such as "workers" means the loader's in that section.
+In:  the names of sections and keys, as written in the file.
+Out: phases, and whether a common word such as "workers" is about the loader in a section.
 Runs in: trainer, command line.
 """
 
@@ -16,8 +16,8 @@ from penstock.errors import ConfigError
 
 Phase = Literal["train", "eval", "val", "test"]
 Kind = Literal["loader", "loading", "foreign", "unknown"]
-"""loader: its name says loader; loading: about data or training; foreign: about something that has workers and batches
-of its own, such as a tokenizer."""
+"""What a section is about. "loader": its name contains "loader"; "loading": it is about data or training; "foreign": it
+is about something with workers and batches of its own, such as a tokenizer."""
 
 _PHASES: dict[str, Phase] = {
     "train": "train", "training": "train", "fit": "train", "pretrain": "train", "pretraining": "train",
@@ -33,7 +33,7 @@ CHAINS: dict[Phase, tuple[Phase, ...]] = {
     "val": ("val", "eval"),
     "test": ("test", "eval", "val"),
 }
-"""Requested phase -> phases whose keys take precedence over training's, in this order."""
+"""Requested phase -> the phases whose keys take precedence over keys for training, in this order."""
 
 _LOADER = {"loader", "loaders", "dataloader", "dataloaders", "penstock"}
 _LOADING = {"data", "dataset", "datasets", "ds", "datamodule", "dm", "loading", "input", "inputs", "trainer"}
@@ -47,17 +47,18 @@ _FOREIGN = {
 
 @lru_cache(maxsize=4096)
 def normal(name: str) -> str:
-    """A key or section name in the form that the table of aliases uses."""
+    """The name of a key or section in the form that the table of aliases uses."""
     return re.sub(r"[\s\-]+", "_", name.strip().lower())
 
 
 def parts(path: Sequence[str]) -> tuple[str, ...]:
-    """A path whose dotted keys, such as ``data.train.num_workers``, are split."""
+    """The path with dotted keys, such as ``data.train.num_workers``, split into their names."""
     return tuple(normal(part) for name in path for part in name.split(".")) if path else ()
 
 
 def phase_of_key(key: str) -> tuple[str, Phase | None]:
-    """``eval_batch_size`` -> ``batch_size`` and "eval". A key with no such word, or several, is returned unchanged."""
+    """``eval_batch_size`` -> ``batch_size`` and "eval". A key that names no phase or several phases is returned
+    unchanged."""
     words = key.split("_")
     found = [word for word in words if word in _PHASES]
     if len(found) != 1 or len(words) == 1:
@@ -83,7 +84,7 @@ def _kind_of_section(section: str) -> Kind:
 
 
 def phase_of(sections: Sequence[str]) -> Phase | None:
-    """The phase of the innermost section that has one."""
+    """The phase of the innermost section that names a phase."""
     for name in reversed(sections):
         if (phase := _phase_of_section(name)) is not None:
             return phase
@@ -91,7 +92,7 @@ def phase_of(sections: Sequence[str]) -> Phase | None:
 
 
 def kind_of(sections: Sequence[str]) -> Kind:
-    """The kind of the innermost section that has one; the top level of a file is about loading."""
+    """The kind of the innermost section whose kind is known; the top level of a file is about loading."""
     for name in reversed(sections):
         if (kind := _kind_of_section(name)) != "unknown":
             return kind

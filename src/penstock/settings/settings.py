@@ -1,7 +1,7 @@
-"""The result of reading settings: the arguments, and for each the key it came from and why.
+"""The result of reading settings: the arguments, and for each argument its key and a remark.
 
-In:  the reader's decisions.
-Out: ``Settings``, its rows and their printed form.
+In:  the decisions of the reader.
+Out: ``Settings``, with rows that can be printed as a table.
 Runs in: trainer, command line.
 """
 
@@ -19,33 +19,33 @@ NEED_WORKERS = ("prefetch_factor", "persistent_workers")
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsEntry:
-    """One key that penstock knows."""
+    """One key of the file that is in the table of aliases."""
 
     key: str
-    """The file's key with its sections; "(call)" for an argument given in the call."""
+    """The key of the file with its sections; "(call)" for an argument that is given in the call."""
     argument: str
-    """The argument of ``penstock.DataLoader``, or the fact for planning, that the key sets."""
+    """What the key sets: an argument of ``penstock.DataLoader``, or a fact for planning."""
     value: Any
-    """The argument's value; None if it is not set, for the reason in the remark."""
+    """The value of the argument; None if the argument is not set, for the reason in the remark."""
     given: Any
     """The value in the file."""
     remark: str
-    """Why ``value`` differs from ``given``; empty if it does not."""
+    """The reason why ``value`` differs from ``given``; empty if both are the same."""
     line: int | None
-    """Line in the file; None if unknown."""
+    """The line in the file; None if unknown."""
     is_argument: bool
-    """Whether ``argument`` is an argument of the loader, not a fact."""
+    """Whether ``argument`` is an argument of the loader; if not, it is a fact."""
 
     @property
     def shown(self) -> str:
-        """The value for people."""
+        """The value as it is shown to people."""
         if self.argument in ("cache", "memory") and isinstance(self.value, int) and self.value >= MIB:
             return format_bytes(self.value)
         return "-" if self.value is None else str(self.value)
 
 
 class SettingsTable(tuple[SettingsEntry, ...]):
-    """Rows of the file's key, penstock's argument and its value; ``print`` shows a table."""
+    """Rows of a file's key, penstock's argument and the argument's value; ``print`` shows them as a table."""
 
     __slots__ = ()
 
@@ -64,24 +64,24 @@ class Settings:
     """The loading settings of one source, for training or for evaluation."""
 
     source: str
-    """The file's path, or "the mapping"."""
+    """The path of the file, or "the mapping"."""
     section: str
     """The requested phase: train, eval, val or test."""
     arguments: dict[str, Any]
-    """For ``penstock.DataLoader``; an argument that is absent keeps the loader's default."""
+    """The arguments for ``penstock.DataLoader``; an absent argument keeps the loader's default."""
     facts: dict[str, Any]
-    """Values that are no arguments but decide one, or that planning needs: accumulation_steps, max_steps, ..."""
+    """Values that are not arguments, but decide an argument or are needed for planning, such as accumulation_steps."""
     entries: tuple[SettingsEntry, ...]
-    """Every key that penstock knows, and how it was used."""
+    """Every key of the file that is in the table of aliases, and how the key was used."""
     warnings: tuple[str, ...]
     """Settings of the file that were dropped, and settings that are missing."""
 
     def explain(self) -> SettingsTable:
-        """The file's key -> penstock's argument -> value, as rows; ``print`` shows a table."""
+        """Rows of the file's key, penstock's argument and the argument's value; ``print`` shows them as a table."""
         return SettingsTable(self.entries)
 
     def loader_arguments(self) -> dict[str, Any]:
-        """The arguments; if num_workers is not set, without those that the loader refuses without workers."""
+        """The arguments for the loader. If num_workers is not set, arguments that need workers are left out."""
         if "num_workers" in self.arguments:
             return dict(self.arguments)
         kept, dropped = without_workers(self.arguments)
@@ -91,7 +91,8 @@ class Settings:
 
 
 def without_workers(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Arguments for a loader without workers, and the dropped ones as "a=1 and b=True are"; "" if there are none."""
+    """The arguments for a loader without workers, and the dropped arguments as a text such as "a=1 and b=True are"; the
+    text is "" if no argument is dropped."""
     dropped = {name: arguments[name] for name in NEED_WORKERS if arguments.get(name)}
     kept = {name: value for name, value in arguments.items() if name not in dropped}
     named = " and ".join(f"{name}={value}" for name, value in dropped.items())

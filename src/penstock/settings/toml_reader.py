@@ -1,11 +1,11 @@
-"""TOML: every value with its position in the text.
+"""Reads TOML: every value with its position in the text.
 
 In:  text.
-Out: leaves, and where keys can be added.
+Out: leaves, and the positions where keys can be added.
 Runs in: trainer, command line.
 
-The standard library parses the text and gives the values, but no positions; ``_TomlScanner`` goes through the text,
-which is valid by then, and finds where the values are.
+The standard library parses the text and gives the values, but not their positions. ``_TomlScanner`` then goes through
+the valid text and finds the position of each value.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def read_toml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], T
         scanner = _TomlScanner(text)
         scanner.scan()
     except ValueError as problem:
-        # Invalid TOML, or a number of thousands of digits.
+        # The text is invalid TOML, or has a number of thousands of digits.
         raise ConfigError(f"{name}: {' '.join(str(problem).split())}") from None
     except RecursionError:
         raise too_deep(name) from None
     if not values:
-        raise ConfigError(f"{name} is empty; there are no settings in it")
+        raise ConfigError(f"{name} is empty: it has no settings")
     leaves, homes, line, at = [], {}, 1, 0
     lines: dict[tuple[str, ...], int] = {}
     for path, span in sorted(scanner.spans.items(), key=lambda each: each[1].key_start):
@@ -60,7 +60,7 @@ class _TomlScanner:
         self._text = text
         self._at = 0
         self._last_name = 0
-        """Where the last name of the current key begins."""
+        """The position where the last name of the current key begins."""
 
     def scan(self) -> None:
         table: tuple[str, ...] | None = ()
@@ -76,7 +76,7 @@ class _TomlScanner:
                 self._at = self._text.find("]", self._at) + (2 if is_list else 1)
                 if is_list:
                     lists.add(table)
-                # A table inside a list of tables belongs to one item of the list; it has no path of its own.
+                # A table inside a list of tables belongs to one item of the list, so the table has no path of its own.
                 if any(table[:length] in lists for length in range(1, len(table) + 1)):
                     table = None
             else:
@@ -140,6 +140,6 @@ class _TomlScanner:
         return self._at if found is None else found.end()
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
-        """Skip the pattern; returns the character after it."""
+        """Skip the pattern, and return the character that follows it."""
         self._at = self._match(pattern)
         return self._text[self._at : self._at + 1]

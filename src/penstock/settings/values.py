@@ -1,7 +1,7 @@
-"""One value of a settings file, converted for its argument.
+"""Converts one value of a settings file for the argument that it sets.
 
-In:  a value from YAML, TOML or JSON, and its alias.
-Out: the argument's value and a remark; or the reason why the value is invalid.
+In:  a value from YAML, TOML or JSON, and the alias of its key.
+Out: the value of the argument and a remark; or the reason why the value is invalid.
 Runs in: trainer, command line.
 """
 
@@ -17,7 +17,7 @@ from penstock.settings.aliases import Alias
 from penstock.units import GIB, LARGEST_BYTES, MIB, parse_size
 
 LARGEST_COUNT = 10**9
-"""A larger number of workers or samples is a typing mistake."""
+"""The largest number of workers or samples; a larger number is a typing mistake."""
 
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-|–|—|~|\.\.+|to)\s*(\d+)\s*")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -26,11 +26,11 @@ _LEAST = {"num_workers": 0, "prefetch_factor": 1}
 
 
 class Wrong(Exception):
-    """Why a value is invalid, without its file and key."""
+    """A value is invalid. The text gives the reason, without the file and the key."""
 
 
 def read_value(alias: Alias, given: Any) -> tuple[Any, str]:
-    """The argument's value and a remark; None if the file leaves it open. Raises ``Wrong``."""
+    """The value of the argument and a remark. The value is None if the file leaves it to penstock. Raises ``Wrong``."""
     if given is None:
         return None, "null: left to penstock"
     if isinstance(given, str) and ("${" in given or given.strip() == "???"):
@@ -137,7 +137,7 @@ def _gib(alias: Alias, given: Any) -> tuple[int | None, str]:
         if alias.target == "cache" and number == 0:
             return None, "0: no cache"
         raise Wrong("is less than one byte; a number of GiB is needed")
-    return count, "_GB is read as GiB"
+    return count, "a key with _GB is read in GiB"
 
 
 def _size(alias: Alias, given: Any) -> tuple[Any, str]:
@@ -149,7 +149,7 @@ def _size(alias: Alias, given: Any) -> tuple[Any, str]:
     try:
         size = parse_size(given, name=alias.target)
     except ConfigError as refused:
-        # The caller puts the file's own key and the value in front.
+        # The caller writes the file's own key and the value before this text.
         shown = f"{alias.target}={given!r} "
         raise Wrong(str(refused).removeprefix(shown)) from None
     if size.fixed_bytes is not None and size.fixed_bytes < MIB:

@@ -1,12 +1,13 @@
-"""Arguments written into a copy of a team's own settings file, under the team's own keys.
+"""Writes arguments into a copy of a team's own settings file, under the team's own keys.
 
 In:  a settings file, arguments of the loader.
-Out: a file of the same layout; only the requested values change. JSON is printed again with its own indentation.
+Out: a file with the same layout, in which only the requested values change. JSON is printed again with the indentation
+     of the original file.
 Runs in: trainer, command line.
 
-Values are replaced in the text itself: a YAML library that loads and dumps the file would reflow braces, indentation
-and comments. Nothing is written before the new text has been read back: it must give the arguments, and no other value
-may differ.
+Values are replaced in the text itself, because a YAML library that loads and dumps the file would change braces,
+indentation and comments. Before anything is written, the new text is read back: it must give the arguments, and no
+other value may differ.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _RELATED = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size", "images_per_gpu", "cache",
     "use_cache", "memory", "shuffle", "drop_last", "accumulation_steps",
 )  # fmt: skip
-"""A new key is written after the first of these that the file has."""
+"""A new key is written after the first of these keys that the file has."""
 
 _DECIDED_BY = {"batch_size": ("images_per_gpu",), "cache": ("use_cache",)}
-"""Argument -> facts that are written along with it."""
+"""Argument -> facts that are written together with the argument."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.%/:+-]*[A-Za-z0-9_%]")
 _NOT_TEXT = re.compile(r"[-+.\d:_e]+|true|false|yes|no|on|off|null|y|n", re.IGNORECASE)
@@ -54,13 +55,14 @@ class SettingChange:
     """One value to be written."""
 
     path: tuple[str, ...]
-    """Sections and key."""
+    """The names of the sections and the key."""
     value: Any
     span: TextSpan | None
-    """Position of the value, or of the key that a new key follows; None: the section is new, or the file is JSON."""
+    """The position of the value, or of the key that a new key follows; None if the section is new or the file is
+    JSON."""
     is_new: bool
     after: str | None = None
-    """JSON: the key that a new key follows."""
+    """The key that a new key follows in JSON."""
 
 
 def write_like(
@@ -70,10 +72,11 @@ def write_like(
     *,
     section: str = "train",
 ) -> Settings:
-    """Write ``arguments`` into a copy of a settings file, in its layout and under its keys; returns the new settings.
+    """Write ``arguments`` into a copy of a settings file, with the layout and the keys of the file. Returns the new
+    settings.
 
-    An argument that the file has no key for is added next to related keys, under penstock's name. ``out_path`` may be
-    the file itself.
+    If the file has no key for an argument, the argument is added next to related keys under penstock's name.
+    ``out_path`` may be the path of the file itself.
     """
     document = read_file(Path(source_path))
     wanted = _checked(arguments)
@@ -95,23 +98,23 @@ def _alias_of(target: str) -> Alias:
 
 
 def _checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the form in which a file holds them."""
+    """The arguments in the form that they have in a file."""
     wanted = {}
     for target, value in arguments.items():
         if target not in ARGUMENTS and target not in FACTS:
-            raise ConfigError(f"{target} cannot be set in a settings file; these can: {', '.join(ARGUMENTS)}")
+            raise ConfigError(f"{target} cannot be set in a settings file; these arguments can: {', '.join(ARGUMENTS)}")
         try:
             wanted[target] = read_value(_alias_of(target), value)[0]
         except Wrong as wrong:
             raise ConfigError(f"{target}={value!r} {wrong}") from None
     if wanted.get("num_workers") == 0:
-        # Without workers these arguments would give a warning whenever the file is read.
+        # Without workers, these arguments would cause a warning whenever the file is read.
         wanted |= dict.fromkeys(NEED_WORKERS)
     return wanted
 
 
 def _changes(reader: Reader, target: str, value: Any) -> list[SettingChange]:
-    """The changes that make the file give an argument."""
+    """The changes after which the file sets ``target`` to ``value``."""
     carriers = _carriers(reader, target)
     changes = [_replacement(reader, claim, value) for claim in carriers]
     if target == "cache" and (switch := _own(reader, "use_cache")) is not None:
@@ -122,7 +125,7 @@ def _changes(reader: Reader, target: str, value: Any) -> list[SettingChange]:
 
 
 def _carriers(reader: Reader, target: str) -> tuple[Claim, ...]:
-    """The file's keys for an argument."""
+    """The keys of the file that set an argument."""
     own = _own(reader, target)
     carriers = own.used if own is not None else ()
     if target != "batch_size" or (images := _own(reader, "images_per_gpu")) is None:
@@ -132,7 +135,7 @@ def _carriers(reader: Reader, target: str) -> tuple[Claim, ...]:
 
 
 def _own(reader: Reader, target: str) -> Chosen | None:
-    """The choice for an argument, unless another phase set it."""
+    """The value chosen for an argument; None if another phase sets the argument."""
     chosen = reader.choose(target)
     return None if chosen is None or chosen.origin else chosen
 
@@ -142,18 +145,19 @@ def _replacement(reader: Reader, claim: Claim, value: Any) -> SettingChange:
     written = _in_unit_of_key(reader, claim, value)
     if document.format == "json" or leaf.span is not None:
         return SettingChange(path=leaf.path, value=written, span=leaf.span, is_new=False)
-    # The value is in an anchor that other sections use too: this section gets its own key, which wins.
+    # The value is in an anchor that other sections use too, so this section gets a key of its own, which takes
+    # precedence.
     home = document.homes.get(leaf.path[:-1])
     if home is None:
         raise ConfigError(
-            f"{document.at(leaf)}: {leaf.key} is in a section that is only an alias of another one; give the section "
-            "keys of its own first"
+            f"{document.at(leaf)}: {leaf.key} is in a section that is only an alias of another section; give the "
+            "section keys of its own first"
         )
     return SettingChange(path=leaf.path, value=written, span=home, is_new=True)
 
 
 def _in_unit_of_key(reader: Reader, claim: Claim, value: Any) -> Any:
-    """An argument's value in the unit of the team's key."""
+    """The value of an argument in the unit of the team's key."""
     if claim.alias.target == "images_per_gpu" and value is not None:
         sequence = reader.choose("sequence_length")
         assert sequence is not None
@@ -175,18 +179,19 @@ def _in_unit_of_key(reader: Reader, claim: Claim, value: Any) -> Any:
 
 
 def _addition(reader: Reader, target: str, value: Any) -> SettingChange:
-    """A new key, next to a related one of the file where there is one."""
+    """A new key, next to a related key if the file has one."""
     alias = _alias_of(target)
     sections, prefix, span, after = _place_for(reader, alias)
     name = target if target in ALIASES else alias.key
     if reader.phase != "train" and phase_of(parts((*sections, prefix))) in (None, "train"):
-        # A key without the phase's name would count for training.
+        # A key without the name of the phase would count for training.
         name = f"{reader.phase}_{name}"
     return SettingChange(path=(*sections, prefix + name), value=value, span=span, is_new=True, after=after)
 
 
 def _place_for(reader: Reader, alias: Alias) -> tuple[tuple[str, ...], str, TextSpan | None, str | None]:
-    """Sections, key prefix with its dot, span and name of the key before."""
+    """The place for a new key: its sections, its prefix with the dot, and the span and the name of the key before
+    it."""
     document = reader.document
     for related in ("use_cache", *_RELATED) if alias.target == "cache" else _RELATED:
         own = _own(reader, related)
@@ -212,7 +217,7 @@ def _place_for(reader: Reader, alias: Alias) -> tuple[tuple[str, ...], str, Text
 
 
 def _edited_text(document: Document, changes: list[SettingChange]) -> str:
-    """The text of a YAML or TOML file with the changes made."""
+    """The text of a YAML or TOML file after the changes."""
     pieces: dict[tuple[int, int], str] = {}
     sections: dict[tuple[str, ...], list[SettingChange]] = {}
     for change in changes:
@@ -221,7 +226,7 @@ def _edited_text(document: Document, changes: list[SettingChange]) -> str:
             continue
         edit = _inserted if change.is_new else _replaced
         where, piece = edit(document, change, change.span)
-        # Several new keys may follow the same key.
+        # More than one new key may follow the same key.
         pieces[where] = pieces.get(where, "") + piece
     text = document.text
     for (start, end), piece in sorted(pieces.items(), reverse=True):
@@ -237,7 +242,8 @@ def _replaced(document: Document, change: SettingChange, span: TextSpan) -> tupl
         # TOML has no null: the key is removed.
         if span.in_line:
             raise ConfigError(
-                f"{document.name}: {'.'.join(change.path)} cannot be removed from inside braces; remove it by hand"
+                f"{document.name}: {'.'.join(change.path)} is inside braces, where no key can be removed; "
+                "remove it by hand"
             )
         return (_line_start(text, span.key_start), _line_end(text, end)), ""
     written = _scalar(document, change.value, old=text[start:end])
@@ -279,7 +285,7 @@ def _scalar(document: Document, value: Any, *, old: str = "") -> str:
     if isinstance(value, str):
         if is_yaml and _PLAIN.fullmatch(value) and not _NOT_TEXT.fullmatch(value):
             return value
-        # In double quotes, as YAML and TOML both read it.
+        # The text is written in double quotes, which YAML and TOML read alike.
         shown = json.dumps(value, ensure_ascii=False)
         return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in shown)
     return repr(value)
@@ -318,7 +324,7 @@ def _line_start(text: str, at: int) -> int:
 
 
 def _line_end(text: str, at: int) -> int:
-    """After the end of the line, or of the text."""
+    """The position after the end of the line, or after the end of the text."""
     found = text.find("\n", at)
     return len(text) if found < 0 else found + 1
 
@@ -329,7 +335,7 @@ def _line_end(text: str, at: int) -> int:
 def _read_back(
     document: Document, text: str, changes: list[SettingChange], reader: Reader, wanted: dict[str, Any]
 ) -> Settings:
-    """The settings of the new text. Raises ConfigError unless they are exactly the requested ones."""
+    """Read the settings of the new text. Raises ConfigError unless these are exactly the requested settings."""
     try:
         new = read_text(text, name=document.name, kind=document.format)
     except ConfigError as problem:
@@ -341,13 +347,13 @@ def _read_back(
     for path in before.keys() | after.keys():
         if path not in requested and before.get(path) != after.get(path):
             raise ConfigError(
-                f"{document.name}: {'.'.join(path)} shares its value, through an anchor, with a key that changes; give "
-                "it a value of its own first"
+                f"{document.name}: {'.'.join(path)} uses the value of a key that changes, through an anchor; give "
+                "this key a value of its own first"
             )
     settings = settings_of(Reader(new, reader.phase, {}))
     found = {**settings.facts, **settings.arguments}
     for target, value in wanted.items():
-        # An absent flag means the same as a false one.
+        # A flag that is absent means the same as a flag that is false.
         if not same(target, found.get(target), value) and (found.get(target) or value):
             if target in NEED_WORKERS and settings.arguments.get("num_workers") == 0:
                 raise ConfigError(
@@ -362,18 +368,18 @@ def _read_back(
 
 
 def _values(leaves: list[Leaf]) -> dict[tuple[str, ...], str]:
-    # As text: 8, 8.0 and True are different settings, and nan equals nan.
+    # Values are compared as text, so that 1, 1.0 and True are different settings, and nan equals nan.
     return {leaf.path: repr(leaf.value) for leaf in leaves}
 
 
 def _write(source: Path, out: Path, content: bytes) -> None:
-    """Replace the file in one step: a training may be reading ``out``."""
+    """Replace the file in one step, because a training may be reading ``out``."""
     target = Path(os.path.realpath(out))
     draft = target.with_name(f"{target.name}.{os.getpid()}.draft")
     try:
         with open_draft(draft) as file:
             file.write(content)
-            # By descriptor: the name may be a link by now.
+            # The mode is set through the descriptor, because the name may be a link by now.
             if hasattr(os, "fchmod"):
                 os.fchmod(file.fileno(), stat.S_IMODE((target if target.exists() else source).stat().st_mode))
         draft.replace(target)

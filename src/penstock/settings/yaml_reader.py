@@ -1,11 +1,12 @@
-"""YAML: every value with its position in the text.
+"""Reads YAML: every value with its position in the text.
 
 In:  text.
-Out: leaves, and where keys can be added.
+Out: leaves, and the positions where keys can be added.
 Runs in: trainer, command line. Needs pyyaml.
 
-PyYAML composes the nodes; only numbers, texts, flags and dates are constructed from them, never objects. The nesting
-depth is checked on the parser's events first: PyYAML composes by recursion in C, and a hostile file would crash it.
+PyYAML composes nodes from the text. Only numbers, texts, flags and dates are constructed from these nodes, never
+objects. Before nodes are composed, the nesting depth is checked in the parser's events, because PyYAML composes by
+recursion in C, which a hostile file could crash.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from penstock.settings.document import DEEPEST, MOST_VALUES, Leaf, ListValue, Te
 _TAGS = "tag:yaml.org,2002:"
 _PYTHON, _MERGE, _TEXT, _NULL = (_TAGS + name for name in ("python/", "merge", "str", "null"))
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
-"""Anchor and tag before a value."""
+"""The anchor and the tag before a value."""
 _ALIAS_NAME = re.compile(r"\*[^\s,\]}]+")
 _ALIAS = re.compile(r"\s*:\s*(" + _ALIAS_NAME.pattern + ")")
-"""An alias after its key."""
+"""The alias that follows a key."""
 
 _Pair = tuple[Any, Any, bool]
-"""Key node, value node, and whether the pair is merged in from another section."""
+"""The node of the key, the node of the value, and whether the pair is merged from another section."""
 
 
 def read_yaml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], TextSpan]]:
@@ -43,7 +44,7 @@ def read_yaml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], T
     except yaml.YAMLError as problem:
         raise ConfigError(f"{name}{_explained(problem, text)}") from None
     if root is None or root.tag == _NULL:
-        raise ConfigError(f"{name} is empty; there are no settings in it")
+        raise ConfigError(f"{name} is empty: it has no settings")
     if not isinstance(root, yaml.MappingNode):
         what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
         raise ConfigError(f"{name} is {what}, but keys and values are needed")
@@ -51,7 +52,7 @@ def read_yaml(text: str, name: str) -> tuple[list[Leaf], dict[tuple[str, ...], T
 
 
 def _check_events(events: Any, name: str) -> None:
-    """Refuse what must not be composed: deep nesting, Python objects, a second document."""
+    """Refuse deep nesting, Python objects and a second document, none of which may be composed."""
     depth = documents = 0
     for event in events:
         kind = type(event).__name__
@@ -62,10 +63,12 @@ def _check_events(events: Any, name: str) -> None:
         if depth > DEEPEST:
             raise too_deep(name)
         if documents > 1:
-            raise _error(name, event, "a second document begins; a settings file holds one document")
+            raise _error(name, event, "a second document begins, but a settings file holds only one")
         tag = getattr(event, "tag", None)
         if tag is not None and tag.startswith(_PYTHON):
-            raise _error(name, event, f"!!{tag.removeprefix(_TAGS)} would run code; a settings file holds values only")
+            raise _error(
+                name, event, f"!!{tag.removeprefix(_TAGS)} would run code, but a settings file holds only values"
+            )
 
 
 def _error(name: str, at: Any, why: str) -> ConfigError:
@@ -84,12 +87,12 @@ def _explained(problem: Any, text: str) -> str:
 
 
 def _is_alias(value: Any, after: Any) -> bool:
-    """Whether a node was written before ``after``, the key or list that now holds it."""
+    """Whether a node is written before ``after``, which is the key or the list that holds the node."""
     return value.start_mark.index < after.start_mark.index
 
 
 class _YamlReader:
-    """Turns the nodes of one document into leaves."""
+    """Converts the nodes of one document to leaves."""
 
     def __init__(self, text: str, name: str) -> None:
         import yaml
@@ -97,9 +100,9 @@ class _YamlReader:
         self._text, self._name = text, name
         self._constructor: Any = yaml.constructor.SafeConstructor()
         self._pairs: dict[int, dict[str, _Pair]] = {}
-        """Effective pairs of the sections that were visited, by id."""
+        """The effective pairs of each visited section, by the id of the section."""
         self._templates: set[int] = set()
-        """Ids of sections that other sections use or merge."""
+        """The ids of sections that other sections use or merge."""
 
     def read(self, root: Any) -> tuple[list[Leaf], dict[tuple[str, ...], TextSpan]]:
         for section in _sections(root):
@@ -112,7 +115,7 @@ class _YamlReader:
             path, section, is_borrowed, template_depth = waiting.pop()
             if template_depth is None and id(section) in self._templates and not is_borrowed:
                 template_depth = len(path)
-            # Sections count too: empty sections that refer to each other could be visited without end.
+            # Sections count too, because empty sections that refer to each other could be visited without end.
             visited += 1 + len(section.value)
             if visited > MOST_VALUES:
                 raise too_many_values(self._name)
@@ -137,13 +140,15 @@ class _YamlReader:
         return leaves, homes
 
     def _check_section(self, section: Any) -> None:
-        """Refuse duplicate keys and sections inside themselves; note which sections are templates."""
+        """Refuse duplicate keys and sections inside themselves, and record which sections are templates."""
         seen: set[tuple[str, str]] = set()
         for key, value in section.value:
             if key.id == "scalar":
                 known = (key.tag, key.value)
                 if known in seen:
-                    raise _error(self._name, key, f"the key {key.value!r} appears twice in one section; keep one")
+                    raise _error(
+                        self._name, key, f"the key {key.value!r} appears twice in one section; keep one of the two"
+                    )
                 seen.add(known)
             is_merge_list = key.tag == _MERGE and value.id == "sequence"
             for holder, used in [(value, each) for each in value.value] if is_merge_list else [(key, value)]:
@@ -153,7 +158,8 @@ class _YamlReader:
                     self._templates.add(id(used))
 
     def _effective(self, section: Any, depth: int = 0) -> dict[str, _Pair]:
-        """The keys of a section and those it merges from others. Its own keys win, then those merged first."""
+        """The keys of a section, and the keys that it merges from other sections. A section's own key takes precedence
+        over a merged key, and a key that is merged first takes precedence over later ones."""
         found = self._pairs.get(id(section))
         if found is not None:
             return found
@@ -179,11 +185,11 @@ class _YamlReader:
             return f"{node.tag} {node.value}"
         try:
             return self._constructor.construct_object(node)
-        except Exception:  # looks like a number or a date but is not one, such as the 31st of June
+        except Exception:  # the text looks like a number or a date but is not one, such as the 31st of June
             return node.value
 
     def _last_short_pair(self, section: Any) -> tuple[Any, Any] | None:
-        """The last pair that is written on one line, so that another key can be added after it."""
+        """The last pair that is written on one line, after which another key can be added."""
         for key, value in reversed(section.value):
             is_short = value.id == "scalar" or _is_alias(value, key)
             if key.id == "scalar" and is_short:
@@ -197,7 +203,7 @@ class _YamlReader:
         start, end = value.start_mark.index, value.end_mark.index
         if _is_alias(value, key):
             written = _ALIAS.match(self._text, key.end_mark.index)
-            # A complex key ("? a") has its alias on another line; nothing is replaced there.
+            # A complex key ("? a") has its alias on another line, where nothing is replaced.
             start, end = written.span(1) if written is not None else (key.end_mark.index, key.end_mark.index)
         elif properties := _PROPERTIES.match(self._text, start, end):
             start = properties.end()
@@ -205,7 +211,7 @@ class _YamlReader:
 
 
 def _sections(root: Any) -> Iterator[Any]:
-    """Every section of a document once, those inside lists too."""
+    """Every section of a document, including sections inside lists, each once."""
     waiting, seen = [root], {id(root)}
     while waiting:
         node = waiting.pop()

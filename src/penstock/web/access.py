@@ -1,13 +1,13 @@
 """Decides whether the page's server answers a request: Host, Origin and token are checked before anything else.
 
-In:  method, path and headers of a request; the token; the address the server listens on.
+In:  method, path and headers of a request; the token; the address that the server listens on.
 Out: a ``Refusal`` or None; the headers of every answer.
 Runs in: command line.
 
-The figures of a training belong to its user. Requests can come from four strangers: from another machine, where the
-address is not loopback (it has no token); from a foreign web page in this user's browser (its Origin differs); from
-such a page whose name was made to point at this address (its Host differs); and from another user of this machine, who
-can read the figures on loopback but change nothing (no token).
+The figures of a training belong to its user. Requests of strangers can come from four places: from another machine, if
+the address is not loopback (the request has no token); from a foreign web page in this user's browser (its Origin
+differs); from a web page whose name was made to point at this address (its Host differs); and from another user of this
+machine, who can read the figures on loopback but change nothing (the request has no token).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SHORTEST_TOKEN = 16
-"""Characters. Others can try to guess a token; on loopback the other users of this machine can."""
+"""The fewest characters of a token: other machines or, on loopback, other users of this machine can try to guess it."""
 
 HEADERS = {
     "content-security-policy": (
@@ -37,13 +37,13 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Part of every answer. There is no CORS header among them: no other page may read anything."""
+"""Headers of every answer. There is no CORS header among them, so that no other page may read an answer."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
 """Characters that can stand unchanged both in a header and in the fragment of an address."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@\s]+)(?::[0-9]{1,5})?")
 GUARDED = ("/api/", "/metrics")
-"""Beginnings of the paths that answer with figures."""
+"""Beginnings of the paths at which the server answers with figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The rules for one address."""
+    """The rules for requests to one address."""
 
     token: str
     is_loopback: bool
@@ -65,11 +65,12 @@ class Access:
     names: frozenset[str]
     """Host headers that are accepted, without the port: a tunnel has another port."""
     takes_any_address: bool = False
-    """The server listens on every address, so any number may be its own. A name may only be one of ``names``."""
+    """The server listens on every address, so any numeric address in a Host header may be its own. A name must be one
+    of ``names``."""
 
     @classmethod
     def to(cls, host: str, address: str, token: str) -> Self:
-        """For a server that listens on ``address``; the user wrote it as ``host``."""
+        """The rules for a server that listens on ``address``, which the user wrote as ``host``."""
         bound = ipaddress.ip_address(address.partition("%")[0])
         own = {host.lower(), str(bound)} | ({socket.gethostname().lower()} if bound.is_unspecified else set())
         return cls(
@@ -80,7 +81,7 @@ class Access:
         )
 
     def refusal(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
-        """None: the request may go on."""
+        """Why a request is refused; None if it may go on."""
         sent = Headers(raw=list(headers))
         host = _only(sent, "host")
         if host is None or not self._is_own(host):
@@ -97,18 +98,22 @@ class Access:
         if is_change or "origin" in sent:
             origin = _only(sent, "origin")
             if origin is None:
-                return Refusal(status=403, why="a change must come from the page itself: send one Origin header")
+                return Refusal(
+                    status=403, why="a change must come from the page itself, with exactly one Origin header"
+                )
             if origin.lower() != f"http://{host.lower()}":
-                return Refusal(status=403, why="this request comes from another page; only this server's page may ask")
+                return Refusal(
+                    status=403, why="this request comes from another page; only this server's page may send it"
+                )
         return self._token_refusal(sent, is_needed=is_change or not self.is_loopback)
 
     def _token_refusal(self, sent: Headers, *, is_needed: bool) -> Refusal | None:
         if "authorization" in sent:
             kind, _, token = (_only(sent, "authorization") or "").partition(" ")
-            # In constant time: otherwise the time of a refusal shows how much of a guess was right.
+            # Tokens are compared in constant time: otherwise the time of a refusal shows how much of a guess was right.
             if kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
                 return None
-            why = "this is not the token; penstock dash prints it behind #token= and makes a new one at each start"
+            why = "this token is wrong; penstock dash prints the token behind #token= and makes a new one at each start"
         elif is_needed:
             why = "a token is needed; it is in the address that penstock dash printed, behind #token="
         else:
@@ -125,7 +130,7 @@ class Access:
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            return False  # the owner of a name can make it point here; a number cannot be redirected
+            return False  # the owner of a name can make it point here; a numeric address cannot be redirected
         return True
 
 
@@ -134,9 +139,9 @@ def new_token() -> str:
 
 
 def token_problem(token: str) -> str | None:
-    """Why a token that the user chose cannot be used; None: it can."""
+    """Why a token that the user chose cannot be used; None if it can be used."""
     if not _TOKEN.fullmatch(token):
-        return "a token has 1 to 512 letters, digits and . _ ~ + / = - and nothing else"
+        return "a token consists of 1 to 512 letters, digits and the signs . _ ~ + / = -"
     if len(token) < SHORTEST_TOKEN:
         return (
             f"a token of {len(token)} characters can be guessed by other users and machines; use at least "
@@ -146,6 +151,6 @@ def token_problem(token: str) -> str | None:
 
 
 def _only(headers: Headers, name: str) -> str | None:
-    """The value of a header that was sent exactly once: programs disagree on which of two counts."""
+    """The value of a header that was sent exactly once: programs disagree on which of two values is valid."""
     values = headers.getlist(name)
     return values[0].strip() if len(values) == 1 else None

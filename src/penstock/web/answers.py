@@ -26,7 +26,7 @@ from penstock.monitor.runs.reader import Run, RunSummary, ask, record_files
 from penstock.units import parse_size
 
 POINTS, MOST_POINTS = 1500, 5000
-"""Points of one answer: the default, and the most."""
+"""Number of points in one answer: the default and the maximum."""
 _STATE_WITHIN_S = 1.0
 _SET_WITHIN_S = 5.0
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -57,7 +57,7 @@ class StreamPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class RunUpdate:
-    """What a run has that the client does not have yet."""
+    """The part of a run that the client does not have yet."""
 
     seen: StreamPosition
     """The client's position once it has this update."""
@@ -92,7 +92,7 @@ class Answers:
                     with Run(path) as run:
                         summary = plain_summary(run.summary())
             except (OSError, PenstockError):
-                unreadable += path.exists()  # else it was removed in the meantime
+                unreadable += path.exists()  # otherwise the file was removed in the meantime
                 continue
             if summary["state"] != "running":
                 ended[key] = summary
@@ -113,7 +113,7 @@ class Answers:
             }
 
     def find(self, run_id: str) -> None:
-        """Raises RequestError where there is no such run."""
+        """Raises RequestError if there is no such run."""
         self._opened(run_id).close()
 
     def points(self, run_id: str, since_s: float | None, most: int) -> dict[str, Any]:
@@ -121,9 +121,9 @@ class Answers:
             return columns(run.points(since_s, most))
 
     def news(self, run_id: str, seen: StreamPosition) -> RunUpdate:
-        """What has come since."""
+        """The part of a run that is newer than ``seen``."""
         with self._opened(run_id) as run:
-            # The outcome is read first: once there is one, everything else has been written.
+            # The outcome is read first: if there is an outcome, everything else has been written.
             ended = plain_summary(run.summary()) if run.outcome is not None else None
             notes, last_note = _new(run.journal(after=seen.last_note or 0), seen.points_s, seen.last_note)
             alerts, last_alert = _new(run.alerts(after=seen.last_alert or 0), seen.points_s, seen.last_alert)
@@ -138,12 +138,12 @@ class Answers:
         )
 
     def state(self, run_id: str) -> dict[str, Any]:
-        """The live state of a running run, from its process. Raises PenstockError where the process does not answer."""
+        """The live state of a running run, from its process. Raises PenstockError if the process does not answer."""
         with self._opened(run_id) as run:
             answer = ask(run, {"do": "state"}, timeout_s=_STATE_WITHIN_S)
         state = answer.get("state")
         if not isinstance(state, dict) or not isinstance(state.get("loaders"), list):
-            raise PenstockError(str(answer.get("why", "an answer without a state")))
+            raise PenstockError(str(answer.get("why", "the answer has no state")))
         return state
 
     def turn(self, run_id: str, wanted: Any) -> dict[str, Any]:
@@ -157,13 +157,13 @@ class Answers:
                 _refuse_if_ended(run)
                 raise RequestError(503, str(silent)) from None
         if not answer.get("ok"):
-            raise RequestError(409, str(answer.get("why", "refused without a reason")))
+            raise RequestError(409, str(answer.get("why", "the training refused without a reason")))
         return {"now": answer.get("now", {})}
 
     def _opened(self, run_id: str) -> Run:
         path = runs_folder(self.home) / f"{run_id}{SUFFIX}"
         try:
-            # The id comes from a request: the path must stay in this folder.
+            # The id comes from a request, and the path must not leave the folder of the runs.
             is_there = bool(_ID.fullmatch(run_id)) and path.is_file()
         except OSError as refused:
             raise RequestError(503, f"{path.parent} cannot be read: {refused.strerror}") from None
@@ -223,7 +223,7 @@ def _finite(value: Any) -> Any:
 def _new(entries: list[_Entry], seen_s: float | None, last: int | None) -> tuple[list[_Entry], int]:
     """The entries to send, and the number of the newest."""
     newest = entries[-1].number if entries else last or 0
-    # Once a number is known it decides what is new: an entry may be written later than its time.
+    # Once a number is known, the numbers decide which entries are new: an entry may be written later than its time.
     return entries if last is not None else [each for each in entries if each.t_s > (seen_s or 0.0)], newest
 
 
@@ -250,9 +250,9 @@ def _checked(wanted: Any) -> dict[str, Any]:
                 raise RequestError(400, str(wrong)) from None
         elif name == "loader":
             if value is not None and type(value) not in (str, int):
-                raise RequestError(400, "loader is the name or the number of a loader, or null for the only one")
+                raise RequestError(400, "loader is the name or the number of a loader, or null for the only loader")
         else:
-            raise RequestError(400, f"{name[:60]!r} cannot be set; workers, depth and memory of a loader can")
+            raise RequestError(400, f"{name[:60]!r} cannot be set; only workers, depth and memory of a loader can")
     if not set(wanted) - {"loader"}:
-        raise RequestError(400, "nothing to set: send workers, depth or memory")
+        raise RequestError(400, "there is nothing to set; send workers, depth or memory")
     return wanted

@@ -23,7 +23,7 @@ from penstock.errors import PenstockError
 from penstock.web.answers import Answers, RequestError, RunUpdate, StreamPosition, encoded, listed
 
 EVERY_S = 1.0
-"""Time between two samples of a run. The constants below are multiples of it."""
+"""Time between two samples of a run. The constants below are multiples of this time."""
 _LIST_EVERY, _KEEP_EVERY = 2.0, 10.0
 _FIGURES_EVERY = 10.0
 """How often a client that follows a run gets a list in which only figures have changed: the list can be long, and the
@@ -31,7 +31,7 @@ client gets the figures of its own run each second."""
 _FRESH_FOR = 0.9
 """Age up to which a training's live state is sent to another client."""
 _ASKED_AGAIN = 5.0
-"""How long a training that does not answer is not asked again."""
+"""How long the server waits before it again asks a training that did not answer."""
 _T = TypeVar("_T")
 
 
@@ -47,11 +47,11 @@ class WorkThreads:
 
 
 class SharedValues(Generic[_T]):
-    """Values that many clients want: each is made once for all of them and kept for a while."""
+    """Values that many clients need: each value is made once for all clients and kept for a while."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, _T]] = {}
-        """Until when each value is used."""
+        """The time until which each value may be used."""
         self._making: dict[str, asyncio.Task[_T]] = {}
 
     async def get(self, key: str, make: Callable[[], Awaitable[tuple[_T, float]]]) -> _T:
@@ -87,7 +87,7 @@ class RunList:
     """Records that cannot be read."""
 
     def is_news_to(self, sent: RunList | None, age_s: float, *, figures_every_s: float) -> bool:
-        """Whether to send it to a client that got the list ``sent`` this many seconds ago."""
+        """Whether to send this list to a client that got the list ``sent`` ``age_s`` seconds ago."""
         if sent is None or self.names != sent.names or self.unreadable != sent.unreadable:
             return True
         return self.number != sent.number and age_s >= figures_every_s
@@ -101,7 +101,7 @@ class Events:
         self._is_ending = is_ending
         self._every_s = every_s
         self.reading, self.asking = WorkThreads(4), WorkThreads(8)
-        """For files; for the control sockets of trainings."""
+        """The threads that read files, and the threads that ask trainings through their control sockets."""
         self._list = RunList(number=0, names=(), runs=b"")
         self._lists: SharedValues[RunList] = SharedValues()
         self._states: SharedValues[dict[str, Any]] = SharedValues()
@@ -118,7 +118,7 @@ class Events:
         return await self._states.get(run_id, make)
 
     async def stream(self, run_id: str | None, since_s: float | None) -> AsyncIterator[bytes]:
-        """The current state, then every change, until the server ends or the client leaves."""
+        """Yields the current state, then every change, until the server ends or the client leaves."""
         sent, seen, followed = None, StreamPosition(points_s=since_s), run_id
         spoke_s = sent_s = time.monotonic()
         figures_every_s = 0.0 if run_id is None else _FIGURES_EVERY * self._every_s
@@ -134,7 +134,7 @@ class Events:
                     news, events = await self.reading.run(self._read, followed, seen)
                 except RequestError as wrong:
                     pieces.append(_event("live", {"trouble": wrong.why}))
-                    # A removed run sends nothing more. One that cannot be read now may be readable later.
+                    # A removed run sends nothing more. A run that cannot be read now may be readable later.
                     followed = None if wrong.status == 404 else followed
                 else:
                     seen = news.seen
@@ -172,8 +172,8 @@ class Events:
         except PenstockError as unreadable:
             raise RequestError(503, str(unreadable)) from None
         events = []
-        # Entries before points: a client whose connection breaks in between resumes after its last point, and would
-        # otherwise miss the entries.
+        # Entries are sent before points: a client whose connection breaks in between resumes after its last point, and
+        # would otherwise miss the entries.
         if news.journal:
             events.append(_event("journal", news.journal))
         if news.alerts:

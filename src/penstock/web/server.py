@@ -1,7 +1,7 @@
 """The server of the page: routes, and how it starts and ends.
 
 In:  a socket that already listens, a home, the rules of access.
-Out: answers over HTTP until it is stopped.
+Out: answers over HTTP until the server is stopped.
 Runs in: command line. Needs starlette and uvicorn.
 """
 
@@ -39,19 +39,19 @@ from penstock.web.events import EVERY_S, Events
 
 LONGEST_BODY_BYTES = 64 << 10
 MOST_CONNECTIONS = 256
-"""Above it, the connection that has been idle longest is closed for a new one."""
+"""The most connections. If there are more connections, the oldest connection that awaits a request is closed."""
 MOST_WITHOUT_TOKEN = 64
-"""Requests for figures in progress, streams among them, from clients without the token. Any user of the machine can
-send those; the owner's have the token and are not counted."""
+"""The most requests for figures, streams among them, that are answered at once for clients without the token. Any user
+of the machine can send such requests; requests of the owner have the token and are not counted."""
 _UNREAD_MS = 60_000
-"""How long a client may leave what it was sent unread before its connection is closed."""
+"""How long a client may leave an answer unread before its connection is closed."""
 _PATIENCE_S = 10.0
-"""How long it may take to send a request."""
+"""How long a client may take to send a request."""
 _GRACE_S = 1
-"""What answers in progress get when the server ends; then they are cancelled."""
+"""How long answers in progress may continue when the server ends; then they are cancelled."""
 _FILES = Path(__file__).parent / "static"
 
-# A machine's own table may have another type for scripts, and browsers refuse to run those.
+# The machine's own table of types may have another type for scripts, and browsers refuse to run scripts of that type.
 mimetypes.add_type("text/javascript", ".js")
 
 
@@ -63,7 +63,8 @@ class PageServer:
         unread_ms: int = _UNREAD_MS, patience_s: float = _PATIENCE_S,
     ) -> None:  # fmt: skip
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Connections inherit it from the listener. Without it one that never reads would stay open forever.
+            # Connections inherit this option from the listener. Without it, a client that never reads would keep its
+            # connection open forever.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         self._listener = listener
         routes = _Routes(Answers(home), self, every_s)
@@ -78,7 +79,8 @@ class PageServer:
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:
-        """Until ``stop``, Ctrl-C or SIGTERM. Afterwards the signals are raised again, as without a server."""
+        """Serve until ``stop``, Ctrl-C or SIGTERM. Afterwards these signals are raised again, as if there were no
+        server."""
         try:
             self._server.run(sockets=[self._listener])
         finally:
@@ -86,7 +88,7 @@ class PageServer:
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The number of open connections."""
         return len(self._server.server_state.connections)
 
     @property
@@ -94,7 +96,7 @@ class PageServer:
         return self._server.should_exit
 
     def stop(self) -> None:
-        """From any thread."""
+        """End the server; may be called from any thread."""
         self._server.should_exit = True
 
 
@@ -105,7 +107,7 @@ class Guard:
         self._app = app
         self._access = access
         self._without_token = 0
-        """Requests for figures in progress without the token."""
+        """The number of requests for figures in progress that have no token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -119,13 +121,13 @@ class Guard:
         if refusal is not None:
             await _refused(refusal.status, refusal.why, refusal.headers)(scope, receive, send_with_headers)
             return
-        # A token that is sent is the right one by now.
+        # A request with a wrong token was refused above.
         has_token = any(name == b"authorization" for name, _ in scope["headers"])
         if has_token or not scope["path"].startswith(GUARDED):
             await self._app(scope, receive, send_with_headers)
             return
         if self._without_token >= MOST_WITHOUT_TOKEN:
-            why = "too many clients without the token are served; open the address that penstock dash printed"
+            why = "too many clients without the token are being served; open the address that penstock dash printed"
             await _refused(503, why, {"connection": "close"})(scope, receive, send_with_headers)
             return
         self._without_token += 1
@@ -162,7 +164,7 @@ class _Routes:
                 RequestError: _wrong,
                 PenstockError: _wrong,
                 HTTPException: _not_served,
-                ClientDisconnect: lambda *_: Response(),  # there is no client to read it
+                ClientDisconnect: lambda *_: Response(),  # no client is left to read the answer
                 Exception: self._failed,
             },
         )
@@ -174,7 +176,7 @@ class _Routes:
         return FileResponse(_FILES / "index.html")
 
     async def _figures(self, request: Request) -> Response:
-        """The table of figures as a module of the page."""
+        """The table of figures as a JavaScript module of the page."""
         script = b"export const FIGURES = " + encoded(as_json()) + b";"
         return Response(script, headers={"content-type": "text/javascript; charset=utf-8"})
 
@@ -202,7 +204,7 @@ class _Routes:
 
     async def _set(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A browser sends another page's form without asking this server first; it does not send JSON so.
+        # A browser sends the form of another page without asking this server first, but not JSON.
         if kind != "application/json":
             raise RequestError(400, "send Content-Type: application/json")
         body = b""
@@ -218,13 +220,13 @@ class _Routes:
 
     async def _stream(self, request: Request) -> Response:
         run_id, since_s = request.query_params.get("run"), _number(request, "since")
-        # Before the answer begins: its status reports a folder that cannot be read.
+        # The folder is read before the answer begins, so that the status can report a folder that cannot be read.
         await self._reading.run(record_files, self._answers.home)
         last = request.headers.get("last-event-id")
         if last:
             since_s = _finite_number("Last-Event-ID", last)
         if run_id is not None:
-            # And a run that does not exist.
+            # The status also reports a run that does not exist.
             await self._reading.run(self._answers.find, run_id)
         return StreamingResponse(
             self._events.stream(run_id, since_s), headers={"content-type": "text/event-stream; charset=utf-8"}
@@ -235,7 +237,7 @@ class _Routes:
         return listed(self._answers.home, runs, self._answers.unreadable)
 
     def _failed(self, request: Request, problem: Exception) -> Response:
-        """An unexpected error: written to the terminal, once each."""
+        """The answer to an unexpected error, which is written to the terminal once."""
         if repr(problem) not in self._shown:
             self._shown.add(repr(problem))
             # Of the request only the path is shown, which contains no secret.
@@ -257,7 +259,7 @@ def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> Re
 
 
 def _wrong(request: Request, problem: Exception) -> Response:
-    # Any PenstockError is a record that cannot be read at the moment, as on a disk that does not answer.
+    # Any PenstockError means that a record cannot be read at the moment, as on a disk that does not answer.
     return _refused(problem.status if isinstance(problem, RequestError) else 503, str(problem))
 
 
@@ -289,14 +291,16 @@ def _finite_number(name: str, text: str) -> float:
 
 
 def _patient(patience_s: float, most: int) -> type[H11Protocol]:
-    """Connections that are closed unless a complete request arrives in time: first after they are opened, then after
-    each answer. If there are more than ``most``, the oldest of those that await a request is closed.
+    """The class of connections that are closed unless a complete request arrives in time, first after they are opened,
+    then after each answer. If there are more than ``most`` connections, the oldest connection that awaits a request is
+    closed.
 
-    uvicorn has such a limit only between two requests, and refuses new connections above its limit. Without this, a few
-    hundred connections that any user of the machine opens and leaves idle would lock out the owner of the page.
+    uvicorn limits the time only between two requests, and refuses new connections above its limit of connections.
+    Without this, a few hundred connections that any user of the machine opens and leaves idle would lock out the owner
+    of the page.
     """
     opened: dict[H11Protocol, None] = {}
-    """In the order in which they came."""
+    """The open connections, in the order in which they came."""
 
     def is_answering(connection: H11Protocol) -> bool:
         cycle = connection.cycle
@@ -316,7 +320,7 @@ def _patient(patience_s: float, most: int) -> type[H11Protocol]:
                     idle.transport.close()
 
         def on_response_complete(self) -> None:
-            # First, because the next line may begin to answer the next request.
+            # This comes first, because the next line may begin to answer the next request.
             self._expect_request()
             super().on_response_complete()
 
@@ -334,7 +338,7 @@ def _patient(patience_s: float, most: int) -> type[H11Protocol]:
 
         def _close_unless_answering(self) -> None:
             if not is_answering(self):
-                # close() still sends what was answered last.
+                # close() still sends the last answer.
                 self.transport.close()
 
     return Connection

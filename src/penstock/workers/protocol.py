@@ -21,7 +21,7 @@ Runs in: both.
     Stop                                -->                     exit
 
 Every worker has its own channel and answers in order. Messages are named tuples and not dataclasses, because messages
-are pickled for every batch, and tuples take a third of the time of dataclasses.
+travel for every batch, and tuples take a third of the time of dataclasses; ``channel`` says in which form they travel.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_the_finding_names_the_container_its_cost_and_the_fix(healthy: MachineFa
     (finding,) = find_in_dataset(facts_of(100 * MIB), healthy)
     assert finding.id == "python-containers"
     assert "dataset.samples (list, 1,000,000 × str)" in finding.what
-    assert "100 MiB in each worker, 1.56 GiB in 16" in finding.what
+    assert "100 MiB per worker, 1.56 GiB for 16" in finding.what
     assert "dataset.samples: penstock.data.SharedList(...)" in finding.fix
     (finding,) = find_in_dataset(facts_of(100 * MIB, holds="float"), healthy)
     assert "numpy.array" in finding.fix
@@ -59,10 +59,10 @@ def test_the_finding_names_the_container_its_cost_and_the_fix(healthy: MachineFa
 
 def test_the_cost_is_calculated_for_the_given_workers(healthy: MachineFacts) -> None:
     (finding,) = find_in_dataset(facts_of(100 * MIB), healthy, 32)
-    assert "100 MiB in each worker, 3.12 GiB in 32" in finding.what
+    assert "100 MiB per worker, 3.12 GiB for 32" in finding.what
     few = replace(healthy, limits=replace(healthy.limits, cpu_usable=2.5, memory_available_bytes=4 << 30))
     (finding,) = find_in_dataset(facts_of(100 * MIB), few)
-    assert "200 MiB in 2" in finding.what and finding.severity == "warning"
+    assert "200 MiB for 2" in finding.what and finding.severity == "warning"
     (finding,) = find_in_dataset(facts_of(100 * MIB), few, 16)
     assert finding.severity == "hurts"
 

@@ -35,7 +35,7 @@ def test_each_setting_has_the_name_in_the_users_file_and_the_bytes_it_frees() ->
     assert "   lower TRAIN.NUM_WORKERS from 12 to 6: frees about 1.50 GiB" in lines
     assert "   lower TRAIN.PREFETCH_FACTOR from 2 to 1: frees about 2.40 GiB" not in lines
     assert any(line.startswith("   lower DATA.CACHE_SIZE_GB from 4 to 2.6: frees about 1.40 GiB") for line in lines)
-    assert lines[-1].startswith("   now, while it runs: penstock set 261116-0554-abcd ")
+    assert lines[-1].startswith("   now, while the training runs: penstock set 261116-0554-abcd ")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ def test_the_bottleneck_follows_from_waiting_and_gpu_use(
 
 def test_a_loop_that_waits_gets_its_loss_and_the_setting_to_raise() -> None:
     found = finding(account_of(wait=0.36), "bottleneck")
-    assert "waited for data 36% of 1:40, at 640 samples/s; without waiting it would reach about 1,000" in found.what
+    assert (
+        "waited for data 36% of 1:40, at 640 samples/s; without waiting, the loop would reach about 1,000" in found.what
+    )
     assert found.severity == "warning" and found.fix == "raise num_workers from 4 to 8"
 
 
@@ -67,7 +69,10 @@ def test_waiting_under_earlier_settings_does_not_count() -> None:
     found = verdict(account_of(wait=0.31, all_tried=cured))
     assert found.bottleneck == "neither"
     assert "with 4 workers, prefetch 2, 4GB, batch 32, the training loop waited for data 1.0% of 1:00" in found.headline
-    assert "Over the whole run it was 31%." in finding(account_of(wait=0.31, all_tried=cured), "bottleneck").what
+    assert (
+        "In the whole run the loop waited 31% of the time."
+        in finding(account_of(wait=0.31, all_tried=cured), "bottleneck").what
+    )
     assert finding(account_of(wait=0.31, all_tried=cured), "best-tried").severity == "good"
 
 

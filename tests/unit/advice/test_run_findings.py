@@ -43,9 +43,9 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"workers": 12}, "workers-over-cores", "warning", "12 workers on 8", "to 8"),
     ({"workers": 40, "cpu_fraction": 0.1}, "workers-over-cores", "warning", "40 workers", "to 32"),
     ({"workers": 0, "wait_fraction": 0.5}, "no-workers", "warning", "50%", "set num_workers to 8"),
-    ({"containers_bytes": 80 * MIB, "containers": "dataset.paths"}, "python-containers", "warning", "320 MiB in all 4",
+    ({"containers_bytes": 80 * MIB, "containers": "dataset.paths"}, "python-containers", "warning", "320 MiB for all 4",
      "SharedList"),
-    ({"containers_bytes": 4 * GIB, "containers": "dataset.paths"}, "python-containers", "hurts", "16.0 GiB in all 4",
+    ({"containers_bytes": 4 * GIB, "containers": "dataset.paths"}, "python-containers", "hurts", "16.0 GiB for all 4",
      "SharedList"),
     ({"shared_batches": False}, "whole-batches", "warning", "4 batches of 64.0 MiB", "without __getitems__"),
     ({"shared_batches": False, "batch_bytes": MIB}, "whole-batches", "info", "4 batches of 1.00", "lower num_workers"),
@@ -116,7 +116,7 @@ def test_the_verdict_follows_from_the_times(wait_s: float, compute_s: float, sai
 @pytest.mark.parametrize(
     ("wait_s", "most_samples_per_s", "said"),
     [
-        (0.1, 50.0, "could deliver 82.5 samples/s, 1 times that"),
+        (0.1, 50.0, "could deliver 82.5 samples/s, 1 times as many"),
         (1.0, 50.0, "A step of 160 ms or longer"),
         (1.0, 200.0, "A step of 106 ms or longer"),  # the step itself takes 96 ms, and waits
         (6.0, 20.0, "the loader alone delivers at most 51.3"),

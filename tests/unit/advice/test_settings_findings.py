@@ -31,7 +31,7 @@ PROVOKED: list[tuple[str, str, dict[str, Any], str, str]] = [
      "max_img_per_gpu=48", "sequence_length"),
     ("workers-over-cpus", "warning", {**GOOD, "num_workers": 17}, "num_workers=17 for 16 usable CPUs", "to 8"),
     ("workers-over-cpus", "hurts", {**GOOD, "num_workers": 36}, "36", "to 8"),
-    ("workers-over-half", "info", {**GOOD, "num_workers": 9}, "num_workers=9, more than half of the 16", "8"),
+    ("workers-over-half", "info", {**GOOD, "num_workers": 9}, "num_workers=9: that is more than half of the 16", "8"),
     ("workers-per-rank", "info", {**GOOD, "num_gpus": 3, "num_workers": 5},
      "num_workers=5 per rank x 3 ranks = 15 workers on this node", "set it to 1"),
     ("no-workers", "info", {"batch_size": 8}, "num_workers is not set", "to 8"),

@@ -144,7 +144,7 @@ PROVOKED: list[tuple[str, str, Callable[[FakeMachine], None]]] = [
 
 NO_GPU: list[tuple[str, FakeNvml | None, str]] = [
     ("gpu-library", None, "not installed"),
-    ("gpu-none", FakeNvml(-1), "no GPU: no NVIDIA driver here"),
+    ("gpu-none", FakeNvml(-1), "no GPU: there is no NVIDIA driver on this machine"),
     ("gpu-none", FakeNvml(0), "no GPU"),
 ]
 

@@ -58,7 +58,7 @@ SMALL_SHM = """\
          emptyDir with medium: Memory on /dev/shm; as root: mount -o
          remount,size=8g /dev/shm
   info   gpu-none: no GPU: no NVIDIA driver
-         fix: if you expect one: docker run --gpus all, nvidia.com/gpu in
+         fix: if you expect a GPU: docker run --gpus all, nvidia.com/gpu in
          Kubernetes or --gres=gpu in Slurm; otherwise there is nothing to do
 """
 
@@ -181,9 +181,12 @@ def test_the_benchs_table_shows_both_loaders_and_the_link_where_there_is_one(lin
     show_bench(console, settings, BenchResult(comparison=make_comparison(), link_bytes_per_s=link))
     lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     text = " ".join(lines)
-    assert "a step of 50 ms; 1 round of 2 s for each loader" in text and "2 times the samples per second" in text
+    assert (
+        "a step of 50 ms. The loaders take turns: 1 round of 2 s for each." in text
+        and "2 times the samples per second" in text
+    )
     assert ("torch 100 10 0.25 s 800 MiB" if link is None else "torch 100 10 20% 0.25 s 800 MiB") in lines
-    assert ("The link to cuda alone: 50.0 GB/s" in text) == (link is not None)
+    assert ("The link to cuda carries 50.0 GB/s" in text) == (link is not None)
 
 
 @pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (1, "1 GPU"), (2, "2 GPUs")])
@@ -199,7 +202,7 @@ def test_the_demo_names_what_needs_action(healthy: MachineFacts) -> None:
     console, written = page_console(200)
     facts = in_trouble(healthy)
     show_machine(console, facts, find_in_machine(facts))
-    assert "Will hurt here: shm-small. For fixes run: penstock doctor" in written.getvalue()
+    assert "Will hurt here: shm-small. penstock doctor shows the fixes." in written.getvalue()
 
 
 def test_progress_is_not_drawn_without_a_terminal() -> None:

@@ -192,8 +192,8 @@ def test_samples_that_torch_cannot_collate_ask_for_a_collate_function(make: Any,
         list(make(RAGGED, 2, num_workers=workers))
     line = str(unreadable("mine.py:Ragged", raised.value, has_collate=False))
     assert line.startswith("mine.py:Ragged failed while it was read: RuntimeError: ") and "\n" not in line
-    assert line.endswith("give a function that makes a batch of such samples: --collate file.py:function "
-                         "(a program: collate_fn=)")  # fmt: skip
+    assert line.endswith("give a function that makes a batch of these samples: --collate file.py:function, "
+                         "or collate_fn= in a program")  # fmt: skip
     # With a collate function there is nothing to suggest.
     assert "--collate" not in str(unreadable("mine.py:Ragged", raised.value, has_collate=True))
     assert "--collate" not in str(unreadable("mine.py:Ragged", ValueError("broken"), has_collate=False))

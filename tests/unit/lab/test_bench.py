@@ -48,5 +48,5 @@ def test_the_cpu_and_no_device_are_accepted() -> None:
 
 def test_an_epoch_without_a_batch_ends_the_bench_with_an_error() -> None:
     rounds = Rounds(make={"torch": list, "penstock": list}, use=lambda batch, tally: None, rounds=1, round_s=1.0)
-    with pytest.raises(NoDataError, match="an epoch of it has no batch"):
+    with pytest.raises(NoDataError, match="an epoch has no batch"):
         compare_loaders(rounds, on_progress=lambda name, done: None)

@@ -61,7 +61,9 @@ def test_loaders_without_a_measurable_difference_are_called_alike(ours: list[flo
 def test_rounds_that_overlap_far_from_each_other_give_no_verdict_and_say_what_would() -> None:
     verdict = compare([make_round(5), make_round(9)], [make_round(8), make_round(20)]).verdict()
     assert "no clear difference in samples per second" in verdict
-    assert verdict.endswith("The rounds of one loader differ by up to 150%: make them longer, or run more.")
+    assert verdict.endswith(
+        "The rounds of one loader differ by up to 150%: make the rounds longer, or run more rounds."
+    )
 
 
 def test_growth_that_could_not_be_read_is_left_out() -> None:

@@ -264,7 +264,7 @@ def test_a_webhook_whose_answer_comes_a_byte_at_a_time_ends_in_time(heard: Heard
     hook = SlowHook()
     try:
         heard.performer.perform(Webhook(url=f"http://me:p%40ss@127.0.0.1:{hook.port}/secret", within_s=0.4), FACTS)
-        assert heard.outcome() == "webhook to 127.0.0.1: failed: timed out, no whole answer within 0.4 s"
+        assert heard.outcome() == "webhook to 127.0.0.1: failed: timed out, no complete answer within 0.4 s"
     finally:
         hook.close()
     assert f"Authorization: Basic {base64.b64encode(b'me:p@ss').decode()}".encode() in hook.received

@@ -70,7 +70,10 @@ def test_answers_refusals_and_failures_are_all_answers(served: Served) -> None:
     with served.connect() as line:
         assert served.ask(line, b'{"do": "x"}\n') == {"ok": True, "echo": {"do": "x"}}
         assert served.ask(line, b'"refuse"\n') == {"ok": False, "why": "workers=-1 is not a number"}
-        assert served.ask(line, b'"break"\n') == {"ok": False, "why": "it failed: RuntimeError('engine trouble')"}
+        assert served.ask(line, b'"break"\n') == {
+            "ok": False,
+            "why": "the request failed: RuntimeError('engine trouble')",
+        }
         for garbage in (b"\x00\xff\xfe\n", b"{\n", b"[" * 5000 + b"\n", b"\n"):
             assert served.ask(line, garbage) == {"ok": False, "why": "the message is not JSON"}
         assert served.ask(line, b'{"still": "here"}\n')["ok"]

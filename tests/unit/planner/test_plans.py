@@ -118,7 +118,7 @@ def test_if_no_plan_fits_the_note_names_the_smallest_budget_and_it_suffices() ->
     assert not table.recommended.fits and least.memory_bytes < min(plan.memory.high for plan in table.plans)
     allow_mib = -(-least.memory_bytes // (1 << 20))
     assert least.batch_size is not None and 1 <= least.batch_size < 16
-    assert f"Allow {allow_mib}MiB for that" in table.explain()
+    assert f"Allow {allow_mib}MiB for these settings" in table.explain()
     assert f"or lower the batch size to {least.batch_size}." in table.explain()
     assert plans_of(profile, budget_bytes=allow_mib << 20).recommended.fits
     assert not plans_of(profile, budget_bytes=(allow_mib - 2) << 20).recommended.fits
@@ -179,7 +179,7 @@ def test_risk_is_the_share_of_free_memory_of_all_ranks_together() -> None:
     for share, risk in ((0.5, "low"), (0.7, "medium"), (0.95, "high")):
         plan = plans_of(profile, available_bytes=int(high / share), budget_bytes=10**15)["extreme"]
         assert plan.risk == risk, share
-        assert (plan.risk == "low") == ("close other programs, and watch it" not in " ".join(plan.cons))
+        assert (plan.risk == "low") == ("close other programs, and watch the memory" not in " ".join(plan.cons))
     assert plans_of(profile, available_bytes=high * 4, budget_bytes=10**15, ranks=3)["extreme"].risk != "low"
 
 
@@ -266,10 +266,12 @@ def test_long_times_are_written_out_and_short_ones_have_three_digits() -> None:
 
 def test_more_workers_are_called_useless_only_if_more_were_tried() -> None:
     waiting = plans_of(profile_of(4000, wait_s=2.0, cpu_s=1e-4), cores=2)
-    assert waiting.recommended.workers == 8 and "8 workers are the most a plan has on 2 cores" in waiting.explain()
+    assert waiting.recommended.workers == 8 and "8 workers are the most that a plan has on 2 cores" in waiting.explain()
     busy = plans_of(profile_of(4000), cores=2)
-    assert "more of anything would not make it faster" in busy.explain()
-    assert "more of anything would not make it faster" in plans_of(profile_of(4000), cores=0.5).explain()
+    assert "more workers or batches ahead would not make loading faster" in busy.explain()
+    assert (
+        "more workers or batches ahead would not make loading faster" in plans_of(profile_of(4000), cores=0.5).explain()
+    )
 
 
 def test_one_worker_is_not_too_many_for_half_a_core() -> None:

@@ -182,7 +182,7 @@ def test_a_week_is_a_page_below_half_a_megabyte(home: Path) -> None:
     record.finish(RunOutcome(state="finished", t_s=now_s))
     html, page, account = read(home)
     assert len(html.encode()) < 500_000 and len(account.points) <= MOST_POINTS
-    assert "less important ones are left out" in page.text and "6d 00:00" in page.text
+    assert "less important entries are left out" in page.text and "6d 00:00" in page.text
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "killed", "running"])

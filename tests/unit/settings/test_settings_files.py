@@ -134,7 +134,7 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "weights.yaml"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    assert "1.00 TiB; this is not a settings file" in refusal(path)
+    assert "1.00 TiB, so it is not a settings file" in refusal(path)
 
 
 def test_a_small_file_of_anchors_does_not_expand_in_memory(write: Any) -> None:
@@ -143,8 +143,8 @@ def test_a_small_file_of_anchors_does_not_expand_in_memory(write: Any) -> None:
         for level in range(1, 60):
             lines.append(f"a{level}: &a{level} {{l: *a{level - 1}, r: *a{level - 1}}}")
             shared = {"l": shared, "r": shared}
-        assert "values; this is not a settings file" in refusal(write("\n".join(lines)))
-        assert "values; this is not a settings file" in refusal(shared)
+        assert "values, so it is not a settings file" in refusal(write("\n".join(lines)))
+        assert "values, so it is not a settings file" in refusal(shared)
 
 
 def test_a_mapping_that_contains_itself_is_refused() -> None:

@@ -199,7 +199,7 @@ def test_null_keeps_the_loader_s_default() -> None:
 def test_a_section_for_a_value_and_a_list_for_a_section_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.batch_size is a section .*but one value is needed"):
         settings.load({"data": {"batch_size": {"train": 8, "val": 4}}})
-    with pytest.raises(ConfigError, match=r"train_ds is a list of sections, and batch_size"):
+    with pytest.raises(ConfigError, match=r"train_ds is a list of sections, so batch_size"):
         settings.load({"train_ds": [{"batch_size": 8, "path": "a"}]})
     assert arguments({"datasets": [{"path": "a"}], "batch_size": 8}) == {"batch_size": 8}
 

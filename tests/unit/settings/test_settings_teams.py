@@ -47,7 +47,7 @@ def test_a_team_s_file_gives_evaluation_the_arguments_of_training(name: str, sec
 
 
 def test_images_per_gpu_without_a_sequence_length_leave_the_batch_to_the_caller() -> None:
-    with pytest.warns(UserWarning, match="max_img_per_gpu gives batch_size only with sequence_length"):
+    with pytest.warns(UserWarning, match="max_img_per_gpu gives batch_size only together with sequence_length"):
         found = settings.load(FILES / "s1_gpu.yaml")
     assert found.arguments == {"num_workers": 6, "prefetch_factor": 2, "persistent_workers": True}
     assert found.facts == {"images_per_gpu": 48, "accumulation_steps": 6}
@@ -63,7 +63,7 @@ def test_images_per_gpu_over_sequence_length_is_the_batch(images: int, batch: in
 
 
 def test_images_for_less_than_one_sample_and_two_batch_sizes_that_disagree_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_img_per_gpu=4 images are less than one sample of seq_len=8"):
+    with pytest.raises(ConfigError, match=r"max_img_per_gpu=4 images are fewer than one sample has \(seq_len=8\)"):
         settings.load({"max_img_per_gpu": 4, "seq_len": 8})
     with pytest.raises(ConfigError, match=r"batch_size=5 and max_img_per_gpu=32 .*disagree about batch_size"):
         settings.load({"max_img_per_gpu": 32, "seq_len": 8, "batch_size": 5})

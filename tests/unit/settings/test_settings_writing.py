@@ -97,7 +97,7 @@ def test_merged_sections_get_keys_of_their_own_and_the_template_stays(tmp_path: 
 def test_a_value_that_other_keys_refer_to_is_not_changed_for_them(tmp_path: Path) -> None:
     after = rewrite(tmp_path, "n: &n 8\ntrain: {num_workers: *n, a: 1}\n", {"num_workers": 2, "memory": "1GB"})
     assert after == "n: &n 8\ntrain: {num_workers: 2, memory: 1GB, a: 1}\n"
-    with pytest.raises(ConfigError, match="threads shares its value, through an anchor, with a key that changes"):
+    with pytest.raises(ConfigError, match="threads uses the value of a key that changes"):
         rewrite(tmp_path, "train: {num_workers: &n 8}\nthreads: *n\n", {"num_workers": 2})
 
 

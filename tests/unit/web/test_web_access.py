@@ -114,4 +114,4 @@ def test_new_tokens_are_long_and_chosen_ones_are_checked() -> None:
     assert token_problem(new_token()) is None and token_problem("x" * 16) is None
     assert "can be guessed" in str(token_problem("x" * 15))
     for wrong in ("", "two words", "line\n", "é" * 20, "x" * 513, "a&b" * 9, "a#b" * 9):
-        assert "a token has" in str(token_problem(wrong))
+        assert "a token consists of" in str(token_problem(wrong))

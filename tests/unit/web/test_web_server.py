@@ -112,7 +112,7 @@ def test_valves_turn_with_token_and_origin_and_the_training_gets_the_source(
         (served.turn(finished(home), {"workers": 1}), 409, "is over"),
         (served.turn("261116-000000-aaaa", {"workers": 1}), 404, "no run"),
         (served.turn(running.id, {"workers": 1}, Authorization=None), 401, "token"),
-        (served.turn(running.id, {"workers": 1}, Authorization="Bearer x"), 401, "not the token"),
+        (served.turn(running.id, {"workers": 1}, Authorization="Bearer x"), 401, "this token is wrong"),
         (served.turn(running.id, {"workers": 1}, Origin=None), 403, "Origin"),
         (served.turn(running.id, {"workers": 1}, Origin="http://evil.example"), 403, "another page"),
         (served.turn(running.id, {"workers": 1}, Host="evil.example"), 403, "name"),

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine or container allows, and what in it, or in a dataset, will hurt.
+"""`penstock doctor`: what this machine or container allows, and what will hurt, there or in a dataset.
 
 In:  ``Roots``; a TARGET.
 Out: a page or JSON; exit status 1 if something will hurt.
@@ -18,21 +18,21 @@ from penstock.meter import Roots
 
 
 @click.command(
-    epilog="Exit status: 1 if a finding has severity hurts or warning, 2 for wrong usage, 0 otherwise; info does not "
-    "count."
+    epilog="Exit status: 1 if a finding has severity hurts or warning, 2 for wrong usage, 0 otherwise, also with "
+    "findings of severity info."
 )
 @click.argument("target", required=False)
 @click.option("--workers", type=click.IntRange(min=1),
-              help="Number of workers that will read TARGET, to compute the size of all their copies.  "
+              help="Number of workers that will read TARGET, from which the size of all copies is computed.  "
               "[default: usable CPUs]")  # fmt: skip
 @json_option
 @click.pass_obj
 def command(roots: Roots, target: str | None, workers: int | None, json_wanted: bool) -> None:
-    """Show what this machine or container allows (memory, swap, /dev/shm, CPUs, open files, GPUs) and what in
-    it will hurt a training run, each with its fix.
+    """Show what this machine or container allows (memory, swap, /dev/shm, CPUs, open files, GPUs) and what will hurt a
+    training run there, with a fix for each finding.
 
     With a TARGET (module:attribute or file.py:attribute: a dataset, or a function that returns one) also show the large
-    Python containers in it. Every worker copies the parts of them that it reads.
+    Python containers in the dataset. Every worker copies the parts of these containers that it reads.
     """
     if workers is not None and target is None:
         raise click.UsageError("--workers is the number of workers that read TARGET; give a TARGET too")

@@ -56,15 +56,15 @@ def _changes(ctx: click.Context, parameter: click.Parameter, value: str | None) 
 @dataset_options
 @click.option("--workers", type=click.IntRange(min=0), help="Number of workers of each loader.  [default: usable CPUs]")
 @click.option("--depth", type=click.IntRange(min=1),
-              help="Batches that penstock prepares ahead, in total.  [default: its own choice]")  # fmt: skip
+              help="Batches that penstock prepares ahead, in total.  [default: penstock chooses]")  # fmt: skip
 @click.option("--pin-memory", is_flag=True, help="Both loaders deliver page-locked batches.")
 @click.option("--against", callback=_changes, metavar="CHANGES",
-              help='Another configuration, such as "workers=0", "pin_memory=true" or "target=other.py:dataset": shows '
-              "the difference by component.")  # fmt: skip
+              help='Compare, by component, with another configuration, such as "workers=0", "pin_memory=true" or '
+              '"target=other.py:dataset".')  # fmt: skip
 @click.option("--step-time", type=FiniteRange(min=0, min_open=True), metavar="SECONDS",
               help="Simulate a training step of this length, to see whether loading delays it.")  # fmt: skip
 @click.option("--train", metavar="TARGET",
-              help="Run your own training step, a function of a batch, instead of a simulated one.")  # fmt: skip
+              help="Run your own training step, which takes a batch, instead of a simulated step.")  # fmt: skip
 @click.option("--seconds", type=FiniteRange(min=0.1), default=1.5, show_default=True,
               help="Length of each run; the loaders run several times.")  # fmt: skip
 @click.option("--model", metavar="MODEL",
@@ -80,8 +80,8 @@ def command(
     model: str | None, batch: str | None, optimizer: str | None, precision: str | None, checkpointing: bool,
     gpu_bytes: int | None, plot: Path | None, json_wanted: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Run TARGET for some seconds with penstock's DataLoader and torch's, and show where host memory goes, by
-    component, what each component grows with, whether loading is the bottleneck, and what to change.
+    """Run TARGET for some seconds with penstock's DataLoader and torch's, and show host memory by component, what each
+    component grows with, whether loading is the bottleneck, and what to change.
 
     TARGET is module:attribute or file.py:attribute: a dataset, or a function that returns one.
     """
@@ -106,7 +106,7 @@ def command(
     )  # fmt: skip
     gpu_memory = None
     if model is not None:
-        # Before the measurements, so that a mistake in the model is reported at once and not after half a minute.
+        # The estimate comes before the measurements, so that a mistake in the model is reported at once.
         gpu_memory = _estimate(
             model, settings["batch_size"], gpu_bytes, batch=batch, optimizer=optimizer, precision=precision,
             checkpointing=checkpointing,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def show_explanation(console: Console, explanation: Explanation, gpu: GpuMemory | None = None) -> None:
     """Print the whole page."""
-    console.print(Text(f"{_words(explanation.job)}: host memory of the process and its workers, all batches ahead"))
+    console.print(Text(f"{_words(explanation.job)}: host memory of process and workers, with all batches ahead"))
     _show_components(console, explanation)
     console.print(Text(explanation.answer))
     console.print()
@@ -60,7 +60,7 @@ def _words(job: Job) -> str:
 
 
 def _show_components(console: Console, explanation: Explanation) -> None:
-    table = make_table("component", "penstock", "torch", last="grows with (torch's, if it differs)")
+    table = make_table("component", "penstock", "torch", last="grows with (torch's, if different)")
     for ours, theirs in zip(explanation.ours, explanation.torchs, strict=True):
         table.add_row(ours.what, format_bytes(ours.bytes), format_bytes(theirs.bytes), _grows(ours, theirs))
     runs = explanation.explained.ours.reading, explanation.explained.torchs.reading

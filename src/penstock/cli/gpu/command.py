@@ -55,11 +55,11 @@ def command(
     accumulate_to: int | None, plot: Path | None, json_wanted: bool, **given: Any,
 ) -> int:  # fmt: skip
     """Estimate the GPU memory that training MODEL needs, by component and batch size, and what checkpointing,
-    precision, optimizer and accumulation would change. Needs no GPU and allocates nothing.
+    precision, optimizer and accumulation would change. The estimate needs no GPU and allocates no memory for the model.
 
-    MODEL is module:attribute or file.py:attribute: a class or function that makes the model. A function make_batch(n),
-    an attribute of MODEL or of its module, or named with --batch, makes its batches. MODEL can also be the name of an
-    example; without MODEL, the examples are listed.
+    MODEL is module:attribute or file.py:attribute: a class or function that makes the model. Its batches come from a
+    function make_batch(n): an attribute of MODEL or of its module, or the function that --batch names. MODEL can also
+    be the name of an example; without MODEL, the examples are listed.
     """
     if model is None:
         _list_examples(json_wanted=json_wanted)
@@ -126,4 +126,4 @@ def _list_examples(*, json_wanted: bool) -> None:
     echo("Examples to try:")
     for name, example in EXAMPLES.items():
         echo(f"  penstock gpu {name:<12} {example.what}")
-    echo("Your own: penstock gpu train.py:make_model --batch-size 8,16,24 --memory 20GB --precision bf16")
+    echo("Your own model: penstock gpu train.py:make_model --batch-size 8,16,24 --memory 20GB --precision bf16")

@@ -36,7 +36,7 @@ class Model:
 
     @property
     def training(self) -> dict[str, Any]:
-        """Arguments of ``penstock.gpu.estimate`` and the like."""
+        """The training as arguments of ``penstock.gpu.estimate`` and of the functions that take the same arguments."""
         return {
             "make_model": self.make_model, "make_batch": self.make_batch, "optimizer": self.optimizer,
             "precision": self.precision, "checkpointing": self.checkpointing,
@@ -97,7 +97,7 @@ def _function(target: str, where: str) -> Callable[..., Any]:
 
 
 def _batch_of(name: str, make_model: Any) -> Callable[[int], Any]:
-    """The attribute ``make_batch`` of the function that makes the model, else of its module."""
+    """The attribute ``make_batch`` of the function that makes the model, or else of the module of that function."""
     where, _, _ = name.rpartition(":")
     module = sys.modules.get(Path(where).stem if where.endswith(".py") else where) or importlib.import_module(where)
     found = getattr(make_model, _CONVENTION, None) or getattr(module, _CONVENTION, None)

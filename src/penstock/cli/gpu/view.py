@@ -50,9 +50,9 @@ class Answer(GpuMemory):
     """All results of the command for one model."""
 
     what_ifs: list[WhatIf]
-    """For the largest of the batch sizes."""
+    """The effects of other choices at the largest of the batch sizes."""
     found: BatchSize | None
-    """None: not requested."""
+    """The largest batch size that fits; None if it was not requested."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -68,7 +68,8 @@ class Answer(GpuMemory):
         return now.allocated_bytes - choice.estimate.allocated_bytes
 
     def choices(self) -> list[tuple[str, str, str, str]]:
-        """Name, reserved and allocated bytes saved, time."""
+        """A row for each choice: its name, the reserved bytes it saves, the allocated bytes it saves, its cost in
+        time."""
         return [
             (each.name, _signed(each.saved_bytes), _signed(self._saved_allocated(each)), each.time_cost)
             for each in self.what_ifs
@@ -127,7 +128,7 @@ def show_estimates(console: Console, memory: GpuMemory) -> None:
 
 
 def show_bars(console: Console, memory: GpuMemory) -> None:
-    """Print the picture alone."""
+    """Print only the picture."""
     console.print(Text("GPU memory by batch size", style="bold"))
     for row in memory.chart().bars(console.width):
         console.print(Text(row), no_wrap=True, crop=True)

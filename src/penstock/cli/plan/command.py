@@ -57,9 +57,11 @@ _FILE = click.Path(path_type=Path)
               help="Memory limit for each rank, such as 8GB.  [default: auto, half of the free memory]")  # fmt: skip
 @click.option("--step-time", "step_s", type=FiniteRange(min=0), metavar="SECONDS",
               help="Length of a training step; without it, plans aim at loading as fast as possible.")  # fmt: skip
-@click.option("--train", metavar="TARGET", help="Your training step, a function that takes a batch: it is timed.")
+@click.option(
+    "--train", metavar="TARGET", help="Measure the time of your training step, a function that takes a batch."
+)
 @click.option("--collate", metavar="TARGET", help="Your own collate function.")
-@click.option("--seconds", type=FiniteRange(min=0.5), default=9.0, show_default=True, help="How long to measure.")
+@click.option("--seconds", type=FiniteRange(min=0.5), default=9.0, show_default=True, help="Length of the measurement.")
 @click.option("--profile", "profile_file", type=_FILE, metavar="FILE",
               help="Use measurements stored by --save-profile instead of a TARGET; nothing is measured.")  # fmt: skip
 @click.option("--save-profile", type=_FILE, callback=check_folder, metavar="FILE",
@@ -70,13 +72,14 @@ _FILE = click.Path(path_type=Path)
 @click.option("--gpu-memory", "gpu_bytes", callback=check_bytes, metavar="SIZE",
               help="Plan for a GPU with this much memory.")  # fmt: skip
 @click.option("--settings", "settings_file", metavar="FILE",
-              help="Take batch size and memory limit from a settings file, and compare its workers "
-              "with the plans.")  # fmt: skip
+              help="Take batch size and memory limit from a settings file, and compare the file's "
+              "workers with the plans.")  # fmt: skip
 @section_option
 @click.option("--yaml", "out", type=_FILE, callback=check_folder, metavar="OUT",
               help="Write the settings of the recommended or chosen plan to this file.")  # fmt: skip
 @click.option("--like", type=_FILE, metavar="FILE",
-              help="With --yaml: write a copy of this settings file, in its layout and under its keys.")  # fmt: skip
+              help="With --yaml: write a copy of this settings file, with the plan's values under the keys that the "
+              "file uses.")  # fmt: skip
 @click.option("--ask", "asks", is_flag=True, help="Choose among the plans by answering a few questions.")
 @json_option
 @click.pass_obj
@@ -92,7 +95,7 @@ def command(
     _check_usage(target, profile_file, given)
     like, out, json_wanted = given["like"], given["out"], given["json_wanted"]
     if like is not None:
-        load(like)  # a mistake in it must be reported before anything is measured
+        load(like)  # a mistake in the file must be reported before anything is measured
     settings = GivenSettings() if settings_file is None else read_settings(settings_file, section)
     read = None if profile_file is None else read_given_profile(profile_file)
     chosen_name = ask() if given["asks"] else None
@@ -126,7 +129,7 @@ def command(
     table = make_plans(
         read.profile, facts, batch_size,
         rules=rules, budget_bytes=allowed_bytes(memory, facts.available_bytes, facts.ranks, rules),
-        # Without a step there is no share of it spent waiting.
+        # Without the length of a step, plans cannot give the share of the time that is spent waiting.
         step_s=step_s or None,
     )  # fmt: skip
     _finish(table, chosen_name, (*read.stated, *settings.stated), out, like, json_wanted=json_wanted)
@@ -138,7 +141,7 @@ def _check_usage(target: str | None, profile_file: Path | None, given: dict[str,
     if given["step_s"] is not None and given["train"] is not None:
         raise click.UsageError("--train measures the length of a step, --step-time sets it; give one of them")
     if given["like"] is not None and given["out"] is None:
-        raise click.UsageError("--like sets the layout and --yaml the file to write; give both")
+        raise click.UsageError("--like sets the layout and --yaml sets the file to write; give both")
     if target is None:
         needs = [
             f"--{name.replace('_', '-')}" for name in ("train", "collate", "save_profile") if given[name] is not None
@@ -179,7 +182,7 @@ def _measure(
 
 
 def _one_line(error: Exception) -> str:
-    """The error's text; of a traceback that came from a worker, its last line."""
+    """The error's text; only the last line if the text is a traceback from a worker."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, PenstockError):
         return " ".join(lines)

@@ -54,7 +54,7 @@ class GivenSettings:
 def find_machine(
     roots: Roots, *, cores: float | None, ram_bytes: int | None, gpu_bytes: int | None, ranks: int | None
 ) -> tuple[Facts, StartingMachine]:
-    """This machine, or one with the given cores and memory."""
+    """This machine, or a machine with the given cores and memory."""
     here = gather_facts(roots)
     ranks = local_ranks(default=ranks)
     cores = here.limits.cpu_usable if cores is None else cores
@@ -77,7 +77,7 @@ def read_given_profile(path: Path) -> GivenProfile:
         given = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {problem.strerror or problem}") from None
-    except (ValueError, RecursionError) as problem:  # ValueError also for numbers of thousands of digits
+    except (ValueError, RecursionError) as problem:  # numbers of thousands of digits raise ValueError
         raise ConfigError(f"{path} cannot be read as a profile: {problem}") from None
     if not isinstance(given, dict):
         raise ConfigError(f"{path} is not a profile: it holds {type(given).__name__}, not named figures")
@@ -93,7 +93,7 @@ def read_given_profile(path: Path) -> GivenProfile:
         profile = read_profile(given)
         for sample in profile.samples:
             if not all(map(is_amount, (sample.size_bytes, sample.wait_s, sample.cpu_s))):
-                raise ConfigError(f"{sample} does not consist of sizes and times")
+                raise ConfigError(f"the sample {sample} has a figure that is neither a size nor a time")
     except (ConfigError, AttributeError) as problem:
         raise ConfigError(f"{path}: {problem}") from None
     return GivenProfile(profile=profile, step_s=step_s, stated=read_stated(beside, str(path)))
@@ -123,7 +123,7 @@ def read_settings(path: str, section: str) -> GivenSettings:
 
 
 def ask() -> str:
-    """The name of the plan that the answers lead to: questions on stderr, one line of stdin for each answer."""
+    """The name of the plan that the answers lead to. The questions go to stderr; each answer is a line of stdin."""
     place = FIRST
     while place in QUESTIONS:
         question = QUESTIONS[place]

@@ -22,7 +22,7 @@ from penstock.planner.stated_settings import Beside
 from penstock.units import GIB, MIB, format_bytes
 
 FULL_COLUMNS = 80
-"""On narrower pages figures fold; they are never cut off."""
+"""The width that the tables need. On narrower pages figures continue on the next line; they are never cut off."""
 
 
 def show_plans(console: Console, table: PlanTable, chosen: Plan | None, beside: Sequence[Beside]) -> None:
@@ -37,7 +37,7 @@ def show_plans(console: Console, table: PlanTable, chosen: Plan | None, beside: 
         if not chosen.fits and table.recommended.fits:
             console.print(
                 indented(
-                    "It may need more than the memory limit; memory= keeps it within the limit, but makes it slower."
+                    "This plan may need more than the memory limit; memory= limits the loader, but makes it slower."
                 )
             )
     if chosen is None or chosen.name != table.recommended.name:
@@ -94,7 +94,7 @@ def _table_of(table: PlanTable, columns: int) -> Table:
 
 
 def _grid(*headings: str, columns: int) -> Table:
-    """A table of figures between two columns of text: if there is room, only those two fold."""
+    """A table of figures between two columns of text. If there is room, only the columns of text are wrapped."""
     grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for number, heading in enumerate(headings):
         is_text = number in (0, len(headings) - 1)

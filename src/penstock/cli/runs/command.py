@@ -53,7 +53,7 @@ def command(ctx: click.Context, json_wanted: bool, limit: int) -> None:
     if found.unreadable:
         echo(_passed_over(found.unreadable), err=True)
     if not found:
-        echo(f"no runs are recorded in {home}; penstock.Monitor(loader) in a training records one")
+        echo(f"no runs are recorded in {home}; penstock.Monitor(loader) in a training records a run")
         return
     make_console().print(listing(shown))
     if len(found) > limit:
@@ -64,7 +64,7 @@ def command(ctx: click.Context, json_wanted: bool, limit: int) -> None:
 @click.argument("runs", nargs=-1)
 @_json_array
 def compare(runs: tuple[str, ...], json_wanted: bool) -> None:
-    """Compare RUNS (ids, beginnings of ids, names, "last"; the newest ten if none is given): samples/s, waiting and
+    """Compare RUNS (ids or their beginnings, names, "last"; without RUNS, the newest ten): samples/s, waiting and
     peak memory of every configuration that was tried, fastest first."""
     from penstock.monitor.runs.reader import list_runs, open_run
 
@@ -87,9 +87,11 @@ def compare(runs: tuple[str, ...], json_wanted: bool) -> None:
 
 @command.command("rm")
 @click.argument("runs", nargs=-1)
-@click.option("--older-than", metavar="AGE", help="Remove every run that ended longer ago than this: 30d, 12h, 2w.")
+@click.option(
+    "--older-than", metavar="AGE", help="Remove every run that ended longer ago than this, such as 30d, 12h or 2w."
+)
 def remove(runs: tuple[str, ...], older_than: str | None) -> None:
-    """Remove the records of RUNS that have ended."""
+    """Remove the records of RUNS; a run that has not ended is refused."""
     from penstock.monitor.runs.reader import delete_run, list_runs, open_run
 
     if not runs and older_than is None:

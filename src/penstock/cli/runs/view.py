@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"running": "green", "finished": "", "failed": "red", "killed": "red"}
 _BRIEF_S = 10.0
-"""Rates over a shorter time mean little: the workers were still starting."""
+"""Rates measured over less than this time mean little, because the workers were still starting."""
 
 
 def listing(runs: Sequence[RunSummary]) -> Table:

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 @click.option("--match", metavar="REGEX", help="Show all processes whose command line matches, with descendants.")
 @click.option("--every", type=click.FloatRange(0.2, 3600), metavar="SECONDS", default=1.0, show_default=True,
               help="Time between frames.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one frame and exit; always so if stdout is not a terminal.")
+@click.option("--once", is_flag=True, help="Print one frame and exit, as is always done if stdout is not a terminal.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print one snapshot as a JSON object and exit.")
 @click.pass_obj
 def command(
     roots: Roots, run: str | None, pid: int | None, match: str | None, every: float, once: bool, json_wanted: bool
 ) -> None:
-    """Show RUN (an id, the beginning of one, a name, or "last"), or all running runs: memory by component against the
+    """Show RUN (an id or its beginning, a name, or "last"), or all running runs: memory by component against the
     limit, the workers and their activity, speed and waiting, GPUs, cache, and the latest events.
 
     \b
     + and -          one worker more or less
-    [ and ]          one batch ahead less or more
+    [ and ]          one batch fewer or more ahead
     up and down      choose the run; left and right choose its loader
     q                quit
 
-    --pid and --match show any training, by its processes alone.
+    --pid and --match show any training, with or without penstock, by its processes.
     """
     if sum(each is not None for each in (run, pid, match)) > 1:
         raise click.UsageError("RUN, --pid and --match each choose what to show; give one of them")

@@ -25,7 +25,8 @@ class Keys(Protocol):
     is_there: bool
 
     def read(self, within_s: float) -> list[str] | None:
-        """Keys pressed, after a wait of at most ``within_s`` for the first; None if the terminal is gone."""
+        """The keys that were pressed, after waiting at most ``within_s`` for the first key; None if the terminal is
+        gone."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -33,7 +34,7 @@ class Keys(Protocol):
 
 
 class NoKeys:
-    """Without a terminal on stdin."""
+    """The source of keys if stdin is not a terminal: no key is ever pressed."""
 
     is_there = False
 
@@ -62,7 +63,7 @@ class TerminalKeys:
         import tty
 
         self._before = termios.tcgetattr(self._fd)
-        # Ctrl-C stays a signal. Ctrl-Z must not: the shell would continue on the alternate screen.
+        # Ctrl-C stays a signal. Ctrl-Z must not stay a signal: the shell would continue on the alternate screen.
         tty.setcbreak(self._fd)
         now = termios.tcgetattr(self._fd)
         now[6][termios.VSUSP] = b"\0"
@@ -77,7 +78,7 @@ class TerminalKeys:
     def read(self, within_s: float) -> list[str] | None:
         ready, _, _ = select.select([self._fd], [], [], within_s)
         if not ready:
-            # An unfinished sequence was the Escape key.
+            # An unfinished sequence means that the Escape key was pressed.
             self._unread = ""
             return []
         try:

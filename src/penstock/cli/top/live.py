@@ -63,7 +63,7 @@ def run_live(source: TrainingSource, console: Console, keys: Keys, roots: Roots,
 @contextlib.contextmanager
 def _painter(console: Console) -> Iterator[Callable[[RenderableType], None]]:
     if console.is_dumb_terminal:
-        # It cannot move the cursor: each frame is printed below the last.
+        # A dumb terminal cannot move the cursor, so each frame is printed below the last.
         yield lambda frame: console.print(frame, "")
         return
     live = Live(
@@ -95,7 +95,7 @@ def _change(training: TrainingSnapshot, loader: int, valve: str, more: int, sour
     if recorded is None or not training.loaders:
         return f"{training.id} has no loader whose {valve} can be changed from here"
     try:
-        # Read it again: the value on the page may be a second old, and keys come faster.
+        # The value is read again: the value on the page may be a second old, and several keys may come within a second.
         now = recorded.snapshot(in_detail=True)
         if now.state != "running":
             return f"{training.id} has ended ({now.state})"

@@ -1,4 +1,5 @@
-"""Trainings as `penstock top` shows them: recorded runs that are running, one run, a process, all that match.
+"""Trainings as `penstock top` shows them: recorded runs that are running, one run, a process, or all processes that
+match a pattern.
 
 In:  the choice on the command line; recorded runs and their sockets; process trees.
 Out: ``TrainingSnapshot``s: figures, loaders and workers, processes, the latest events.
@@ -27,7 +28,7 @@ from penstock.monitor.system_levels import gpu_levels, system_levels
 _EVENTS_KEPT = 50
 _ANSWERS_WITHIN_S = 0.5
 _ASKED_AGAIN_S = 5.0
-"""Time before the next request to a training that did not answer: it must not delay every frame."""
+"""Time before the next request to a training that did not answer: such a training must not delay every frame."""
 _CPU_OVER_S = 0.3
 
 
@@ -36,7 +37,7 @@ class TrainingSnapshot:
     """One training at one moment."""
 
     id: str
-    """Of the run; "process N" for an unrecorded one."""
+    """The id of the run; "process N" for a training without a record."""
     name: str
     """Any text: the run's name, or a command line."""
     is_recorded: bool
@@ -52,11 +53,11 @@ class TrainingSnapshot:
     """How tree_bytes was measured."""
     figures: dict[str, float]
     loaders: list[dict[str, Any]] = field(default_factory=list)
-    """Name, configuration and workers of each, live; without workers if the training does not answer."""
+    """Name, configuration and workers of each loader, live; without workers if the training does not answer."""
     gpus: list[str] = field(default_factory=list)
-    """Names, in the order of gpu.N."""
+    """Names of the GPUs, in the order of gpu.N."""
     processes: list[dict[str, Any]] = field(default_factory=list)
-    """Of an unrecorded training."""
+    """The processes of a training without a record; empty for a recorded run."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """Journal and alerts, oldest first: t_s, who, kind, what."""
     alerts: list[str] = field(default_factory=list)
@@ -202,7 +203,8 @@ class TrainingSource(Protocol):
     """The text for the page if there is no training."""
 
     def snapshots(self, chosen: str | None) -> list[TrainingSnapshot]:
-        """All trainings: the one with the id ``chosen`` in detail, or each if ``chosen`` is None."""
+        """All trainings. Only the training with the id ``chosen`` is in detail; if ``chosen`` is None, every training
+        is."""
         ...
 
     def recorded(self, training_id: str) -> RecordedTraining | None:
@@ -268,7 +270,7 @@ class RunningRuns:
 
 
 class ProcessTrainings:
-    """A process by its id, or all that match a pattern; those that end stay on the page."""
+    """A process by its id, or all processes that match a pattern; ended processes stay on the page."""
 
     def __init__(self, pid: int | None, pattern: re.Pattern[str] | None, roots: Roots) -> None:
         self.nothing = "" if pattern is None else f"no process matches {one_line(pattern.pattern)!r}"

@@ -1,4 +1,4 @@
-"""The page of `penstock top`: lines of text that fit any terminal; the least important ones are left out first.
+"""The page of `penstock top`: lines of text that fit any terminal; the least important lines are left out first.
 
 In:  trainings, the machine's figures, the size of the terminal.
 Out: a rich renderable.
@@ -22,14 +22,14 @@ from penstock.monitor.figures import FIGURES, MEMORY_PARTS, part, shown
 
 _LABEL = 13
 _OF_ANY_PROCESS = {"trainer_bytes": "process", "workers_bytes": "children", "other_bytes": "shared"}
-"""Labels of the memory of a training without a record; those of a recorded one are in ``FIGURES``."""
+"""Labels of the memory of a training without a record; ``FIGURES`` has the labels of a recorded training."""
 _STYLES = {"running": "green", "failed": "red", "killed": "red"}
 _FULL = 0.9
 _EIGHTHS = "▏▎▍▌▋▊▉"
 _STALE_S = 10.0
 _MOST_GPUS, _MOST_EVENTS = 16, 10
 _SLOW_S = 1.0
-"""From this time on the page shows how long a worker has had its sample."""
+"""If a worker has had its sample for longer than this, the page shows for how long."""
 _EVENTS_AT_LEAST, _LINES_AT_LEAST = 2, 2
 _FIRST_LIST = 3
 """The blocks before this one are the training, its memory and its speed."""
@@ -38,10 +38,10 @@ KEYS = "+ - workers   [ ] depth   up/down run   left/right loader   q quit"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the keys act on."""
+    """The run and the loader that the keys act on."""
 
     training: str | None = None
-    """Id of the run; None for the first."""
+    """Id of the run; None for the first run."""
     loader: int = 0
     message: str = ""
     """The result of the last key."""
@@ -58,7 +58,7 @@ class Page:
     def live(
         self, machine: dict[str, float], trainings: Sequence[TrainingSnapshot], choice: Choice, nothing: str
     ) -> Group:
-        """One screen: a line for each training, and the chosen one in detail."""
+        """One screen: a line for each training, and the chosen training in detail."""
         chosen = next((each for each in trainings if each.id == choice.training), trainings[0] if trainings else None)
         head = [self._machine(machine, len(trainings))]
         foot = [self._line(one_line(choice.message, 300), "yellow")] if choice.message else []
@@ -177,7 +177,7 @@ class Page:
             if gpu := part(figures, f"gpu.{number}"):
                 lines.append(self._gpu(number, gpu, training))
         if figures.get("gpu_tree_bytes"):
-            lines.append(self._row("", f"{memory(figures['gpu_tree_bytes'])} of it used by this training"))
+            lines.append(self._row("", f"{memory(figures['gpu_tree_bytes'])} used by this training"))
         hits, misses = figures.get("cache_hits"), figures.get("cache_misses")
         if hits is not None and misses is not None:
             recent = figures.get("cache_hit_rate", hits / (hits + misses) if hits + misses else None)
@@ -248,7 +248,7 @@ class Page:
     def _filled(self, width: int, fraction: float) -> str:
         if self._is_ascii:
             return "#" * round(width * fraction)
-        # By eighths of a cell, so that a training of 2 GiB is visible on a machine of 512 GiB.
+        # The bar grows by eighths of a cell, so that a training of 2 GiB is visible on a machine of 512 GiB.
         whole, eighths = divmod(math.ceil(width * fraction * 8), 8)
         return "█" * whole + (_EIGHTHS[eighths - 1] if eighths else "")
 
@@ -260,7 +260,7 @@ class Page:
         return self._cut(Text(text, style=style, no_wrap=True, overflow="crop"))
 
     def _cut(self, line: Text) -> Text:
-        # By cells, not characters: Chinese characters are two cells wide.
+        # A line is cut by cells, not by characters: Chinese characters are two cells wide.
         line.truncate(self._console.width, overflow="crop" if self._is_ascii else "ellipsis")
         return line
 
@@ -282,8 +282,8 @@ def _worker(worker: dict[str, Any]) -> str:
 
 
 def _fitted(head: list[Text], blocks: list[list[Text]], events: list[Text], foot: list[Text], rows: int) -> list[Text]:
-    """Shorten the longest block until all fit, lists of workers first, and count the lines left out. Events, newest
-    first, fill the remaining lines."""
+    """Shorten the longest block until all blocks fit, lists of workers first, and count the lines left out. Events,
+    newest first, fill the remaining lines."""
     room = max(0, rows - len(head) - len(foot) - 1)
     sizes = [len(block) for block in blocks]
     for places in (range(_FIRST_LIST, len(sizes)), range(len(sizes))):

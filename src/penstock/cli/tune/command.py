@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 @click.option("--step-time", type=FiniteRange(min=0), default=0.0, metavar="SECONDS",
               help="Length of a simulated training step.  [default: 0]")  # fmt: skip
 @click.option("--most-workers", type=click.IntRange(min=1),
-              help="Never try more workers than this.  [default: by cores and samples]")  # fmt: skip
+              help="Never try more workers than this.  [default: chosen from cores and samples]")  # fmt: skip
 @click.option("--seconds", type=FiniteRange(min=2), default=60.0, show_default=True,
               help="About how long all measurements may take together.")  # fmt: skip
-@click.option("--compare", is_flag=True, help="Measure nothing: list earlier records of TARGET side by side.")
+@click.option("--compare", is_flag=True, help="Do not measure; list earlier records of TARGET side by side.")
 @json_option
 @click.pass_obj
 def command(
     roots: Roots, target: str, collate: str | None, settings_file: str | None, section: str, compare: bool,
     json_wanted: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Measure instead of predicting: run TARGET on one loader and change its workers and depth while it runs. The
-    search starts with few workers and goes on while it gains speed, always within the memory limit; workers from a
-    settings file are measured too. Prints every measurement, the winner and what the planner had predicted, and keeps
-    a record.
+    """Measure instead of predicting: run TARGET on one loader and change its workers and batches ahead while it runs.
+    The search starts with few workers and goes on while speed rises, always within the memory limit; a number of
+    workers from a settings file is measured too. The command prints every measurement, the winner and what the planner
+    had predicted, and saves a record.
 
     TARGET is module:attribute or file.py:attribute: a dataset, or a function that returns one.
     """
@@ -68,14 +68,14 @@ def command(
     try:
         record = None if tuned.winner is None else keep(target, answer)
     except PenstockError as problem:
-        # The result of a minute's measuring is printed in any case.
+        # The result of a minute's measuring is printed even if it cannot be saved.
         not_kept = problem
     if json_wanted:
         echo(json.dumps({**answer, "record": None if record is None else str(record)}, indent=2))
     else:
         show_tuned(make_console(), settings, tuned)
         if record is not None:
-            echo(f"The record is {record}. All records: penstock tune {target} --compare")
+            echo(f"The record is {record}. To list all records, run penstock tune {target} --compare")
     if not_kept is not None:
         raise not_kept
     if tuned.winner is None:

@@ -36,8 +36,12 @@ _LAST_ACTIONS_S = 40.0
     "if there is nothing to watch; 2 for wrong usage; 130 after Ctrl-C."
 )
 @click.argument("run", required=False)
-@click.option("--above", metavar="SIZE", callback=check_size, help="Alert at this much memory: 40GB, 85% of the limit.")
-@click.option("--swap-growth", metavar="SIZE", help="Alert if swap use grows by this much within 10 minutes: 1GB.")
+@click.option(
+    "--above", metavar="SIZE", callback=check_size, help="Alert at this much memory, such as 40GB or 85% of the limit."
+)
+@click.option(
+    "--swap-growth", metavar="SIZE", help="Alert if swap use grows by this much within 10 minutes, such as 1GB."
+)
 @click.option("--every", type=_SECONDS, metavar="SECONDS", default=5.0, show_default=True, help="Time between checks.")
 @click.option("--for", "for_s", type=_SECONDS, metavar="SECONDS",
               help="Alert only after this long above the threshold.")  # fmt: skip
@@ -48,15 +52,17 @@ _LAST_ACTIONS_S = 40.0
               "(bytes), PENSTOCK_ALERT_THRESHOLD, PENSTOCK_PID and PENSTOCK_RUN.")  # fmt: skip
 @click.option("--webhook", "urls", metavar="URL", multiple=True,
               help="Send the start and the end of each alert to this address, as JSON.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Check once and exit (with --swap-growth twice, --every seconds apart).")
+@click.option(
+    "--once", is_flag=True, help="Check once and exit; with --swap-growth, check twice, --every seconds apart."
+)
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object per alert; with --once, per check.")
 @click.pass_obj
 def command(
     roots: Roots, run: str | None, above: str | None, swap_growth: str | None, every: float, for_s: float | None,
     pid: int | None, match: str | None, commands: tuple[str, ...], urls: tuple[str, ...], once: bool, json_wanted: bool,
 ) -> None:  # fmt: skip
-    """Watch the memory of this machine or container, or of one training: RUN (an id, the beginning of one, a name, or
-    "last"), --pid or --match. Alert once each time it rises above the threshold.
+    """Watch the memory of this machine or container, or of one training: RUN (an id or its beginning, a name, or
+    "last"), --pid or --match. Alert once each time the memory rises above the threshold.
 
     \b
     penstock watch --above 40GB --every 5

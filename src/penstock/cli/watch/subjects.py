@@ -1,7 +1,7 @@
 """What `penstock watch` watches: this machine, processes with their descendants, or a run.
 
 In:  the choice on the command line.
-Out: figures at each check; the reason of the end, once the subject has ended.
+Out: figures at each check; the reason for the end, once the subject has ended.
 Runs in: command line. Does not import torch.
 """
 
@@ -23,21 +23,22 @@ from penstock.monitor.runs.reader import Run, ask, open_run
 from penstock.monitor.system_levels import system_levels
 
 _STALE_S = 15.0
-"""If the latest record is older, its recorder has stopped or hangs: figures then come from the process itself."""
+"""If the latest point of a run is older than this, its recorder has stopped or hangs: figures then come from the
+process itself."""
 
 
 class Subject(Protocol):
     """Something that uses memory."""
 
     whose: str
-    """The subject of a sentence."""
+    """The owner of the memory, as the subject of a sentence: "this machine", "process 4242"."""
     facts: dict[str, Any]
-    """For commands and webhooks: pid, run."""
+    """The facts that commands and webhooks get: pid, run."""
     is_tree: bool
-    """Whether it has memory of its own, apart from the machine's."""
+    """Whether the subject has memory of its own, apart from the machine's memory."""
 
     def sample(self) -> dict[str, float] | str:
-        """Figures; or, once it has ended, a sentence about the end."""
+        """Figures; or, once the subject has ended, a sentence about the end."""
         ...
 
     def close(self) -> None: ...
@@ -127,7 +128,7 @@ def tree_of(pid: int) -> WatchedTree:
 
 
 def add_matching(trees: dict[int, WatchedTree], pattern: re.Pattern[str] | None) -> None:
-    """Add the trees of processes that match and are new."""
+    """Add the trees of processes that match the pattern and are not in ``trees`` yet."""
     for pid in find_roots(pattern) if pattern is not None else ():
         if pid not in trees:
             with contextlib.suppress(psutil.Error):  # ended in the meantime

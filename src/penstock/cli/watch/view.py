@@ -36,7 +36,7 @@ class AlertPrinter:
         self._is_live = sys.stderr is not None and sys.stderr.isatty()
         self._lock = threading.Lock()
         self._shown = 0
-        """Characters of the status line that is on the terminal."""
+        """The number of characters of the status line that is on the terminal."""
         self._has_begun = False
         # Only alerts go to stdout: a program may be reading them.
         self.actions = ActionRunner(self._show_result, output=_STDERR)

@@ -1,11 +1,11 @@
-"""The options of torch's CUDA caching allocator, read from its environment variable.
+"""Reads the options of torch's CUDA caching allocator from their environment variable.
 
 In:  "max_split_size_mb:128,expandable_segments:True", from PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF.
 Out: ``AllocatorSettings``.
 Runs in: anywhere; pure.
 
 Options that do not change device memory (pinned memory, backends, locks) are ignored. torch accepts
-``large_segment_size_mb`` since 2.10; an older torch refuses it itself.
+``large_segment_size_mb`` since 2.10; an older torch refuses this option itself.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from penstock.errors import ConfigError
 from penstock.units import MIB
 
 _INTERVALS = 16
-"""Number of size classes with their own rounding: 1 MiB, 2 MiB, ... 32 GiB and above."""
+"""The number of size classes with their own rounding: 1 MiB, 2 MiB, ... 32 GiB and above."""
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""In the order in which torch reads them."""
+"""The environment variables, in the order in which torch reads them."""
 _TOKENS = re.compile(r"[,:\[\]]|[^,:\[\]\s]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """How the allocator rounds, splits and releases memory. The defaults are torch's."""
+    """The rules by which the allocator rounds, splits and releases memory. The defaults are torch's."""
 
     large_segment_bytes: int = 20 * MIB
-    """Segment size for requests between 1 and 10 MiB."""
+    """The size of a segment for requests between 1 and 10 MiB."""
     max_split_bytes: int | None = None
-    """Blocks of this size and above are never split; None: every block may be split."""
+    """Blocks of this size or larger are never split; None if every block may be split."""
     max_non_split_rounding_bytes: int = 20 * MIB
-    """A block that may not be split can be this much larger than the request."""
+    """How many bytes larger than the request a block may be that cannot be split."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * _INTERVALS
-    """For each size class: sizes are rounded to this many steps between two powers of two; 0: no such rounding."""
+    """For each size class, the number of steps between two powers of two to which sizes are rounded; 0 for no such
+    rounding."""
     garbage_collection_threshold: float = 0.0
-    """Share of the limit above which old unused segments are released; 0: never."""
+    """The share of the limit above which old unused segments are released; 0 if they are never released."""
     expandable_segments: bool = False
-    """Segments grow in place; no new ones are allocated for larger requests."""
+    """Whether segments grow in place, so that no new segments are allocated for larger requests."""
     memory_fraction: float = 1.0
-    """Share of the device's memory that torch may take."""
+    """The share of the device's memory that torch may take."""
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
-        """Read the value of the environment variable. ``ConfigError`` names an option that cannot be read."""
+        """Read the value of the environment variable. Raises ConfigError with the name of an option that cannot be
+        read."""
         options = dict(_options(text))
         large = _megabytes(options, "large_segment_size_mb", least=11) or 20 * MIB
         return cls(
@@ -60,16 +62,16 @@ class AllocatorSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
-        """As torch reads them: only the first variable that is set counts."""
+        """Read the settings from the environment as torch does: only the first variable that is set counts."""
         return cls.parse(next((environment[name] for name in _VARIABLES if name in environment), ""))
 
     def divisions(self, size_bytes: int) -> int:
-        """The entry of ``roundup_power2_divisions`` for this size."""
+        """The entry of ``roundup_power2_divisions`` for a request of this size."""
         return self.roundup_power2_divisions[min(max(size_bytes.bit_length() - 21, 0), _INTERVALS - 1)]
 
 
 def _options(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each option's name and the tokens of its value."""
+    """The name of each option and the tokens of its value."""
     tokens = _TOKENS.findall(text)
     at = 0
     while at < len(tokens):
@@ -89,7 +91,7 @@ def _megabytes(options: Mapping[str, list[str]], name: str, *, least: int) -> in
         return None
     written = options[name][0]
     if not written.isdecimal() or int(written) < least:
-        raise ConfigError(f"PYTORCH_ALLOC_CONF: {name}:{written} is not a whole number of MiB from {least} up")
+        raise ConfigError(f"PYTORCH_ALLOC_CONF: {name}:{written} is not a whole number of MiB of at least {least}")
     return int(written) * MIB
 
 
@@ -106,7 +108,7 @@ def _share(options: Mapping[str, list[str]], name: str, default: float) -> float
 
 
 def _divisions(tokens: list[str]) -> tuple[int, ...]:
-    """One number for all sizes, or [256:1,512:2,1024:4,>:8] with MiB on the left."""
+    """Read one number for all sizes, or a list such as [256:1,512:2,1024:4,>:8] with sizes in MiB before the colons."""
     if tokens[0] != "[":
         return (_power_of_two(tokens[0]),) * _INTERVALS
     found, last = [0] * _INTERVALS, -1

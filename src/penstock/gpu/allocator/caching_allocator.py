@@ -1,7 +1,7 @@
-"""A model of torch's CUDA caching allocator: the memory it takes from the device for a sequence of requests.
+"""A model of torch's CUDA caching allocator: the memory that the allocator takes from the device for given requests.
 
-In:  requests and frees in order, settings, perhaps a limit.
-Out: bytes allocated and reserved, now and at the peak; ``DeviceFull`` where torch would run out of memory.
+In:  requests and frees in order, settings, and optionally a limit.
+Out: allocated and reserved bytes, now and at the peak; raises ``DeviceFull`` when torch would run out of memory.
 Runs in: anywhere; pure.
 
 The rules (torch 2.6 to 2.13; only ``large_segment_size_mb`` changed between them, see ``alloc_conf``):
@@ -12,8 +12,8 @@ The rules (torch 2.6 to 2.13; only ``large_segment_size_mb`` changed between the
   allocated.
 - If no block fits, the device gives a segment: 2 MiB for small requests, 20 MiB below 10 MiB, else the request rounded
   up to 2 MiB.
-- A freed block merges with free neighbours in its segment. Segments stay reserved until the device is full; then those
-  without an allocated block are released, and the request is tried again.
+- A freed block merges with free neighbours in its segment. Segments stay reserved until the device is full; then
+segments without an allocated block are released, and the request is tried again.
 
 All requests are on one stream. The address of a segment decides which of two equal free blocks is used first, so
 ``DeviceAddresses`` models CUDA's driver.
@@ -27,22 +27,22 @@ from penstock.gpu.allocator.alloc_conf import AllocatorSettings
 from penstock.units import MIB
 
 BLOCK_BYTES = 512
-"""Every block is a multiple of this."""
+"""The size of every block is a multiple of this number."""
 SMALL_BYTES = MIB
 """The largest request of the small pool."""
 _SMALL_SEGMENT_BYTES = 2 * MIB
 _LEAST_OWN_SEGMENT_BYTES = 10 * MIB
-"""From this size on, a request gets a segment of its own size."""
+"""A request of this size or larger gets a segment of its own size."""
 _ROUND_SEGMENT_BYTES = 2 * MIB
 _ROOM_BYTES = 1 << 50
-"""Address space of an expandable segment: more than any device has."""
+"""The address space of an expandable segment, which is larger than the memory of any device."""
 _STRETCH_BYTES = 32 * MIB
 _TOP_ADDRESS = 1 << 47
 _DEFAULT = AllocatorSettings()
 
 
 class DeviceFull(Exception):
-    """The request does not fit, although all unused segments have been released."""
+    """A request does not fit even though all unused segments have been released."""
 
     def __init__(self, *, request_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -54,7 +54,7 @@ class DeviceFull(Exception):
 
 
 class Block:
-    """A part of a segment, linked to its neighbours."""
+    """A part of a segment, with links to its neighbours."""
 
     __slots__ = ("address", "is_free", "is_mapped", "next", "pool", "previous", "size", "unused_since")
 
@@ -71,7 +71,7 @@ class Block:
 
 
 class _Pool:
-    """Free blocks, sorted by size and address, and the address space of expandable segments that has no memory."""
+    """The free blocks, sorted by size and address, and the parts of expandable segments that have no memory."""
 
     def __init__(self, *, is_small: bool, segment_bytes: int) -> None:
         self.is_small, self.segment_bytes = is_small, segment_bytes
@@ -103,26 +103,26 @@ class _Pool:
 
 
 class DeviceAddresses:
-    """One device's address space, as CUDA's driver assigns it on Linux.
+    """The address space of one device, as CUDA's driver assigns it on Linux.
 
-    The rule reproduces 17 trainings recorded on an H200 with driver 580, with one event different. Addresses go from
-    high to low, in stretches that begin at multiples of 32 MiB. The space behind a segment in its stretch is used for
-    later segments that fit.
+    The rule reproduces 17 trainings that were recorded on an H200 with driver 580; only one event differs. Addresses go
+    from high to low, in stretches that begin at multiples of 32 MiB. The space that a segment leaves in its stretch is
+    used for later segments that fit.
     """
 
     def __init__(self) -> None:
         self._lowest = _TOP_ADDRESS
         self._gaps: list[tuple[int, int]] = []
-        """Start and end of the free space above the lowest stretch, oldest first."""
+        """The start and the end of each free space above the lowest stretch, oldest first."""
         self._too_large = 0
-        """No gap has room for this size or a larger one."""
+        """The size from which on no gap has room for a segment."""
 
     def place(self, size: int) -> int:
         """The address of a new segment."""
         return self._in_gap(size) or self._new_stretch(size)
 
     def release(self, address: int, size: int) -> None:
-        """The segment's addresses are free again."""
+        """Make the addresses of a segment free again."""
         start, end = address, address + size
         for gap in [gap for gap in self._gaps if gap[1] == start or gap[0] == end]:
             self._gaps.remove(gap)
@@ -155,10 +155,10 @@ class DeviceAddresses:
 
 
 class CachingAllocator:
-    """One device's allocator."""
+    """The allocator of one device."""
 
     def __init__(self, settings: AllocatorSettings = _DEFAULT, *, limit_bytes: int | None = None) -> None:
-        """``limit_bytes``: the most that torch may reserve; None: no limit."""
+        """``limit_bytes`` is the most that torch may reserve; None for no limit."""
         self._settings = settings
         self._limit = limit_bytes
         self._small = _Pool(is_small=True, segment_bytes=_SMALL_SEGMENT_BYTES)
@@ -169,10 +169,10 @@ class CachingAllocator:
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self.retries = 0
-        """How many requests needed cached segments to be released first."""
+        """The number of requests for which cached segments had to be released first."""
 
     def allocate(self, request_bytes: int) -> Block:
-        """A block for the request. ``DeviceFull`` if the limit does not allow it."""
+        """A block for the request. Raises ``DeviceFull`` if the limit does not allow the request."""
         size = self._rounded(request_bytes)
         pool = self._small if size <= SMALL_BYTES else self._large
         block = self._find(pool, size) or self._take(pool, size)
@@ -186,7 +186,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block; its memory stays reserved."""
+        """Free a block. The memory of the block stays reserved."""
         self.allocated_bytes -= block.size
         block.is_free = True
         self._merge(block, block.previous)
@@ -235,7 +235,7 @@ class CachingAllocator:
         return pool.free.pop(address)
 
     def _least_expandable(self, pool: _Pool, at: int) -> int:
-        """A block that can grow is compared by the size it can grow to: the next one may fit better."""
+        """The block that fits best if each block that can grow counts with the size to which it can grow."""
 
         def reach(index: int) -> int:
             block = pool.free[pool.order[index][1]]
@@ -246,7 +246,7 @@ class CachingAllocator:
         return at
 
     def _take(self, pool: _Pool, size: int) -> Block:
-        """A new block from the device; unused segments are released first if it needs their memory."""
+        """A new block from the device. Unused segments are released first if the block needs their memory."""
         if self._limit is not None and self._settings.garbage_collection_threshold > 0:
             self._collect(self._limit)
         block = self._new_block(pool, size)
@@ -291,7 +291,7 @@ class CachingAllocator:
         block.pool.insert(rest)
 
     def _merge(self, block: Block, other: Block | None) -> None:
-        """Merge a free neighbour into ``block`` if both have memory or neither has."""
+        """Merge a free neighbour into ``block`` if both have memory or both have none."""
         if other is None or not other.is_free or other.is_mapped != block.is_mapped:
             return
         block.pool.take_out(other)
@@ -317,7 +317,7 @@ class CachingAllocator:
         self.reserved_bytes -= block.size
 
     def _release_oversized(self, pool: _Pool, size: int) -> bool:
-        """Release segments that may not be split, only as many as the request needs."""
+        """Release segments that may not be split, but only as many as the request needs."""
         most = self._settings.max_split_bytes
         if most is None or self._settings.expandable_segments:
             return False
@@ -333,7 +333,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _collect(self, limit: int) -> None:
-        """Release whole segments that were unused for longer than the mean, until the threshold holds."""
+        """Release whole segments that were unused for longer than the average, until memory is below the threshold."""
         excess = self.reserved_bytes - int(self._settings.garbage_collection_threshold * limit)
         pool = self._large
         while excess > 0:
@@ -355,12 +355,12 @@ class CachingAllocator:
             room = block.next
             if room is None or room.is_mapped or not self._map(room, min(room.size, size - block.size)):
                 return None
-            block = room  # it has merged with the free block before it
+            block = room  # ``room`` has merged with the free block before it
         pool.remove(block)
         return block
 
     def _roomy(self, pool: _Pool, size: int) -> Block:
-        """The lowest row of free and unmapped blocks with room for ``size`` bytes; its first block."""
+        """The first block of the lowest row of free and unmapped blocks with room for ``size`` bytes."""
         for address in pool.unmapped:
             room = pool.rooms[address]
             first = room.previous if room.previous is not None and room.previous.is_free else room

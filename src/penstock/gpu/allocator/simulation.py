@@ -1,6 +1,6 @@
-"""Simulates a script on the allocator: the peaks, and the allocations they consist of.
+"""Simulates a script on the allocator, and finds the peaks and the allocations that they consist of.
 
-In:  a script, a batch size, the allocator's settings, perhaps a limit.
+In:  a script, a batch size, the allocator's settings, and optionally a limit.
 Out: ``Peak``.
 Runs in: trainer, command line; pure.
 """
@@ -15,7 +15,8 @@ from penstock.gpu.allocator.caching_allocator import Block, CachingAllocator, De
 from penstock.gpu.trace.trace import ACTIVATIONS, Script
 
 STEPS = 3
-"""Simulated steps: the first has no optimizer state yet, the second sets most of the peaks, the third repeats it."""
+"""The number of simulated steps. The first has no optimizer state yet, the second reaches most of the peaks, and the
+third repeats the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +26,15 @@ class Peak:
     allocated_bytes: int
     reserved_bytes: int
     phase: str
-    """Phase of the step at the peak of allocated bytes."""
+    """The phase of the step at the peak of allocated bytes."""
     parts: dict[str, int]
-    """Kind -> bytes at that moment."""
+    """Kind -> bytes at the peak of allocated bytes."""
     modules: dict[str, int]
-    """Module -> bytes of its activations at that moment."""
+    """Module -> bytes of its activations at the peak of allocated bytes."""
     retries: int
-    """How many requests needed cached memory to be released first."""
+    """The number of requests for which cached memory had to be released first."""
     full: DeviceFull | None = None
-    """Set if the limit was not enough; the figures are the peaks up to that request."""
+    """The error if the limit was not enough; the figures are then the peaks up to the refused request."""
 
 
 def simulate(
@@ -104,11 +105,12 @@ class _Simulation:
             block = now.pop(-event, None) or before.pop(successors.get(-event, -event), None)
             if block is not None:
                 allocator.free(block)
-        # The second step frees the first's allocations by their ids; all later steps use the ids of the second.
+        # The second step frees allocations of the first step by their ids; all later steps use the ids of the second
+        # step.
         self._held = {**before, **now} if step == 0 else {**{k: v for k, v in before.items() if k not in now}, **now}
 
     def _live_at(self, steps: list[list[int]], step: int, at: int) -> Iterable[int]:
-        """Ids of the allocations that existed then."""
+        """The ids of the allocations that exist at event ``at`` of a step."""
         live: set[int] = set()
         for earlier, events in enumerate(steps[: step + 1]):
             successors = self._script.successors if earlier > 1 else {}

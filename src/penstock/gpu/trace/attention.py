@@ -1,11 +1,11 @@
-"""Scaled dot-product attention as CUDA runs it: the kernel, and the tensors that kernel keeps.
+"""Scaled dot-product attention as CUDA runs it: the choice of the kernel, and the tensors that the kernel keeps.
 
 In:  the arguments of ``scaled_dot_product_attention``, on meta tensors.
-Out: the result, through the operation that CUDA would choose; autograd then saves the same tensors as on CUDA.
+Out: the result of the operation that CUDA would choose, so that autograd saves the same tensors as on CUDA.
 Runs in: the tracing thread.
 
 On a device without a fused kernel, torch computes attention by plain arithmetic, which keeps every probability for the
-backward pass. CUDA's fused kernels keep one number per row.
+backward pass. CUDA's fused kernels keep only one number per row.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _chosen_kernel(
     is_causal: bool,
     enable_gqa: bool,
 ) -> str:
-    """ "cudnn", "flash", "efficient" or "math": the first, in torch's order, whose conditions hold."""
+    """ "cudnn", "flash", "efficient" or "math": the first kernel in torch's order whose conditions are met."""
     if any(tensor.dim() != 4 or tensor.shape[-1] == 0 or tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "math"
     if mask is not None and mask.stride(-1) != 1:
@@ -120,7 +120,8 @@ def _plain(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """Attention without a fused kernel: in float32, and it keeps every probability and the mask of its dropout."""
+    """Attention without a fused kernel. It computes in float32 and keeps every probability and the mask of its
+    dropout."""
     kind = query.dtype
     if kind in _HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
         query, key, value = query.float(), key.float(), value.float()
@@ -142,7 +143,8 @@ def _plain(
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The memory-efficient kernel needs rows that start at multiples of 8; another mask is copied with padding."""
+    """The mask for the memory-efficient kernel, whose rows must start at multiples of 8; any other mask is copied with
+    padding."""
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask
     length = mask.shape[-1]

@@ -1,13 +1,13 @@
 """Automatic mixed precision as CUDA applies it, for meta tensors.
 
 In:  a torch function and its arguments, inside ``torch.autocast("cuda")``.
-Out: the arguments, cast.
+Out: the arguments after the casts.
 Runs in: the tracing thread.
 
-torch's own autocast acts on CUDA tensors only. Its lists are repeated here by name: the functions that run in the lower
-precision, those that run in float32, and those that run in the widest type of their arguments. Autocast keeps weights
-that it has cast to the lower precision until the outermost autocast ends: a copy of every matrix during the forward
-pass.
+torch's own autocast acts on CUDA tensors only. Its lists are repeated here by name: functions that run in the lower
+precision, functions that run in float32, and functions that run in the widest type of their arguments. Autocast keeps
+weights that it has cast to the lower precision until the outermost autocast ends, so there is a copy of every matrix
+during the forward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLOAT32 = """
     _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
 """
 _FLOAT32_RESULT = "prod softmax log_softmax cumprod cumsum vector_norm matrix_norm norm sum"
-"""These get ``dtype=torch.float32``: the kernel converts while it reads, without a copy of the input."""
+"""Functions that get ``dtype=torch.float32``: their kernel converts while it reads, without a copy of the input."""
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 
 LOWER, FLOAT32, FLOAT32_RESULT, WIDEST = "lower", "float32", "float32 result", "widest"
@@ -48,28 +48,29 @@ def _policies() -> dict[Any, str]:
         for name in names.split():
             for home in _HOMES:
                 function = getattr(home, name, None)
-                # Functions of torch.nn.functional written in Python need no policy: the functions they call have one.
+                # Functions of torch.nn.functional that are written in Python need no policy, because the functions that
+                # they call have one.
                 if function is not None and not hasattr(function, "__code__"):
                     found[function] = policy
     return found
 
 
 POLICIES = _policies()
-"""Function, as a torch function mode receives it -> policy."""
+"""Function, in the form in which a torch function mode receives it -> policy."""
 
 
 class Casts:
-    """Casts arguments, and keeps autocast's cache of weights."""
+    """Casts arguments, and holds autocast's cache of weights."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clear(self) -> None:
-        """Call it when the outermost autocast ends."""
+        """Empty the cache of weights. This must be called when the outermost autocast ends."""
         self._kept.clear()
 
     def apply(self, policy: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments, cast as the policy says."""
+        """The arguments after the casts that the policy requires."""
         if policy == FLOAT32_RESULT:
             return self._float32_result(args, kwargs)
         if policy == WIDEST:

@@ -1,14 +1,14 @@
 """Makes torch treat meta tensors as CUDA tensors while a training is traced.
 
 In:  every call of a torch function from Python.
-Out: the call as CUDA would run it: its devices, its casts, its fused kernels.
+Out: the result of the call as CUDA would run it, with CUDA's casts and fused kernels.
 Runs in: the tracing thread. ``as_on_cuda`` restores torch at the end.
 
-Outside a function's own arguments, three parts of torch ask which device they run on:
+Three parts of torch find the device that they run on without looking at a function's arguments:
 
-- Without a GPU ``torch.autocast("cuda")`` disables itself, and models that ask a tensor for its device name "meta".
-- Checkpointing asks its inputs which device's autocast it has to restore for the second forward pass.
-- Optimizers handle many tensors at once on CUDA only, and the temporaries of that form are the peak of their step.
+- ``torch.autocast("cuda")`` disables itself without a GPU, and models that use a tensor's device get "meta".
+- Checkpointing reads from its inputs which device's autocast it has to restore for the second forward pass.
+- Optimizers handle many tensors at once only on CUDA, and the temporary tensors of this form are the peak of a step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Autocast = torch.amp.autocast_mode.autocast
 
 
 class CudaFunctions(TorchFunctionMode):
-    """The function mode. It owns autocast's cache."""
+    """The function mode that sees every call of a torch function. It owns autocast's cache."""
 
     def __init__(self, card: Card) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class CudaFunctions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _call_body(self, func: FunctionType, args: Any, kwargs: Any) -> Any:
-        """Run a function written in Python so that the functions it calls come through this mode too.
+        """Run a function that is written in Python so that the functions that it calls come through this mode too.
 
-        torch switches a mode off while the mode handles a call. With the mode on again, the function would pass itself
-        to the mode a second time and never reach its own body. It therefore runs as a copy whose check for modes
-        answers no.
+        torch switches a mode off while the mode handles a call. If the mode were simply switched on again, the function
+        would pass itself to the mode a second time and never reach its own body. A copy of the function therefore runs,
+        in which the check for modes returns False.
         """
         unchecked = self._unchecked.get(func)
         if unchecked is None:
@@ -97,7 +97,7 @@ class CudaFunctions(TorchFunctionMode):
 
 @contextmanager
 def as_on_cuda(casts: Casts) -> Iterator[None]:
-    """Autocast, checkpointing and optimizers take meta tensors for CUDA tensors inside this context."""
+    """A context in which autocast, checkpointing and optimizers treat meta tensors as CUDA tensors."""
     with ExitStack() as stack:
         for target, name, value in (
             (_Autocast, "__init__", _autocast_init),
@@ -116,7 +116,7 @@ def as_on_cuda(casts: Casts) -> Iterator[None]:
 
 
 def _on_meta(device: Any) -> Any:
-    """The meta device in place of a CUDA device; other devices as they are."""
+    """The meta device in place of a CUDA device; other devices are returned unchanged."""
     if device is None or isinstance(device, (int, torch.Tensor)):
         return device
     kind = device.split(":")[0] if isinstance(device, str) else getattr(device, "type", None)

@@ -1,7 +1,7 @@
-"""Functions that CUDA runs as one kernel and other devices as several.
+"""Functions that CUDA runs as one kernel, but other devices run as several.
 
 In:  a function and its arguments, on meta tensors.
-Out: the result, through the operation that runs on CUDA.
+Out: the result of the operation that runs on CUDA.
 Runs in: the tracing thread.
 """
 
@@ -17,7 +17,7 @@ _nn: Any = torch._C._nn  # type: ignore[attr-defined]
 
 
 def dropout(func: Any, args: Any, kwargs: Any) -> Any:
-    """One kernel, which keeps a mask of one byte per value."""
+    """Dropout runs as one kernel, which keeps a mask of one byte per value."""
     given, p, train = _bound(args, kwargs, ("input", "p", "train"))
     if train and 0 < p < 1 and given.numel():
         return torch.native_dropout(given, p, True)[0]
@@ -25,7 +25,7 @@ def dropout(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def softmax(func: Any, args: Any, kwargs: Any) -> Any:
-    """From float16 to float32 in one kernel; other types are converted first."""
+    """A softmax from float16 to float32 runs as one kernel; other types are converted first."""
     given = args[0] if args else kwargs["input"]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     into = kwargs.get("dtype", args[2] if len(args) > 2 else None)
@@ -36,7 +36,7 @@ def softmax(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """With an input that is not contiguous torch adds the bias in place, but not while a dispatch mode is active."""
+    """If the input is not contiguous, torch adds the bias in place, but not while a dispatch mode is active."""
     given, weight, bias = _bound(args, kwargs, ("input", "weight", "bias"))
     if bias is None or given.dim() < 3 or given.is_contiguous():
         return func(*args, **kwargs)
@@ -57,7 +57,7 @@ def cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _RmsNorm(torch.autograd.Function):
-    """One kernel, which keeps its input and one float32 per row."""
+    """RMS norm as one kernel, which keeps its input and one float32 per row."""
 
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, weight: torch.Tensor | None, width: int) -> torch.Tensor:
@@ -72,7 +72,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(func: Any, args: Any, kwargs: Any) -> Any:
-    """Fused since torch 2.8, if weight and input have the same type."""
+    """RMS norm is fused since torch 2.8 if the weight and the input have the same type."""
     given, shape, weight = _bound(args, kwargs, ("input", "normalized_shape", "weight"))
     if not hasattr(torch.ops.aten, "_fused_rms_norm") or (weight is not None and weight.dtype != given.dtype):
         return func(*args, **kwargs)
@@ -98,4 +98,4 @@ RULES = {
     **_all("log_softmax", softmax),
     **_all("rms_norm", rms_norm),
 }
-"""Function -> its replacement."""
+"""Function -> the function that replaces it."""

@@ -1,12 +1,12 @@
-"""Records what a training on meta tensors would allocate on the GPU, operation by operation.
+"""Records the memory that each operation of a training on meta tensors would allocate on the GPU.
 
-In:  every operation below autograd, on tensors without memory.
+In:  every operation below autograd; all tensors are without memory.
 Out: a ``Trace``.
 Runs in: the tracing thread.
 
-A storage counts as allocated when an operation first returns a tensor that has it, and as freed when Python frees the
-storage object: the training's own code holds and drops storages as on the GPU. ``scratch`` gives the memory that CUDA's
-kernels allocate inside an operation.
+A storage counts as allocated when an operation first returns a tensor with this storage. It counts as freed when Python
+frees the storage object, because the training's own code holds and drops storages as on the GPU. ``scratch`` gives the
+memory that CUDA's kernels allocate inside an operation.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 _READ = torch.ops.aten._local_scalar_dense.default
 _FLATTENED = (torch.float16, torch.float32, torch.float64)
-"""Types of weights that torch's recurrent layers put into one block."""
+"""The types of weights that torch's recurrent layers put into one block."""
 _DATA_DEPENDENT = {torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
 _USUAL = {
     **dict.fromkeys((torch.ops.aten.all.default, torch.ops.aten.all.dim), True),
     **dict.fromkeys((torch.ops.aten.any.default, torch.ops.aten.any.dim), False),
 }
-"""Models ask whether a mask is set everywhere, or whether any value is infinite. For an unpadded batch of finite values
-the answers are yes and no."""
+"""The assumed answers when models ask whether a mask is set everywhere (yes) or whether any value is infinite (no);
+both are right for an unpadded batch of finite values."""
 
 
 class NeedsValues(Exception):
-    """The model asked for a tensor's values, and meta tensors have none."""
+    """The model asked for the values of a tensor, but meta tensors have no values."""
 
 
 class _LiveStorage(weakref.ref):  # type: ignore[type-arg]
-    """Reference to a storage, with its key and the id of its allocation."""
+    """A weak reference to a storage, with the key of the storage and the id of its allocation."""
 
     __slots__ = ("key", "number")
     key: int
@@ -63,20 +63,20 @@ class _LiveStorage(weakref.ref):  # type: ignore[type-arg]
 
 
 class TraceRecorder(TorchDispatchMode):
-    """The dispatch mode that records."""
+    """The dispatch mode that records allocations."""
 
     def __init__(self, card: Card) -> None:
         super().__init__()
         self.trace = Trace()
         self.card = card
         self.module = ""
-        """Path of the module whose forward runs."""
+        """The path of the module whose forward method is running."""
         self.assumptions: dict[str, None] = {}
-        """The answers assumed where the model asked for values, in order."""
+        """The answers that were assumed when the model asked for values, in order."""
         self._live: dict[int, _LiveStorage] = {}
         self._answers: dict[int, bool] = {}
         self.is_paused = False
-        """Whether the operations that run now are not part of the training."""
+        """Whether recording is paused, because the operations that run now are not part of the training."""
         self._is_optimizing = False
         self._kept: set[str] = set()
         self._sole_owner_counts = _sole_owner_counts()
@@ -110,11 +110,11 @@ class TraceRecorder(TorchDispatchMode):
         return answer
 
     def _with_scratch(self, rule: OperationRule, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation that takes memory of its own while it runs."""
+        """Run an operation that takes memory of its own while it runs."""
         out = func(*args, **kwargs)
         self._record_all(out, func)
         if rule.uses_blas:
-            # cuBLAS takes its workspace at the first product of each thread, and autograd has its own thread.
+            # cuBLAS takes a workspace at the first product of each thread, and autograd has a thread of its own.
             self._keep(self.card.blas_workspace_bytes, f"cublas {BACKWARD if self.phase == BACKWARD else FORWARD}")
         taken = []
         for scratch in rule.scratches(args, out, self.card) if rule.scratches else ():
@@ -135,7 +135,7 @@ class TraceRecorder(TorchDispatchMode):
 
     @contextmanager
     def taking(self, scratch: Scratch, maker: str) -> Iterator[None]:
-        """Memory that a library takes while it runs."""
+        """A context in which a library takes memory until the context ends."""
         number = self._allocate_scratch(scratch, maker)
         try:
             yield
@@ -143,11 +143,11 @@ class TraceRecorder(TorchDispatchMode):
             self.trace.free(number)
 
     def keep_dropout_state(self) -> None:
-        """cuDNN's random numbers: one stream for every thread that can run."""
+        """Record the state of cuDNN's random numbers, which has one stream for every thread that can run."""
         self._keep(self.card.multiprocessors * self.card.threads_per_multiprocessor * 24, "cudnn dropout")
 
     def _keep(self, size_bytes: int, maker: str) -> None:
-        """Memory that a library takes at its first call and never frees."""
+        """Record memory that a library takes at its first call and never frees."""
         if maker not in self._kept:
             self._kept.add(maker)
             self.trace.kept_by_libraries.add(self._allocate(size_bytes, WORKSPACES, maker))
@@ -199,7 +199,8 @@ class TraceRecorder(TorchDispatchMode):
         return self.trace.allocate(size_bytes, kind, self.phase, maker, self.module)
 
     def _likely_kind(self) -> str:
-        """The kind until the trace shows what outlives its phase. Recomputed forwards count as activations."""
+        """The kind that an allocation has until the trace shows which allocations outlive their phase. Allocations of a
+        recomputed forward pass count as activations."""
         if self.phase == FORWARD or (self.phase == BACKWARD and torch.is_grad_enabled()):
             return ACTIVATIONS
         return TEMPORARIES
@@ -216,7 +217,7 @@ class TraceRecorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Operations inside this context are not part of the training."""
+        """A context for operations that are not part of the training."""
         self.is_paused = True
         try:
             yield
@@ -232,7 +233,7 @@ class TraceRecorder(TorchDispatchMode):
             self._kind = before
 
     def move_model(self, model: torch.nn.Module) -> None:
-        """Parameters and buffers, in the order in which ``model.to(device)`` moves them."""
+        """Record the parameters and buffers, in the order in which ``model.to(device)`` moves them."""
         with self._as(PARAMETERS):
             for child in model.children():
                 self.move_model(child)
@@ -243,7 +244,7 @@ class TraceRecorder(TorchDispatchMode):
                 self._flatten(list(model.parameters(recurse=False)))
 
     def _flatten(self, weights: list[torch.Tensor]) -> None:
-        """A recurrent layer on the GPU copies its weights into one block for cuDNN."""
+        """Record the block into which a recurrent layer on the GPU copies its weights for cuDNN."""
         keys = {weight.untyped_storage()._cdata for weight in weights}
         if len(keys) < len(weights) or not all(weight.dtype in _FLATTENED for weight in weights):
             return
@@ -252,7 +253,7 @@ class TraceRecorder(TorchDispatchMode):
         number = self._allocate(sum(weight.nbytes for weight in weights), PARAMETERS, "flatten")
         for live in storages:
             live.number = number
-        # Another layer's block stays while that layer has a weight in it.
+        # The block of another layer stays as long as that layer has a weight in this block.
         for unused in before - {live.number for live in self._live.values()}:
             self.trace.free(unused)
 
@@ -268,7 +269,7 @@ class TraceRecorder(TorchDispatchMode):
         self._is_optimizing = False
 
     def rename(self, tensors: Iterator[torch.Tensor], kind: str) -> None:
-        """Change the kind of these tensors' allocations."""
+        """Change the kind of the allocations of these tensors."""
         for tensor in tensors:
             live = self._live.get(tensor.untyped_storage()._cdata) if tensor.device.type == "meta" else None
             if live is not None:
@@ -276,13 +277,13 @@ class TraceRecorder(TorchDispatchMode):
 
 
 # -- sole owners ---------------------------------------------------------------------------------------------------
-# Where two gradients of one tensor meet, autograd adds the second into the first, in place, if it holds the only
-# reference to the first. It does not while a dispatch mode is active, and every such sum would count as a new
-# allocation. The number of references inside a mode differs between versions of torch, so it is measured.
+# When two gradients of one tensor meet, autograd adds the second to the first in place if autograd holds the only
+# reference to the first. While a dispatch mode is active, autograd does not add in place, and every sum would count as
+# a new allocation. The number of references inside a mode differs between versions of torch, so the number is measured.
 
 
 def _reference_counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """References to the tensor, and to its storage."""
+    """The number of references to the tensor, and the number of references to its storage."""
     count = getattr(tensor, "_use_count", None)
     storage = tensor.untyped_storage()
     return (count() if count is not None else 0, torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
@@ -301,7 +302,7 @@ class _OwnerProbe(TorchDispatchMode):
 
 @cache
 def _sole_owner_counts() -> tuple[int, int] | None:
-    """The counts of a gradient that autograd alone holds; None where torch does not show them."""
+    """The reference counts of a gradient that only autograd holds; None if torch does not show these counts."""
     probe = _OwnerProbe()
     tensor = torch.empty(8, device="meta", requires_grad=True)
     with probe:
@@ -311,7 +312,7 @@ def _sole_owner_counts() -> tuple[int, int] | None:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has neither gaps nor overlaps, in any order of dimensions."""
+    """Whether the tensor has no gaps and no overlaps in memory, whatever the order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -322,7 +323,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _user_line(func: Any) -> str:
-    """The line of the user's code, outside torch, that asked for a value."""
+    """The line of the user's code that asked for a value."""
     for frame in reversed(traceback.extract_stack()):
         if "/torch/" not in frame.filename and "/penstock/gpu/" not in frame.filename:
             return f"{frame.filename}:{frame.lineno}: {frame.line}"

@@ -1,12 +1,12 @@
-"""LSTM, GRU and plain recurrent layers through cuDNN.
+"""LSTM, GRU and plain recurrent layers as cuDNN runs them.
 
 In:  the arguments of ``torch.lstm``, ``torch.gru`` and the plain layers, on meta tensors.
-Out: outputs of the right shapes; autograd keeps cuDNN's reserve space.
+Out: outputs of the right shapes, while autograd keeps cuDNN's reserve space.
 Runs in: the tracing thread.
 
-The size of the reserve space, kept for the backward pass, is known: it equals that of cuDNN 9.19 on an H200 to the byte
-in 72 shapes. The size of the workspace is a guess: its median error over those shapes is 7%, and it is off by half for
-layers much narrower than their input. Estimates therefore have a range.
+The size of the reserve space, which is kept for the backward pass, is known: in 72 shapes it equals the size in cuDNN
+9.19 on an H200 to the byte. The size of the workspace is a guess: the median error over these shapes is 7%, but the
+error is a half for layers that are much narrower than their input. Estimates therefore have a range.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from penstock.gpu.trace.recorder import TraceRecorder
 from penstock.gpu.trace.scratch import Scratch
 
 _KEPT = {"lstm": 6, "gru": 7, "rnn_tanh": 2, "rnn_relu": 2}
-"""Values kept for the backward pass, per unit of the hidden state and per layer; the last layer keeps one less."""
+"""Kind -> the values that are kept for the backward pass, per unit of the hidden state and per layer; the last layer
+keeps one value less than the others."""
 _LONG = 512
-"""From this many steps on, cuDNN's workspace holds one value less per unit."""
+"""The number of steps from which on cuDNN's workspace holds one value less per unit."""
 _ALIGNED_BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LayerSizes:
-    """Sizes of one call."""
+    """The sizes of one call of a recurrent layer."""
 
     kind: str
     layers: int
@@ -54,14 +55,14 @@ class _LayerSizes:
 
     @property
     def work_bytes(self) -> int:
-        """Gates and inputs of every step, and the weights in cuDNN's order."""
+        """The bytes of the workspace: the gates and inputs of every step, and the weights in cuDNN's order."""
         deeper = self.units * self.directions if self.layers > 1 else 0
         values = (3 if self.steps >= _LONG else 4) * self.units + 2 * max(self.inputs, deeper)
         return self.steps * self.batch * self.directions * values * self.item_bytes + 3 * self.weight_bytes // 2
 
 
 def _recorder() -> TraceRecorder | None:
-    """The active recorder; None while the code that runs is not part of the training."""
+    """The active recorder; None while code runs that is not part of the training."""
     found = [
         mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, TraceRecorder) and not mode.is_paused
     ]
@@ -74,18 +75,19 @@ def _taking(need: Scratch, what: str) -> AbstractContextManager[None]:
 
 
 def _working(shape: _LayerSizes) -> AbstractContextManager[None]:
-    """Records cuDNN's workspace."""
+    """A context in which cuDNN's workspace is recorded."""
     return _taking(Scratch(shape.work_bytes, is_guess=True), f"cudnn {shape.kind}")
 
 
 def _copying(tensor: torch.Tensor) -> AbstractContextManager[None]:
-    """cuDNN needs steps first and no gaps, and copies any other tensor. A copy of 0 bytes is recorded too, so that the
-    steps of different batch sizes have the same events."""
+    """A context for the copy that cuDNN makes of a tensor with gaps, or with another dimension than steps first. A copy
+    of 0 bytes is recorded too, so that steps of different batch sizes have the same events."""
     return _taking(Scratch(0 if tensor.is_contiguous() else tensor.nbytes), "cudnn copy")
 
 
 class _Layers(torch.autograd.Function):
-    """Forward returns output, last state and last cell, and keeps the reserve. Backward returns the gradients."""
+    """The forward pass returns the output, the last state and the last cell, and keeps the reserve space. The backward
+    pass returns the gradients."""
 
     @staticmethod
     def forward(
@@ -158,7 +160,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _CastTogether(torch.autograd.Function):
-    """Puts the weights into one block for cuDNN where the layer itself has not: after a cast, and in bfloat16."""
+    """Puts the weights into one block for cuDNN if the layer itself has not done so, which is the case after a cast and
+    in bfloat16."""
 
     @staticmethod
     def forward(ctx: Any, kind: torch.dtype, *weights: torch.Tensor) -> Any:
@@ -173,4 +176,4 @@ class _CastTogether(torch.autograd.Function):
 
 
 RULES = {getattr(torch._VF, kind): _run for kind in _KEPT}
-"""Function -> its replacement."""
+"""Function -> the function that replaces it."""

@@ -1,13 +1,13 @@
-"""Sums on CUDA: the memory that torch's reduction kernel takes for partial results.
+"""Sums on CUDA: the memory for partial results that torch's reduction kernel takes.
 
-In:  a tensor and the dimensions summed over.
-Out: ``Reduction``: the bytes needed, for these sizes and others.
+In:  a tensor, and the dimensions over which it is summed.
+Out: ``Reduction``, which gives the needed bytes for these sizes and for other sizes.
 Runs in: the tracing thread; pure.
 
-torch spreads a sum of many rows with few results over many blocks, and each block writes its part to memory first. For
-the gradient of a bias, the parts can take more memory than the gradient that is summed. The number of blocks depends on
-the card. The rules are those of torch 2.11's kernel; trainings recorded on an H200 agree with them except for a few KiB
-of counters.
+torch spreads a sum of many rows with few results over many blocks, and each block first writes its partial sum to
+memory. For the gradient of a bias, the partial sums can take more memory than the gradient that is summed. The number
+of blocks depends on the card. The rules come from the kernel of torch 2.11; trainings that were recorded on an H200
+agree with these rules, except for a few KiB of counters.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _WARP = 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256
 """The least and the most values that one thread sums."""
 _WIDEST = 4
-"""The most neighbouring results, or inputs, that one thread handles at once."""
+"""The most neighbouring results or inputs that one thread handles at the same time."""
 _MOST_OFFSET = 2**31 - 1
-"""Larger tensors are summed in halves: the kernel counts in 32 bits."""
+"""The largest offset in a tensor that is summed as a whole. A larger tensor is summed in halves, because the kernel
+counts in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,24 +35,24 @@ class Reduction:
 
     results: int
     inputs: int
-    """Values in each of them."""
+    """The number of values that are summed for each result."""
     item_bytes: int
-    """Size of a value."""
+    """The size of a value."""
     sum_bytes: int
-    """Size of a partial sum."""
+    """The size of a partial sum."""
     is_along_rows: bool
-    """The values of one sum are neighbours in memory."""
+    """Whether the values of one sum are neighbours in memory."""
     is_whole: bool
-    """The sum covers the whole tensor, which has no gaps."""
+    """Whether the sum covers the whole tensor, without gaps."""
     width: int
-    """Neighbouring results that one thread handles."""
+    """The number of neighbouring results that one thread handles."""
     multiprocessors: int
     threads: int
-    """Threads that a multiprocessor runs at once."""
+    """The threads that a multiprocessor runs at the same time."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory for partial sums."""
+        """The bytes that partial sums take."""
         results, inputs = self.results, self.inputs
         if not results or not inputs:
             return 0
@@ -87,7 +88,7 @@ class Reduction:
 
 
 def reduction(tensor: torch.Tensor, dims: Iterable[int] | None, multiprocessors: int, threads: int = 2048) -> Reduction:
-    """The sum of ``tensor`` over ``dims``; None or empty: over all dimensions."""
+    """The sum of ``tensor`` over ``dims``; None or no dimensions stands for all dimensions."""
     summed = {dim % tensor.dim() for dim in dims or range(tensor.dim())} if tensor.dim() else set()
     within = _joined(place for dim, place in _numbered(tensor) if dim in summed)
     beside = _joined(place for dim, place in _numbered(tensor) if dim not in summed)
@@ -115,12 +116,12 @@ def reduction(tensor: torch.Tensor, dims: Iterable[int] | None, multiprocessors:
 
 
 def _numbered(tensor: torch.Tensor) -> list[tuple[int, tuple[int, int]]]:
-    """Dimension -> stride and size, without dimensions of size 1."""
+    """Pairs of a dimension and its stride and size; dimensions of size 1 are left out."""
     return [(dim, (tensor.stride(dim), size)) for dim, size in enumerate(tensor.shape) if size != 1]
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Strides and sizes, smallest stride first; dimensions without a gap between them become one."""
+    """The strides and sizes, smallest stride first; dimensions without a gap between them are joined to one."""
     joined: list[tuple[int, int]] = []
     for stride, size in sorted(places):
         if joined and joined[-1][0] * joined[-1][1] == stride:
@@ -136,11 +137,11 @@ def _power_of_two(count: int, most: int) -> int:
 
 
 def between(first: Reduction, second: Reduction, share: float) -> Reduction:
-    """The same sum, with sizes interpolated between two that are known."""
+    """The same sum for a batch size between two known batch sizes. Its sizes are interpolated."""
 
     def at(one: int, other: int) -> int:
         return max(1, round(one + share * (other - one)))
 
-    # With a batch of one, strides do not show the layout: take the layout from the larger batch.
+    # The layout comes from the larger batch, because strides do not show the layout of a batch of one.
     larger = max(first, second, key=lambda one: one.results * one.inputs)
     return replace(larger, results=at(first.results, second.results), inputs=at(first.inputs, second.inputs))

@@ -1,11 +1,11 @@
 """Memory that CUDA's kernels allocate for themselves while an operation runs.
 
-In:  an operation's arguments and results, the card.
+In:  the arguments and results of an operation, the card.
 Out: ``Scratch``: bytes that are freed when the operation ends.
 Runs in: the tracing thread.
 
-The rules for torch's own kernels follow their sources. A heuristic inside cuDNN chooses the size of cuDNN's workspaces,
-so those sizes are guesses, and estimates have a range for them.
+The rules for torch's own kernels follow the source code of these kernels. A heuristic inside cuDNN chooses the size of
+cuDNN's workspaces, so these sizes are guesses here, and estimates have a range.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from penstock.gpu.trace.reductions import Reduction, reduction
 _ROWS_PER_THREAD = 10
 _HALF = (torch.float16, torch.bfloat16)
 _SORT_FREE_INDICES = 3072
-"""Up to this many indices, an embedding's gradient needs no sorting."""
+"""The most indices for which the gradient of an embedding needs no sorting."""
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory taken during one operation."""
+    """Memory that is taken during one operation."""
 
     size_bytes: int
     is_guess: bool = False
     reduction: Reduction | None = None
-    """The sum that needs it, which gives its size for other batch sizes."""
+    """The sum that needs this memory, if any; it gives the size of the memory for other batch sizes."""
 
 
 Scratches = Callable[[Any, Any, Card], Iterator[Scratch]]
-"""Arguments: those of the operation, its result, the card."""
+"""A function with three arguments: the arguments of the operation, the result of the operation, the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class OperationRule:
 
     scratches: Scratches | None = None
     one_after_another: bool = False
-    """Each is freed before the next is allocated; else all exist at once."""
+    """Whether each piece of memory is freed before the next is allocated; if not, all exist at the same time."""
     uses_blas: bool = False
-    """cuBLAS computes it."""
+    """Whether cuBLAS computes the operation."""
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -60,12 +60,13 @@ def _rounded(count: int, to: int) -> int:
 
 
 def _embedding_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """Memory to sort the indices; then a partial sum for every run of equal indices."""
+    """Memory for sorting the indices, and then a partial sum for every run of equal indices."""
     grad, indices, rows = args[:3]
     count, width = indices.numel(), grad.shape[-1]
     if not grad.is_contiguous():
         yield Scratch(_bytes(grad))
-    # Few indices need none of this. It is recorded with 0 bytes, so that steps of all batch sizes have the same events.
+    # Few indices need no sorting. The memory is then recorded with 0 bytes, so that steps of all batch sizes have the
+    # same events.
     index_bytes = indices.element_size() if count > _SORT_FREE_INDICES else 0
     segments = min(count, rows)
     partial = count // _ROWS_PER_THREAD + segments
@@ -75,7 +76,8 @@ def _embedding_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
 
 
 def _flash_attention_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """Row sums, the query's gradient in float32, and where heads share keys and values, a gradient of them per head."""
+    """Row sums, and the gradient of the query in float32. If heads share keys and values, there is also a gradient of
+    the keys and values for each head."""
     query, key = args[1:3]
     batch, heads, length, width = query.shape
     rows = _rounded(length, 128)
@@ -88,12 +90,12 @@ def _flash_attention_backward(args: Any, out: Any, card: Card) -> Iterator[Scrat
 
 
 def _cudnn_attention_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """As flash attention, in one allocation."""
+    """The same memory as for flash attention, but in one allocation."""
     yield Scratch(sum(need.size_bytes for need in _flash_attention_backward(args, out, card)) + 256)
 
 
 def _efficient_attention_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """Row sums; float32 needs a product as large as the output for them. Half precision needs float32 gradients."""
+    """Row sums, for which float32 needs a product as large as the output. Half precision needs float32 gradients."""
     query, key, value = args[1:4]
     batch, heads, length, _ = query.shape
     yield Scratch(batch * heads * length * value.shape[-1] * 4 if query.element_size() == 4 else 0)
@@ -103,14 +105,14 @@ def _efficient_attention_backward(args: Any, out: Any, card: Card) -> Iterator[S
 
 
 def _convolution(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """cuDNN's tensor-core kernels need channels last, and copy input and weight that are stored otherwise."""
+    """cuDNN's kernels for tensor cores need channels last, and copy an input or weight that is stored differently."""
     given, weight = args[:2]
     if _is_copied(given, weight):
         yield Scratch(_bytes(given) + _bytes(weight), is_guess=True)
 
 
 def _convolution_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """The input's gradient, then the weight's. For each, both operands are copied."""
+    """The gradient of the input, then the gradient of the weight. Both operands are copied for each gradient."""
     grad, given, weight = args[:3]
     if _is_copied(given, weight):
         for part in out[:2]:
@@ -119,7 +121,8 @@ def _convolution_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
 
 
 def _is_copied(given: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Not for kernels of one pixel: those are matrix products in any layout."""
+    """Whether operands are copied. With a kernel of one pixel they are not, because it is a matrix product in any
+    layout."""
     return (
         given.dim() == 4
         and any(size > 1 for size in weight.shape[2:])
@@ -128,20 +131,20 @@ def _is_copied(given: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _safe_softmax(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """The kernel searches for rows that are masked completely."""
+    """Memory in which the kernel marks rows that are masked completely."""
     yield Scratch(out.numel())
     yield Scratch(out.numel() // max(1, out.shape[args[1]]))
 
 
 def _norm_backward(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """Partial sums of the weight's gradient and the bias's."""
+    """Partial sums of the gradient of the weight and of the gradient of the bias."""
     width = math.prod(args[2])
     for _ in range(2):
         yield Scratch(128 * width * 4)
 
 
 def _sum(args: Any, out: Any, card: Card) -> Iterator[Scratch]:
-    """A copy in the type of the result, where the kernel cannot read the input's type; partial sums."""
+    """Partial sums, and a copy in the type of the result if the kernel cannot read the type of the input."""
     given, kind = args[0], out.dtype
     is_readable = given.dtype == kind or (given.dtype in _HALF and kind == torch.float32)
     yield Scratch(0 if is_readable else given.numel() * out.element_size())
@@ -175,4 +178,4 @@ def _rules() -> dict[Any, OperationRule]:
 
 
 RULES = _rules()
-"""Operation -> its rule."""
+"""Operation -> the rule for its memory."""

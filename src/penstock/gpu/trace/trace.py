@@ -1,12 +1,12 @@
 """The allocations and frees of a traced training, and the script that they make for any batch size.
 
-In:  calls from the recorder: two steps with one batch size and, where it works, a third with another.
-Out: ``Trace``: one number per event, one row per allocation. ``Script``: the events of setup, first and later steps,
-     and every allocation's size as a function of the batch size.
+In:  calls from the recorder: two steps with one batch size and, if the model accepts it, a third step with another.
+Out: ``Trace``, with one number per event and one row per allocation. ``Script``, with the events of the setup, of the
+     first step and of later steps, and the size of every allocation as a function of the batch size.
 Runs in: trainer, command line. Needs no GPU.
 
-All later steps are like the second; only the first creates the optimizer's state. Some allocations of one step are
-freed in the next (gradients, the batch, the loss): they are matched by the order in which they were made.
+All later steps are like the second step; only the first step creates the optimizer's state. Some allocations of one
+step (gradients, the batch, the loss) are freed in the next step and are matched by the order in which they were made.
 """
 
 from __future__ import annotations
@@ -28,37 +28,40 @@ class TracedStep:
 
     batch_size: int
     first: int
-    """Index of its first event."""
+    """The index of the first event of the step."""
     end: int = 0
-    """Index after its last event."""
+    """The index after the last event of the step."""
 
 
 @dataclass(kw_only=True)
 class Trace:
-    """Allocations by id, from 1; events by time: an id when it is allocated, minus the id when it is freed."""
+    """All allocations, with ids from 1, and all events in order of time. An event is the id of an allocation that is
+    made, or minus the id of an allocation that is freed."""
 
     sizes: list[int] = field(default_factory=lambda: [0])
     """Bytes requested."""
     kinds: list[str] = field(default_factory=lambda: [""])
-    """One of the kinds above."""
+    """Id -> the kind of the allocation, which is one of the kinds above."""
     phases: list[str] = field(default_factory=lambda: [""])
-    """One of the phases above."""
+    """Id -> the phase of the allocation, which is one of the phases above."""
     makers: list[str] = field(default_factory=lambda: [""])
-    """The operation that allocated it."""
+    """Id -> the operation that made the allocation."""
     modules: list[str] = field(default_factory=lambda: [""])
-    """Path in the model of the module whose forward was running; "": none was."""
+    """Id -> the path of the module whose forward method was running; "" if no module was running."""
     uncertain: set[int] = field(default_factory=set)
-    """Ids whose size is a guess: workspaces that a library chooses at run time."""
+    """The ids of allocations whose size is a guess, such as workspaces that a library chooses at run time."""
     kept_by_libraries: set[int] = field(default_factory=set)
-    """Ids that a library allocates at its first call and never frees: they occur in the first step only."""
+    """The ids of allocations that a library makes at its first call and never frees; they occur only in the first
+    step."""
     reductions: dict[int, Reduction] = field(default_factory=dict)
-    """Ids of partial sums -> the sum: their size does not grow linearly with the batch."""
+    """Id of partial sums -> the sum, from which their size is computed, because it does not grow linearly with the
+    batch."""
     events: list[int] = field(default_factory=list)
     steps: list[TracedStep] = field(default_factory=list)
     """The steps. The events before the first step move the model to the device."""
 
     def allocate(self, size_bytes: int, kind: str, phase: str, maker: str, module: str) -> int:
-        """Record an allocation; return its id."""
+        """Record an allocation, and return its id."""
         number = len(self.sizes)
         self.sizes.append(size_bytes)
         self.kinds.append(kind)
@@ -80,22 +83,23 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """When each allocation is made and freed, and its size for any batch size."""
+    """The order in which allocations are made and freed, and the size of each allocation for any batch size."""
 
     trace: Trace
     setup: list[int]
     first: list[int]
     later: list[int]
     successors: dict[int, int]
-    """Allocation of the first step that the second frees -> allocation of the second that a third frees instead."""
+    """Allocation of the first step that the second step frees -> allocation of the second step that a third step frees
+    instead."""
     batch_size: int
-    """Batch size of the first two steps."""
+    """The batch size of the first two steps."""
     other_batch_size: int | None = None
-    """Batch size of the third step; None: sizes are known for ``batch_size`` only."""
+    """The batch size of the third step; None if sizes are known only for ``batch_size``."""
     other_sizes: dict[int, int] = field(default_factory=dict)
     """Id -> bytes at the other batch size, for allocations whose size differs."""
     other_sums: dict[int, Reduction] = field(default_factory=dict)
-    """Id of partial sums -> the sum at the other batch size."""
+    """Id of partial sums -> their sum at the other batch size."""
 
     @property
     def is_regular(self) -> bool:
@@ -103,7 +107,7 @@ class Script:
         return self.other_batch_size is not None
 
     def sizes(self, batch_size: int) -> list[int]:
-        """Bytes of every allocation."""
+        """The bytes of every allocation, by id."""
         sizes = list(self.trace.sizes)
         if self.other_batch_size is None or batch_size == self.batch_size:
             return sizes
@@ -113,7 +117,7 @@ class Script:
             slope = (other - mine) / span
             if not mine or not other or mine - slope * self.batch_size >= -0.5:
                 sizes[number] = max(0, round(mine + slope * (batch_size - self.batch_size)))
-            else:  # a line would be negative at batch size 0: the size grows faster than the batch
+            else:  # the size grows faster than the batch: a line would be negative at batch size 0
                 power = math.log(other / mine) / math.log(self.other_batch_size / self.batch_size)
                 sizes[number] = round(mine * (batch_size / self.batch_size) ** power)
         share = (batch_size - self.batch_size) / span
@@ -149,7 +153,7 @@ def script_of(trace: Trace) -> Script:
 
 
 def _mark_temporaries(trace: Trace) -> None:
-    """An allocation freed before the backward pass begins is a temporary, not an activation."""
+    """Mark each allocation that is freed before the backward pass begins as a temporary one, not as an activation."""
     forward, phase, born = 0, FORWARD, {}
     for event in trace.events:
         if event > 0:
@@ -163,7 +167,7 @@ def _mark_temporaries(trace: Trace) -> None:
 
 
 def _successors(trace: Trace, first: TracedStep, later: TracedStep) -> dict[int, int]:
-    """Match the allocations that each step leaves for the next step to free, in order."""
+    """Match, in order, the allocations that each step leaves for the next step to free."""
     made_first = {event for event in trace.events[first.first : first.end] if event > 0}
     freed_later = {-event for event in trace.events[later.first : later.end] if event < 0}
     made_later = {event for event in trace.events[later.first : later.end] if event > 0}
@@ -182,7 +186,7 @@ def _label(trace: Trace, number: int) -> tuple[str, str, str]:
 
 
 def _matched(trace: Trace, script: Script, other: TracedStep) -> dict[int, int] | None:
-    """Allocation -> the same allocation at the other batch size; None if the two steps' events differ."""
+    """Allocation -> the same allocation at the other batch size; None if the events of the two steps differ."""
     counterparts: dict[int, int] = {}
     events = trace.events[other.first : other.end]
     if len(events) != len(script.later):

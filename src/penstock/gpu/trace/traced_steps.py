@@ -1,7 +1,7 @@
-"""A few training steps on meta tensors, which have shapes and no memory, with every allocation recorded.
+"""Runs a few training steps on meta tensors, which have shapes but no memory, and records every allocation.
 
 In:  a ``TrainingSetup``, the batch size of each step, a card.
-Out: a ``Trace``, and the answers that were assumed where the model asked for values.
+Out: a ``Trace``, and the answers that were assumed when the model asked for values.
 Runs in: the tracing thread.
 """
 
@@ -23,10 +23,10 @@ from penstock.gpu.training import TrainingSetup
 
 
 def trace_steps(setup: TrainingSetup, sizes: Sequence[int], card: Card) -> tuple[Trace, tuple[str, ...]]:
-    """One model's steps with batches of these sizes, in order, and the assumptions made on the way.
+    """Run one model's steps with batches of these sizes, in order. Returns the trace and the assumed answers.
 
-    The first two steps must work. Tracing ends at a later one that fails, because the model may not accept every
-    batch size.
+    The first two steps must work. If a later step fails, tracing ends, because the model may not accept every batch
+    size.
     """
     functions = CudaFunctions(card)
     recorder = TraceRecorder(card)
@@ -54,7 +54,7 @@ def trace_steps(setup: TrainingSetup, sizes: Sequence[int], card: Card) -> tuple
                     break
                 recorder.trace.end_step()
                 _name_kinds(recorder, model, optimizer)
-        # What is freed together with the model is not part of a step.
+        # Allocations that are freed together with the model are not part of a step.
         trace, recorder.trace = recorder.trace, Trace()
     return trace, tuple(recorder.assumptions)
 
@@ -65,7 +65,7 @@ def _batch(setup: TrainingSetup, size: int, recorder: TraceRecorder) -> Any:
             with torch.device("meta"):
                 batch = setup.make_batch(size)
         except (NotImplementedError, RuntimeError):
-            batch = setup.make_batch(size)  # it needs values, and one batch fits into host memory
+            batch = setup.make_batch(size)  # the batch needs values, and one batch fits into host memory
         batch = setup.moved(batch, "meta")
     tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
     if not tensors:
@@ -75,7 +75,8 @@ def _batch(setup: TrainingSetup, size: int, recorder: TraceRecorder) -> Any:
 
 
 class _MetaScaler:
-    """Allocates as ``torch.amp.GradScaler`` does: a scale, and two numbers for the search for infinities."""
+    """Allocates the same memory as ``torch.amp.GradScaler``: a scale, and two numbers for the search for infinite
+    values."""
 
     def __init__(self, model: torch.nn.Module, recorder: TraceRecorder) -> None:
         self._model, self._recorder = model, recorder
@@ -96,7 +97,7 @@ class _MetaScaler:
         optimizer.step()
 
     def update(self) -> None:
-        """The scale changes in place."""
+        """Change the scale in place, which allocates nothing."""
 
 
 def _name_kinds(recorder: TraceRecorder, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -108,7 +109,7 @@ def _name_kinds(recorder: TraceRecorder, model: torch.nn.Module, optimizer: torc
 
 @contextlib.contextmanager
 def _module_names(model: torch.nn.Module, recorder: TraceRecorder) -> Iterator[None]:
-    """Keeps ``recorder.module`` at the module whose forward runs."""
+    """A context in which ``recorder.module`` is the path of the module whose forward method is running."""
     names = {module: name for name, module in model.named_modules()}
     above: list[str] = []
 
@@ -132,23 +133,23 @@ def _module_names(model: torch.nn.Module, recorder: TraceRecorder) -> Iterator[N
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """One clear error for anything that fails inside the user's code."""
+    """A context that turns any error of the user's code into one clear ConfigError."""
     try:
         yield
     except PenstockError:
         raise
     except NeedsValues as error:
         raise ConfigError(
-            f"{what} cannot be traced: it asks for a tensor's values, and traced tensors have none ({error}). Give the "
-            f"model that value as a Python number, or pass step= without that part; where there is a GPU, measure "
-            f"instead"
+            f"{what} cannot be traced: it asks for a tensor's values, but traced tensors have no values ({error}). "
+            f"Give the model this value as a Python number, or pass a step= without this part; if there is a GPU, "
+            f"measure instead"
         ) from error
     except Exception as error:
         text = str(error).strip().splitlines()
         first = f"{type(error).__name__}: {text[0] if text else 'no message'}"
         if "meta" in str(error):
             first += (
-                " (tensors are traced on torch's meta device: they have shapes and no values. Operations that need "
-                "values cannot be traced, and neither can custom kernels without an implementation for that device)"
+                " (traced tensors are on torch's meta device: they have shapes but no values. Operations that need "
+                "values cannot be traced; nor can custom kernels without an implementation for the meta device)"
             )
         raise ConfigError(f"{what} failed: {first}") from error

@@ -1,12 +1,12 @@
-"""Large Python containers inside a dataset, and the memory each costs a worker.
+"""Large Python containers inside a dataset, and the memory that each container costs a worker.
 
 In:  any object.
-Out: ``Container``s, the most costly first, with the path to each.
-Runs in: trainer, command line. Only reads: no property, method or iterator of the object's classes runs.
+Out: ``Container``s, the most costly first, each with its path.
+Runs in: trainer, command line. No property, method or iterator of the object's classes runs.
 
 A forked worker shares the trainer's pages until either process writes to them. Reading an object writes its reference
-count, so a worker that has read all items of a list has copied the pages of all of them. Of a large container, a sample
-of some thousand items is measured.
+count, so a worker that has read all items of a list has copied the pages of all items. For a large container, some
+thousand of its items are measured.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ from penstock.lab.dataset.object_parts import (
 from penstock.units import MIB
 
 _NAMED_ITEMS = 32
-"""Containers up to this length are walked item by item, so that each large object in them has a path of its own."""
+"""The largest length of containers that are examined item by item, so that each large object in them has its own
+path."""
 _NAMED_MOST, _NAMED_DEPTH = 20_000, 50
-"""The most objects with a path of their own, and the deepest nesting of containers."""
+"""The most objects that get a path of their own, and the deepest nesting of containers that is examined."""
 _SAMPLE, _INNER_SAMPLE = 10_000, 64
 _DEEPEST = 30
 _TELLING_PAIRS = 3.0
-"""With fewer expected repeats than this, their absence has no meaning."""
+"""If fewer repeats than this number are expected, finding no repeat proves nothing."""
 _SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One container and everything that is reached through it alone."""
+    """One container, with everything that can be reached only through this container."""
 
     path: str
-    """How to reach it from the dataset."""
+    """The path from the dataset to the container, as a Python expression."""
     kind: str
     """Its type."""
     holds: str
-    """The type of most items; empty where workers copy none."""
+    """The type of most items; empty if workers copy no items."""
     items: int
     """The number of items."""
     bytes: int
-    """The container and all objects in it: a spawned worker gets a copy of them."""
+    """The bytes of the container and all objects in it, which a spawned worker gets a copy of."""
     per_worker_bytes: int
-    """Bytes that a forked worker has copied after it has read all items; 0 if reading copies none."""
+    """The bytes that a forked worker has copied after it has read all items; 0 if reading copies nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +67,13 @@ class Containers:
     """The containers that were found."""
 
     found: tuple[Container, ...]
-    """The most costly first."""
+    """The containers, the most costly first."""
     complete: bool
-    """Whether the time was enough for the whole object."""
+    """Whether there was enough time to examine the whole object."""
 
     @property
     def per_worker_bytes(self) -> int:
-        """Bytes of them that a worker copies in an epoch."""
+        """The bytes of all these containers that a worker copies in an epoch."""
         return sum(container.per_worker_bytes for container in self.found)
 
 
@@ -84,7 +85,7 @@ def find_containers(
     seconds: float = _SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Containers:
-    """All containers of at least ``least_bytes`` in ``root``; each object counts once."""
+    """All containers of at least ``least_bytes`` in ``root``. An object in several containers counts once."""
     walk = _Walk(least_bytes, clock() + seconds, clock)
     walk.walk(root, name)
     walk.found.sort(key=lambda container: (-container.per_worker_bytes, -container.bytes, container.path))
@@ -97,13 +98,15 @@ class _Walk:
         self.complete = True
         self._least_bytes, self._end_s, self._clock = least_bytes, end_s, clock
         self._seen: dict[int, object] = {}
-        """Id -> object. The reference keeps the object alive: another object could get the id of a freed one."""
+        """Id -> object. The reference keeps the object alive, because a new object could get the id of a freed
+        object."""
         self._measured: list[object] = []
         """The containers found."""
         self._chance = random.Random(0)
 
     def walk(self, root: object, name: str, opaque: bool = False, depth: int = 0) -> None:
-        """Note the containers in an object; ``opaque``: the path further in would not help the user."""
+        """Record the containers in an object. ``opaque`` means that a longer path into the object would not help the
+        user."""
         waiting = [(name, root, opaque)]
         while waiting and not self._late():
             path, value, opaque = waiting.pop()
@@ -129,7 +132,7 @@ class _Walk:
         if items <= _NAMED_ITEMS and depth < _NAMED_DEPTH:
             for inner_path, inner, _ in self._inner(value, path, opaque):
                 self.walk(inner, inner_path, opaque, depth + 1)
-        # A container without large parts is reported as a whole.
+        # A container is reported as a whole if its parts are not reported separately.
         if sum(container.bytes for container in self.found[before:]) < size_bytes / 2:
             del self.found[before:]
             self._note(path, kind, holds, items, size_bytes, round(copied))
@@ -149,7 +152,8 @@ class _Walk:
             )
 
     def _contents(self, container: object) -> tuple[float, float, str]:
-        """Bytes of all objects in a container, bytes of them that a worker copies, the type of most items."""
+        """Three figures of a container: the bytes of all objects in it, the bytes that a worker copies, the type of
+        most items."""
         total = copied = 0.0
         types: dict[str, float] = {}
         level = self._inside(container, _SAMPLE, 1.0)
@@ -182,8 +186,8 @@ class _Walk:
         return total, copied, max(types, key=lambda name: types[name], default="nothing")
 
     def _not_measured(self, level: dict[int, list[Any]]) -> dict[int, list[Any]]:
-        """Without the objects that are also in another container and were counted there."""
-        # Items without a reference from elsewhere are in no other container.
+        """The objects of ``level``, except objects that were already counted in another container."""
+        # Items that nothing else refers to are in no other container.
         shared = (
             {number for number, entry in level.items() if _references(entry) > entry[2]} if self._measured else set()
         )
@@ -195,7 +199,8 @@ class _Walk:
         return {number: entry for number, entry in level.items() if number not in counted} if counted else level
 
     def _inside(self, value: object, most: int, weight: float) -> dict[int, list[Any]]:
-        """The objects that an object holds, by id: the object, how many it represents, how often it was found."""
+        """The objects that ``value`` holds, by id: the object, how many objects it represents, how often it was
+        found."""
         scale, held = parts(value, most, self._chance)
         met: dict[int, list[Any]] = {}
         for _, inner in held:
@@ -211,10 +216,11 @@ class _Walk:
         return {n: [level[n][0], level[n][1] * scale, level[n][2]] for n in self._chance.sample(list(level), _SAMPLE)}
 
     def _shares(self, level: dict[int, list[Any]]) -> dict[int, float]:
-        """By id, how many of the references to an object come from the container that is measured.
+        """For each id, the number of references to the object that come from the measured container.
 
-        An object with r references from this container is found r times, and must count once. If a sample finds objects
-        of the same kind again less often than r references would explain, the other references come from elsewhere.
+        An object with r references from this container is found r times but must count once. If a random choice of
+        items finds the same objects again less often than r references would explain, the other references come from
+        elsewhere.
         """
         references = {number: _references(entry) for number, entry in level.items()}
         meetings: dict[tuple[type, int], list[float]] = {}
@@ -243,4 +249,4 @@ def _references(entry: list[Any]) -> int:
 
 _OWN_REFERENCES = 0
 _OWN_REFERENCES = _references([object()])
-"""References that the walk itself holds while it counts."""
+"""The references to an object that this code itself holds while it counts."""

@@ -1,7 +1,7 @@
-"""The objects that a Python object holds and its own size, found without running any code of its class.
+"""The size of a Python object, and the objects that it holds, both found without running code of the object's class.
 
 In:  any object.
-Out: the objects in it, or a sample of them, each with the path to it; its own bytes.
+Out: the objects in the given object, or some of them, each with its path; the bytes of the given object itself.
 Runs in: trainer, command line.
 """
 
@@ -22,13 +22,14 @@ import numpy as np
 
 PAGE_BYTES = mmap.PAGESIZE
 _HAVE_GC, _MANAGED_DICT = 1 << 14, 1 << 4
-"""Flags of types whose objects have a header in front of them."""
+"""Flags of types whose objects have a header in front of the object."""
 _HEAP_TYPE = 1 << 9
 _HEAD_BYTES = 16
 _TENSOR_BYTES = 400
-"""A tensor's Python object and its C++ objects, without its data: both hold a reference count."""
+"""The bytes of a tensor's Python object and C++ objects, without its data. The Python and the C++ objects hold
+reference counts."""
 _OWN_SIZE = (list, dict, set, frozenset, collections.deque, str, bytes, tuple, int, bytearray)
-"""Types whose objects differ in size."""
+"""Types of which two objects can differ in size."""
 _SEQUENCES = (list, tuple)
 _STREAMS = (set, frozenset, collections.deque)
 _CONTAINERS = (*_SEQUENCES, *_STREAMS, dict)
@@ -40,14 +41,14 @@ _LEAVES = (
 _OTHERS = {*sys.stdlib_module_names, "torch", "numpy", "pandas", "penstock"} - {"__main__"}
 """Packages whose classes hold no data of the user."""
 _NOT_DATA = ("logging.", "threading.", "_thread.", "multiprocessing.", "ctypes.", "_ctypes.", "re.", "concurrent.")
-"""Modules whose objects refer to the rest of the program."""
+"""Modules whose objects refer to the rest of the program, and are therefore not followed."""
 
 Parts = tuple[float, list[tuple[str, Any]]]
-"""The number of objects for each one in the list, and the list: the end of the path, the object."""
+"""How many objects each listed object represents, and the list: pairs of the last part of the path and the object."""
 
 
 def kind_of(value: object) -> str | None:
-    """The kind of container an object is; None for other objects."""
+    """The kind of container that ``value`` is; None if it is not a container."""
     kind = type(value)
     if issubclass(kind, np.ndarray):
         return f"array of {_dtype(value)}"
@@ -63,18 +64,18 @@ def items_of(value: Any) -> int:
 
 
 def own_bytes(value: object) -> int:
-    """Bytes of the object itself, as the allocator rounds them."""
+    """The bytes of the object itself, rounded up as the allocator does."""
     kind = type(value)
     if is_tensor(value):
         return _TENSOR_BYTES
-    # Other types may store anything in the field for the number of items.
+    # Types that are not listed may store anything in the field for the number of items.
     base = next((base for base in _OWN_SIZE if issubclass(kind, base)), None)
     return _rounded(kind.__basicsize__ if base is None else base.__sizeof__(value), kind)  # type: ignore[arg-type]
 
 
 def copied_bytes(value: object) -> int:
-    """Bytes a forked worker copies when it changes the object's reference count: the page that holds the count, or the
-    object's share of that page. Memory that the object allocated elsewhere is not copied."""
+    """The bytes that a forked worker copies when it changes the object's reference count: the page that holds the
+    count, or the object's share of that page. Memory that the object allocated elsewhere is not copied."""
     kind = type(value)
     elsewhere = issubclass(kind, (list, dict, set, frozenset, collections.deque))
     own = _rounded(kind.__basicsize__, kind) if elsewhere else own_bytes(value)
@@ -92,7 +93,7 @@ def is_tensor(value: object) -> bool:
 
 
 def is_shared(value: object) -> bool:
-    """Whether workers read its items without changing their reference counts."""
+    """Whether workers read the items of ``value`` without changing the items' reference counts."""
     module = sys.modules.get("penstock.data.shared.shared_list")
     if module is not None and type(value) is module.SharedList:
         return True
@@ -100,21 +101,21 @@ def is_shared(value: object) -> bool:
 
 
 def shared_bytes(value: Any) -> int:
-    """The bytes of such an object."""
+    """The bytes of an object whose items are read without changing reference counts."""
     return np.asarray(value).nbytes if issubclass(type(value), np.ndarray) else len(value._bytes)
 
 
 def module_of(kind: type) -> str:
-    """The module in which a class says it was defined."""
+    """The module in which a class is defined, according to the class itself."""
     module = kind.__dict__.get("__module__")
     if type(module) is str:
         return module
-    # Types written in C have the module in their name.
+    # Types that are written in C have the module in their name.
     return type.__dict__["__module__"].__get__(kind) if not kind.__flags__ & _HEAP_TYPE else ""
 
 
 def held_in(value: Any) -> Iterator[Any]:
-    """All objects directly in a container; of a dict, its keys and values."""
+    """All objects directly in a container; for a dict, its keys and values."""
     kind = type(value)
     if issubclass(kind, np.ndarray):
         return iter(np.ndarray.reshape(np.asarray(value), -1))
@@ -129,11 +130,11 @@ def _dtype(array: Any) -> np.dtype[Any]:
 
 
 def parts(value: Any, most: int, chance: random.Random) -> Parts:
-    """At most about ``most`` of the objects that an object holds."""
+    """Some of the objects that ``value`` holds, at most about ``most``."""
     try:
         return _parts(value, type(value), most, chance)
     except Exception:
-        return 1.0, []  # an unfinished object of an extension type, or one that changes while it is read
+        return 1.0, []  # an unfinished object of an extension type, or an object that changes while it is read
 
 
 def _parts(value: Any, kind: type, most: int, chance: random.Random) -> Parts:
@@ -151,20 +152,20 @@ def _parts(value: Any, kind: type, most: int, chance: random.Random) -> Parts:
     if issubclass(kind, (*_CONTAINERS, np.ndarray)):
         scale, found = _items(value, kind, most, chance)
         return scale, found + attributes
-    # The garbage collector is the only source for types written in C.
+    # For types that are written in C, only the garbage collector can list the objects that they hold.
     known = {id(own), id(kind), *(id(held) for _, held in attributes)}
     return 1.0, attributes + [("", held) for held in gc.get_referents(value)[:most] if id(held) not in known]
 
 
 def class_parts(value: object) -> list[tuple[str, Any]]:
-    """Containers, and functions with closures, that are attributes of an object's class: workers copy them like the
-    object's own."""
+    """The containers and the functions with closures that are attributes of an object's class. Workers copy them as
+    they copy the object's own attributes."""
     kind = type(value)
     if issubclass(kind, _LEAVES) or is_tensor(value) or _leads_away(kind):
         return []
     found: dict[str, Any] = {}
     for base in kind.__mro__:
-        # Attributes of library classes are small, and refer to all modules of the library.
+        # Attributes of library classes are left out: they are small, but refer to all modules of the library.
         is_users = base.__flags__ & _HEAP_TYPE and module_of(base).partition(".")[0] not in _OTHERS
         held = list(base.__dict__.items()) if is_users else []
         for name, attribute in held:

@@ -1,8 +1,8 @@
-"""The probe: a few samples of a dataset are read to find their size and where their time goes.
+"""The probe: a few samples of a dataset are read to find their size, their computing time and their waiting time.
 
 In:  a dataset.
-Out: ``ProbeResult``: samples spread over the dataset, read in a process of their own as a worker would read them.
-Runs in: trainer; a child it starts and ends.
+Out: ``ProbeResult``: samples spread over the dataset, which a process of its own reads as a worker would.
+Runs in: trainer; a child process that the trainer starts and ends.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ _MOST_SAMPLES = 256
 _LEAST_SAMPLES = 3
 _START_WITHIN_S = 120.0
 _THREADS_S, _FEWEST_READS = 0.4, 4
-"""How long threads are tried, and the fewest samples that must be read in that time for a comparison."""
+"""How long reading in threads is tried, and the fewest samples that must be read in that time for a comparison."""
 
 
 class NoDataError(DataError):
-    """The dataset has no sample, or its files are missing on this machine. The dataset itself has no error."""
+    """The dataset has no sample, or its files are missing on this machine; the code of the dataset has no error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """What the probe found."""
+    """The result of the probe."""
 
     samples: tuple[SeenSample, ...]
     collate_s: float
-    """Time to collate a batch of them."""
+    """The time to collate a batch of the samples."""
     tensors: int
-    """Tensors in such a batch."""
+    """The number of tensors in a batch."""
     is_collated: bool
-    """Whether a batch has no more tensors than a smaller batch."""
+    """Whether samples are combined, so that a batch has no more tensors than a smaller batch."""
     holds_gil: bool | None
-    """Whether two threads read no faster than one; None: not tried."""
+    """Whether two threads read no faster than one thread; None if this was not tried."""
     is_repeated: bool = False
-    """Whether every worker would read all samples: a stream that never asks which worker it is in."""
+    """Whether every worker would read all samples, because the dataset is a stream that never asks which worker it is
+    in."""
 
 
 def probe(
@@ -70,14 +71,14 @@ def probe(
     within_s: float | None = None,
     tries_threads: bool = True,
 ) -> ProbeResult:
-    """Read samples for about ``seconds``. An error of the dataset is raised here as a DataError that names the index,
-    or as a NoDataError if the dataset only lacks data.
+    """Read samples for about ``seconds``. An error of the dataset is raised in this process as a DataError that names
+    the index, or as a NoDataError if only data is missing.
 
-    ``least_s``: read on for up to this long until there are a few samples; None: however long they take.
-    ``within_s``: end the probe after this long, and accept a single sample; None: wait as long as samples may take.
-    ``tries_threads``: also read in two threads at a time.
+    ``least_s``: how long reading may go on until there are a few samples; None for as long as these samples take.
+    ``within_s``: the time after which the probe ends, even with a single sample; None to wait as long as samples take.
+    ``tries_threads``: whether samples are also read in two threads at the same time.
     """
-    # Forked where possible: the dataset then has its objects in memory as it has them in the workers.
+    # The process is forked if possible: the objects of the dataset then lie in memory as they do in the workers.
     how = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(how)
     ours, theirs = context.Pipe()
@@ -94,7 +95,7 @@ def probe(
     try:
         with ctrl_c_blocked():
             child.start()
-        # While this process holds that end open, a crash of the child would not close the pipe.
+        # If this process kept the child's end open, a crash of the child would not close the pipe.
         theirs.close()
         while True:
             if ours.poll(0.1):
@@ -107,7 +108,7 @@ def probe(
                     raise DataError(content)
                 on_progress(content)
             if time.monotonic() > deadline_s:
-                raise DataError(f"reading a few samples did not end within {patience_s:.0f} s")
+                raise DataError(f"reading a few samples took longer than {patience_s:.0f} s")
     except EOFError:
         child.join(5)
         raise DataError(f"the process that read samples ended with exit code {child.exitcode}") from None
@@ -121,14 +122,14 @@ def probe(
 
 @dataclass(frozen=True, kw_only=True)
 class _ProbeLimits:
-    """How much the child reads."""
+    """The limits of how much the child process reads."""
 
     batch_size: int
     seconds: float
     least: int
-    """Samples to read, even if that takes longer."""
+    """The number of samples to read even if reading them takes longer than ``seconds``."""
     least_s: float
-    """The longest it may take for them; the first sample is always waited for."""
+    """The longest time that reading ``least`` samples may take; the child always waits for the first sample."""
     tries_threads: bool
 
 
@@ -138,7 +139,7 @@ def _begin(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _P
 
 
 def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _ProbeLimits) -> None:
-    # On Ctrl-C the parent ends this process: a second traceback from here would only be noise.
+    # On Ctrl-C the parent ends this process; a second traceback from this process would only confuse.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     where = "asking for its samples"
@@ -165,19 +166,20 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _Pr
             if elapsed_s >= limits.seconds and (len(samples) >= limits.least or elapsed_s >= limits.least_s):
                 break
         if not samples:
-            line.send(("lacking", "it is empty: there is no sample to look at"))
+            line.send(("lacking", "the dataset is empty: it has no sample to read"))
             return
         where = "collating"
         cpu_s = time.process_time()
         with warnings.catch_warnings():
-            # If samples do not fit together, torch warns before it fails; the error is enough.
+            # If samples have different shapes, torch warns before it raises an error; the error is enough.
             warnings.simplefilter("ignore")
             batch = collate_fn(kept)
         collate_s = (time.process_time() - cpu_s) * limits.batch_size / len(kept)
         one, tensors = _tensors(collate_fn(kept[:1])), _tensors(batch)
         each = (tensors - one) / (len(kept) - 1) if len(kept) > 1 else 0.0
         tensors += round(each * (limits.batch_size - len(kept)))
-        # The first samples open files and fill caches, which later ones do not: they are left out if others suffice.
+        # The first samples open files and fill caches, which later samples do not, so the first samples are left out if
+        # enough others were read.
         warm = samples[len(samples) // 8 :] if len(samples) >= 16 else samples[1:] if len(samples) > 3 else samples
         holds_gil = None
         if limits.tries_threads and stand_in is None and _mean_s(warm) * _FEWEST_READS <= _THREADS_S:
@@ -204,7 +206,7 @@ def _read(line: Any, dataset: Any, collate_fn: Callable[[Any], Any], limits: _Pr
         if where == _IN_THREADS and hasattr(error, "__notes__"):
             where = f"{error.__notes__[-1]}, read in one of two threads,"
         if where == "collating" and collate_fn is default_collate:
-            # The last line of the traceback is inside torch, and does not help the user.
+            # The last line of the traceback is inside torch and does not help the user.
             then = f"; {GIVE_COLLATE}"
         line.send((kind, f"{where} failed: {type(error).__name__}: {error}{then}"))
 
@@ -223,7 +225,7 @@ _IN_THREADS = "reading in two threads"
 
 
 def spread_indices(length: int, count: int) -> list[int]:
-    """Indices over all of the dataset, in an order whose first few are already spread over it."""
+    """Indices from the whole dataset, in an order in which even the first few are spread over the dataset."""
     count = min(length, count)
     even = [number * length // count for number in range(count)]
     order = sorted(range(count), key=lambda number: (number * 0.6180339887) % 1)
@@ -261,7 +263,8 @@ def _holds_gil(dataset: Any) -> bool | None:
     if one * _THREADS_S < _FEWEST_READS or len(os.sched_getaffinity(0)) < 2:
         return None
     two = rate(2)
-    # Another program may have slowed the first run: two threads must not look faster for that reason.
+    # One thread is measured again: if another program slowed its first run, two threads would look faster than they
+    # are.
     return two < 1.3 * max(one, rate(1))
 
 
@@ -270,7 +273,7 @@ def _tensors(batch: Any) -> int:
 
 
 def weigh(value: Any) -> int:
-    """Bytes of a sample's tensors, arrays and texts."""
+    """The bytes of a sample's tensors, arrays and texts."""
     return sum(_bytes_of(leaf) for leaf in leaves(value))
 
 
@@ -290,7 +293,7 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def is_picklable(value: Any) -> bool:
-    """Whether it can be sent to a worker that is spawned."""
+    """Whether ``value`` can be sent to a spawned worker."""
     try:
         pickle.Pickler(_Nowhere()).dump(value)
     except Exception:
@@ -299,7 +302,7 @@ def is_picklable(value: Any) -> bool:
 
 
 class _Nowhere(io.RawIOBase):
-    """Accepts all bytes and keeps none."""
+    """A file that accepts all bytes and keeps none of them."""
 
     def writable(self) -> bool:
         return True

@@ -1,12 +1,12 @@
-"""Whether a stream divides its samples among workers, or delivers all of them to each worker.
+"""Whether a stream divides its samples among workers, or delivers all samples to each worker.
 
-In:  an iterable dataset, the first samples that it delivered to one worker.
+In:  an iterable dataset, and the first samples that the dataset delivered to one worker.
 Out: whether another worker would get the same samples.
-Runs in: the probe's process, never the trainer: it pretends to be a worker.
+Runs in: the probe's process, which pretends to be a worker; never in the trainer.
 
 A stream that divides its samples asks torch which worker it is in (``torch.utils.data.get_worker_info``). A stream that
-never asks may still deliver different samples to each worker, for example random ones: so the first samples of a second
-worker are read and compared.
+never asks may still deliver different samples to each worker, for example random samples. The first samples of a second
+worker are therefore read and compared.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.device.tree import leaves
 
 COMPARED = 3
-"""How many first samples of two workers are compared."""
+"""The number of first samples of two workers that are compared."""
 _COMPARE_S = 0.5
-"""After this long, only the samples read so far are compared."""
+"""The seconds after which only the samples read so far are compared."""
 
 
 class WorkerStandIn:
@@ -49,9 +49,10 @@ class WorkerStandIn:
 
 
 def gives_all_to_each(dataset: Any, first: Sequence[Any], stand_in: WorkerStandIn) -> bool:
-    """Whether every worker would get every sample. ``first``: the first samples delivered to the stand-in."""
+    """Whether every worker would get every sample. ``first`` holds the first samples that were delivered to the
+    stand-in."""
     if stand_in.was_asked or not first or isinstance(dataset, IterDataPipe):
-        # torch itself divides a pipe among its workers.
+        # torch itself divides a data pipe among its workers.
         return False
     other, began_s = WorkerStandIn(dataset, worker=1, workers=2), time.perf_counter()
     try:
@@ -62,7 +63,7 @@ def gives_all_to_each(dataset: Any, first: Sequence[Any], stand_in: WorkerStandI
             if time.perf_counter() - began_s > _COMPARE_S:
                 break
     except Exception:
-        # A stream that cannot be read twice: what another worker gets is not known.
+        # The stream cannot be read twice, so what another worker would get is unknown.
         return False
     return True
 
@@ -80,5 +81,5 @@ def _is_same_leaf(one: Any, other: Any) -> bool:
             return torch.equal(one, other)
         return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
     except Exception:
-        # Samples that cannot be compared do not count as the same.
+        # Samples that cannot be compared count as different.
         return False

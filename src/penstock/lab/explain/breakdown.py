@@ -1,8 +1,8 @@
 """Timed runs of a loader whose memory is split into components.
 
-In:  a dataset, ``LoadSettings``, what was in memory before.
+In:  a dataset, ``LoadSettings``, and the memory that was in use before any loader.
 Out: ``MemoryRun``: a ``Reading`` by component, and the times of the run.
-Runs in: a child of the command line, and workers it starts and ends.
+Runs in: a child of the command line, and workers that this child starts and ends.
 """
 
 from __future__ import annotations
@@ -26,73 +26,74 @@ from penstock.planner.components import Reading
 
 _LEAST_BATCHES = 4
 _PAUSE_S, _STILL_S, _STILL_BYTES = 0.12, 0.36, 256 << 10
-"""While the loop pauses: how often memory is compared, for how long it must be constant, and by how much it may
-vary."""
+"""Three figures for a pause of the training loop: how often memory is read, how long it must stay constant, and by how
+much it may vary in that time."""
 _SLOWER = 1.5
-"""How many times as long as usual a batch may take."""
+"""A batch may take this many times its usual time."""
 _MOST_TIMES = 8
-"""A run of slow batches lasts for up to this many times its length, until it has ``_LEAST_BATCHES``."""
+"""A run of slow batches lasts up to this many times the planned time, until it has ``_LEAST_BATCHES`` batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSettings:
-    """The settings of both loaders; depth, budget and cache are penstock's alone."""
+    """The settings of both loaders; depth, budget and cache are for penstock's loader only."""
 
     batch_size: int
     workers: int
     depth: int | None = None
-    """Batches ahead in all; None: the loader's own."""
+    """The total number of batches ahead; None if the loader chooses it."""
     prefetch_factor: int | None = None
     memory: str | int | float = "auto"
     pin_memory: bool = False
     cache: str | int | float | None = None
 
     def other_batch(self) -> LoadSettings:
-        """Another batch size to compare with: a smaller one, which cannot take more memory than the requested one."""
+        """The settings with another batch size to compare with. It is smaller, so that it takes no more memory than the
+        requested batch size."""
         return replace(self, batch_size=self.batch_size // 2 if self.batch_size > 1 else 2)
 
     def other_workers(self) -> LoadSettings:
-        """Another number of workers to compare with."""
+        """The settings with another number of workers to compare with."""
         return replace(self, workers=self.workers // 2 if self.workers > 1 else self.workers + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRun:
-    """A short run of one loader with one configuration."""
+    """The result of a short run of one loader with one configuration."""
 
     reading: Reading
     batches: int
-    """Without the first one, whose time does not count either."""
+    """The number of batches without the first batch, whose time does not count either."""
     wait_s: float
     """In next()."""
     step_s: float
-    """In the training step; 0 without one."""
+    """The time in the training step; 0 without a step."""
     first_batch_s: float
     stats: LoaderStats | None = None
-    """Gauges of penstock's loader at the end; None for torch's."""
+    """The statistics of penstock's loader at the end of the run; None for torch's loader."""
     budget_bytes: int | None = None
     """The budget of penstock's loader."""
     gpu_use: float | None = None
-    """Share of the time in which the GPU computed; None: without a training step, without a GPU, or not known."""
+    """The share of the time in which the GPU computed; None without a training step or a GPU, or if it is unknown."""
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second delivered to a loop without a training step."""
+        """The samples per second that the loader delivers to a loop without a training step."""
         return self.batches * self.reading.batch_size / max(1e-9, self.wait_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBench:
-    """What is measured, and how."""
+    """The dataset to measure, and the way to measure it."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
     before: Mapping[str, int]
-    """Part -> bytes of what was in memory before any loader."""
+    """Part -> bytes that were in memory before any loader."""
     seconds: float
-    """Length of a run."""
+    """The seconds that a run takes."""
     on_batch: Callable[[], None]
-    """Called after every batch; an exception from it ends the measurement."""
+    """A function that is called after every batch. An exception from this function ends the measurement."""
 
     def ours(self, settings: LoadSettings, step: Callable[[Any], object] | None = None) -> MemoryRun:
         given: dict[str, Any] = {} if settings.cache is None else {"cache": settings.cache}
@@ -129,7 +130,7 @@ class MemoryBench:
 
         def note_size(batch: Any) -> None:
             nonlocal batch_bytes
-            # The largest one counts.
+            # Only the largest batch counts.
             batch_bytes = max(batch_bytes, weigh(batch))
             if step is not None:
                 step(batch)
@@ -150,11 +151,11 @@ class MemoryBench:
             gpu = None
             if step is not None:
                 gpu = gpus.enter_context(Watcher(gpu_use, measures=["fraction"], every_s=0.1))
-            # The time to start does not count as waiting.
+            # The time until the first batch does not count as waiting.
             first = run.measure(lambda timing: False)
             timing = run.measure(goes_on)
             gpus.close()
-            # Each of torch's workers builds a whole batch at the same time.
+            # torch's workers each build a whole batch at the same time.
             settled = self._pause(max(1, settings.workers) * timing.elapsed_s / timing.batches)
         return MemoryRun(
             reading=self._reading(run.watch, settled, settings, batch_bytes, files_bytes),
@@ -166,10 +167,11 @@ class MemoryBench:
         )
 
     def _pause(self, batch_s: float) -> TreeParts:
-        """Take no batch until all batches ahead are ready, and return the memory at that moment. The loader holds as
-        much while a checkpoint is written. The figure is the same in every run; while workers build batches it varies.
+        """Take no batch until all batches ahead are ready, and return the memory at that moment. The loader holds this
+        much memory while a checkpoint is written, for example. The figure is the same in every run, unlike the memory
+        while workers build batches.
 
-        ``batch_s``: about how long a worker is busy before it delivers anything.
+        ``batch_s`` is about the time that a worker is busy before it delivers anything.
         """
         settled, since_s, end_s = require_tree_parts(), time.monotonic(), time.monotonic() + _MOST_TIMES * self.seconds
         still_s = max(_STILL_S, _SLOWER * batch_s)
@@ -191,7 +193,7 @@ class MemoryBench:
     ) -> Reading:
         start = watch.start
         shared = max(0, settled.shared_bytes - start.shared_bytes)
-        # The part of the batch that is not in shared memory is in the heap.
+        # Bytes of the batch that are not in shared memory are in the heap.
         in_heap = max(0, batch_bytes - shared)
         now = _page_cache_bytes()
         return Reading(

@@ -1,8 +1,8 @@
-"""The result of an explanation: components, differences, feeding, findings and the chart.
+"""The result of an explanation: components, changes, feeding, findings and the chart.
 
 In:  ``Explained``, the ``MachineFacts``, the argument names of the user's own settings.
-Out: ``Explanation``, for the page, JSON and the chart.
-Runs in: command line; imports torch, whose loader the runs belong to.
+Out: ``Explanation``, from which the page, the JSON output and the chart are made.
+Runs in: command line. Imports torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Explanation:
     explained: Explained
     facts: MachineFacts
     keys: Mapping[str, str]
-    """Argument -> its name in the user's own settings."""
+    """Argument -> the name of the argument in the user's own settings."""
     against: tuple[Job, Explained] | None = None
 
     @cached_property
@@ -72,7 +72,7 @@ class Explanation:
 
     @cached_property
     def found(self) -> tuple[Finding, ...]:
-        """Findings, worst first."""
+        """The findings, worst first."""
         return find_in_run(self.evidence)
 
     @property
@@ -113,7 +113,7 @@ class Explanation:
         )
 
     def changes(self) -> dict[str, tuple[Change, ...]]:
-        """Loader -> from this configuration to the other; empty without another."""
+        """Loader -> the changes from this configuration to the other configuration; empty if there is only one."""
         if self.against is None:
             return {}
         other = self.against[1]
@@ -127,7 +127,7 @@ class Explanation:
         return HostMemoryChart(
             title=f"{self.job.target}, {self.job.settings['workers']} workers",
             lines={"penstock": self._line(ours=True), "torch": self._line(ours=False)},
-            # Memory that other programs use is not available to this training.
+            # The limit leaves out memory that other programs use, which is not available to this training.
             limit_bytes=limits.memory_available_bytes,
             batch_size=self.explained.ours.reading.batch_size,
         )

@@ -1,8 +1,8 @@
-"""What an explanation measures, and the measurements.
+"""The measurements that an explanation needs, and their results.
 
 In:  the command line's options; measurements.
-Out: ``Job`` and ``Explained``, which are sent between the command line and the process that measures.
-Runs in: command line, and a child of it.
+Out: ``Job`` and ``Explained``, which the command line and the measuring process send to each other.
+Runs in: command line, and a child process of the command line.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ _RUNS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to measure."""
+    """The description of what is to be measured."""
 
     target: str
     settings: dict[str, Any]
-    """Fields of ``LoadSettings``."""
+    """The fields of ``LoadSettings``."""
     collate: str | None
     step_s: float | None
-    """How long a simulated training step takes; None: no step."""
+    """The time that a simulated training step takes; None without a simulated step."""
     train: str | None
-    """A function that takes a batch: the training step itself."""
+    """The name of a function that takes a batch, which is used as the training step."""
     seconds: float
-    """Length of a run."""
+    """The seconds that a run takes."""
     is_whole: bool = True
-    """False: only the configuration itself, without other batch sizes, other numbers of workers and a step."""
+    """Whether other batch sizes, other numbers of workers and a training step are measured too, besides the
+    configuration itself."""
 
     @property
     def has_step(self) -> bool:
@@ -49,9 +50,9 @@ class Explained:
     length: int | None
     dataset_type: str
     containers: tuple[tuple[str, int, int], ...]
-    """Large containers: path, bytes, bytes that a worker copies as it reads."""
+    """Large containers, each as its path, its bytes, and the bytes that a worker copies as it reads."""
     dataset_scales: bool
-    """Whether one of them has an item for every sample."""
+    """Whether one of the containers has an item for every sample."""
     ours: MemoryRun
     torchs: MemoryRun
     ours_other_batch: MemoryRun | None
@@ -60,6 +61,6 @@ class Explained:
     torchs_other_workers: MemoryRun | None
     with_step: MemoryRun | None
     cpu_fraction: float
-    """Share of a sample's time spent computing."""
+    """The share of a sample's time that is spent computing."""
     swap_growth_bytes: int | None
     kills: int | None

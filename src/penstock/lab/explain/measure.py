@@ -1,8 +1,8 @@
-"""The explanation's measurement, in steps; memory is measured after each.
+"""The measurement for an explanation. It has several steps, and memory is measured after each step.
 
-In:  a ``Job``: a TARGET by name, a configuration.
+In:  a ``Job``: the name of a TARGET, a configuration.
 Out: ``Explained``.
-Runs in: a child of the command line, which imports torch and the user's code only here.
+Runs in: a child of the command line; only this child imports torch and the user's code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PROBE_S = 0.3
 
 
 def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
-    """Measure in this process. ``on_progress`` gets the current step and the share that is done; an exception from it
-    ends the measurement."""
+    """Measure in this process. ``on_progress`` gets the current step and the share of the work that is done; an
+    exception from ``on_progress`` ends the measurement."""
     before = {"python": _rss_bytes()}
     on_progress("loading torch", 0.0)
     from torch.utils.data import default_collate
@@ -40,7 +40,8 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
     dataset = _load(job.target, before)
     known = inspect_dataset(dataset)
     if "imports" not in before:
-        # The dataset was made while its module was imported: only the containers found in it are known to be its own.
+        # The dataset was made while its module was imported, so only the containers in the dataset are known to belong
+        # to it.
         grown = _rss_bytes() - sum(before.values())
         before["dataset"] = min(max(0, grown), sum(each.bytes for each in known.containers.found))
         before["imports"] = max(0, grown - before["dataset"])
@@ -55,7 +56,7 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
         on_progress(doing, (done + min(1.0, (time.monotonic() - began_s) / job.seconds)) / job.runs)
 
     bench = MemoryBench(dataset=dataset, collate_fn=collate_fn, before=before, seconds=job.seconds, on_batch=on_batch)
-    # An error in a sample is reported here in one line, with its index.
+    # The probe reports an error in a sample in one line, with the index of the sample.
     probed = probe(
         dataset, settings.batch_size, collate_fn or default_collate, seconds=_PROBE_S,
         on_progress=lambda done: on_batch(),
@@ -101,12 +102,12 @@ def measure_here(job: Job, on_progress: Callable[[str, float], None]) -> Explain
 
 
 def _rss_bytes() -> int:
-    # Not the PSS: for libraries it depends on how many other programs of this machine use them.
+    # The RSS is used, because the PSS of libraries depends on how many other programs of this machine use them.
     return memory().rss_bytes
 
 
 def _load(target: str, before: dict[str, int]) -> Any:
-    """The dataset. If a function makes it, the memory of the module's imports is measured before the call."""
+    """The dataset. If a function makes the dataset, the memory of the module's imports is measured before the call."""
     from penstock.cli.target import load_function, load_target
 
     try:
@@ -130,7 +131,7 @@ def _step(job: Job, load_function: Callable[[str], Any]) -> Callable[[Any], obje
     def step(batch: Any) -> None:
         train(batch)
         if torch.cuda.is_initialized():
-            # Work that the step only queued is part of its time.
+            # Work that the step only queued is part of the step's time.
             torch.cuda.synchronize()
 
     return step

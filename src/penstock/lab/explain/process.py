@@ -1,8 +1,8 @@
-"""The process in which an explanation is measured: it has nothing else in memory, and can be ended at any moment.
+"""The process that measures for an explanation. It has nothing else in memory and can be ended at any moment.
 
 In:  a ``Job``.
-Out: ``Explained``, or an error in one line.
-Runs in: command line, which starts the child, reads its messages and ends it; the child.
+Out: ``Explained``, or an error of one line.
+Runs in: the command line, which starts the child, reads the child's messages and ends the child; the child itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LEAVE_WITHIN_S = 5.0
 
 
 def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
-    """Run the job in a child. ``on_progress`` gets the current step and the share that is done, at least every 0.2 s;
-    an exception from it ends the child and all processes that the child started."""
+    """Run the job in a child process. ``on_progress`` gets the current step and the share of the work that is done, at
+    least every 0.2 s. An exception from ``on_progress`` ends the child and all processes that the child started."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_child, args=(theirs, job))
@@ -54,14 +54,14 @@ def measure(job: Job, on_progress: Callable[[str, float], None]) -> Explained:
         raise PenstockError(
             f"the process that measured {job.target} ended with exit code {child.exitcode}"
             + (
-                ": killed, probably because memory ran out; lower --batch-size or --workers"
+                ": it was killed, probably because memory ran out; lower --batch-size or --workers"
                 if child.exitcode == -9
                 else ""
             )
         ) from None
     finally:
-        # The child finds the pipe closed at its next batch. A child that hangs in the user's code is killed, and its
-        # workers with it.
+        # The child notices at its next batch that the pipe is closed. A child that hangs in the user's code is killed
+        # together with its workers.
         ours.close()
         child.join(_LEAVE_WITHIN_S)
         if child.is_alive():
@@ -76,7 +76,7 @@ class _PipeClosed(BaseException):
 
 
 class _ProgressPipe:
-    """Sends the child's messages."""
+    """The pipe through which the child sends its messages."""
 
     def __init__(self, line: Connection) -> None:
         self._line = line
@@ -89,7 +89,8 @@ class _ProgressPipe:
             raise _PipeClosed from None
 
     def progress(self, what: str, done: float) -> None:
-        # A message for each of thousands of batches a second would be too many.
+        # Progress is sent only now and then: with thousands of batches per second, a message for each would be too
+        # many.
         now_s = time.monotonic()
         if now_s - self._sent_s > 0.05:
             self._sent_s = now_s
@@ -98,12 +99,13 @@ class _ProgressPipe:
 
 def _child(line: Connection, job: Job) -> None:
     if hasattr(os, "setsid"):
-        # Ctrl-C reaches only the command line, which ends this process group if it does not end by itself.
+        # In a session of its own the child gets no Ctrl-C. The command line gets it, and ends the child's process group
+        # if the child does not end by itself.
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # Workers start as they would in the user's own program, and not by spawn as this process did.
+    # Workers start as in the user's own program; this process itself was started by spawn.
     multiprocessing.set_start_method(None, force=True)
-    # Output of the user's code must not end up in the answer.
+    # Output of the user's code must not mix with the command's answer.
     os.dup2(2, 1)
     pipe = _ProgressPipe(line)
     try:

@@ -1,6 +1,7 @@
-"""The control groups of this process, in any layout: where they are. ``memory_bounds`` and ``cpu`` read their limits.
+"""Finds the control groups of this process, in any layout. ``memory_bounds`` and ``cpu`` read the limits of these
+groups.
 
-In:  /proc/self/cgroup (the groups) and /proc/self/mountinfo (the part of the tree that is mounted here, and where).
+In:  /proc/self/cgroup (the groups) and /proc/self/mountinfo (the mounted parts of the tree, and their places).
 Out: ``Cgroups``: for each controller, the directories from the process's own group up to the last visible one.
 Runs in: trainer, worker, command line.
 """
@@ -18,21 +19,23 @@ from penstock.meter.roots import Roots
 Layout = Literal["v1", "v2", "hybrid", "none"]
 
 _UNIFIED = ""
-"""Key of the v2 group in ``memberships``: its line in /proc/self/cgroup has no controller."""
+"""The key of the v2 group in ``memberships``, because the line of this group in /proc/self/cgroup names no
+controller."""
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hierarchy:
-    """The groups of one controller that contain this process."""
+    """The groups of one controller that this process belongs to."""
 
     version: Literal[1, 2]
-    """The files in ``levels`` have other names and meanings in each version."""
+    """The version of the hierarchy, which decides the names and meanings of the files in ``levels``."""
     levels: tuple[Path, ...]
-    """Directories that exist, innermost first; the last is the root of the mount."""
+    """The existing directories of the groups, innermost first; the last is the root of the mount."""
     own: bool
-    """Whether the first is the process's own group; if not, that group and its limits are not visible here."""
+    """Whether the first directory is the process's own group; if not, that group and its limits are not visible
+    here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,25 +43,25 @@ class Mount:
     """One cgroup file system of the mount table."""
 
     version: Literal[1, 2]
-    """1: it has the ``controllers``; 2: it has all controllers that no v1 mount has."""
+    """The version: a v1 mount has ``controllers``; a v2 mount has all controllers that no v1 mount has."""
     root: str
-    """The group of its top directory: "/", except where a container sees only a part of the tree."""
+    """The group of the top directory: "/", unless a container sees only a part of the tree."""
     point: str
-    """Where it is mounted."""
+    """The path where the file system is mounted."""
     controllers: frozenset[str]
-    """Controllers of a v1 mount, named hierarchies ("name=systemd") left out; empty for v2."""
+    """The controllers of a v1 mount, without named hierarchies such as "name=systemd"; empty for v2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroups:
-    """The groups of this process, and the mounts where they are visible."""
+    """The groups of this process, and the mounts in which the groups are visible."""
 
     roots: Roots
-    """Directories that stand for the mount points."""
+    """The directories that stand for the mount points."""
     memberships: dict[str, str]
-    """Controller -> path of the group; the v2 group under the empty name."""
+    """Controller -> path of the group; the key of the v2 group is ""."""
     mounts: tuple[Mount, ...]
-    """The mounted cgroup file systems. A later mount replaces an earlier one on the same point."""
+    """The mounted cgroup file systems. A later mount replaces an earlier mount on the same point."""
 
     @property
     def layout(self) -> Layout:
@@ -67,7 +70,7 @@ class Cgroups:
         return "hybrid" if v1 and v2 else "v1" if v1 else "v2" if v2 else "none"
 
     def hierarchy(self, controller: str) -> Hierarchy | None:
-        """The groups that limit ``controller``; None where none is visible."""
+        """The groups that limit ``controller``; None if no group is visible."""
         path = self.memberships.get(controller)
         if path is not None:
             shown = [mount for mount in self.mounts if controller in mount.controllers]
@@ -76,13 +79,14 @@ class Cgroups:
         return self.unified()
 
     def unified(self) -> Hierarchy | None:
-        """The v2 groups, with or without controllers: every group counts pressure."""
+        """The v2 groups, including groups without controllers, because every group counts pressure."""
         path = self.memberships.get(_UNIFIED)
         shown = [mount for mount in self.mounts if mount.version == 2]
         return None if path is None else self._visible(path, shown)
 
     def _visible(self, path: str, mounts: list[Mount]) -> Hierarchy | None:
-        """The longest chain of groups upwards from ``path`` in any mount; of equal ones, that of the latest mount."""
+        """The longest chain of groups upwards from ``path`` in any mount; of chains of equal length, the one in the
+        latest mount."""
         best: Hierarchy | None = None
         for mount in mounts:
             top = self.roots.mounted_at(mount.point)
@@ -97,12 +101,12 @@ class Cgroups:
 
 
 def read_cgroups(roots: Roots) -> Cgroups:
-    """The control groups of this process now."""
+    """Find the control groups to which this process belongs now."""
     return cgroups_of(read_membership(roots), roots)
 
 
 def read_membership(roots: Roots) -> str:
-    """The content of /proc/self/cgroup: the groups change only if it changes."""
+    """The content of /proc/self/cgroup. The groups of this process change only if this content changes."""
     return read_text(f"{roots.proc}/self/cgroup") or ""
 
 
@@ -112,7 +116,7 @@ def cgroups_of(membership: str, roots: Roots) -> Cgroups:
 
 
 def parse_membership(text: str) -> dict[str, str]:
-    """Lines such as "4:cpu,cpuacct:/docker/1f" (v1) and "0::/user.slice" (v2)."""
+    """Parse lines such as "4:cpu,cpuacct:/docker/1f" (v1) and "0::/user.slice" (v2)."""
     memberships: dict[str, str] = {}
     for line in text.split("\n"):
         number, first, rest = line.partition(":")
@@ -125,10 +129,10 @@ def parse_membership(text: str) -> dict[str, str]:
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """The cgroup mounts among lines such as "35 31 0:32 /docker/1f /cg/memory rw - cgroup cgroup rw,cpu"."""
+    """Parse the cgroup mounts from lines such as "35 31 0:32 /docker/1f /cg/memory rw - cgroup cgroup rw,cpu"."""
     mounts: dict[str, Mount] = {}
     for line in text.split("\n"):
-        # Optional fields end at a lone "-"; their number differs from line to line.
+        # A lone "-" ends the optional fields, whose number differs from line to line.
         head, _, tail = line.partition(" - ")
         where, what = head.split(" "), tail.split(" ")
         if len(where) < 5 or len(what) < 3 or what[0] not in ("cgroup", "cgroup2"):
@@ -151,17 +155,17 @@ def _unescaped(field: str) -> str:
 
 
 def _below(root: str, path: str) -> PurePosixPath | None:
-    """``path`` relative to the group at the top of a mount; None where it is outside."""
+    """``path`` relative to the group at the top of a mount; None if the path is outside the mount."""
     try:
         below = PurePosixPath(path).relative_to(PurePosixPath(root))
     except ValueError:
         return None
-    # A cgroup namespace writes groups outside it as "/../x", a path that would leave the mount.
+    # A cgroup namespace writes a group outside the namespace as "/../x", a path that would leave the mount.
     return None if ".." in below.parts else below
 
 
 def _existing(top: Path, below: PurePosixPath) -> tuple[Path, ...]:
-    """The directories from ``top / below`` up to ``top`` that exist here."""
+    """The existing directories from ``top / below`` up to ``top``."""
     paths = [top / below, *(top / parent for parent in below.parents)]
     return tuple(dict.fromkeys(path for path in paths if _is_directory(path)))
 

@@ -21,14 +21,14 @@ _MOST_PROCESSORS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """Processors of the host and this process's share of them."""
+    """The processors of the host, and the part of them that this process may use."""
 
     count: int
-    """Online on the host."""
+    """The number of processors that are online on the host."""
     affinity: int | None
-    """Those that this process may run on (a cpuset counts too); None: not known."""
+    """The number of processors that this process may run on, within its cpuset; None if unknown."""
     quota: float | None
-    """The smallest quota / period over all enclosing cgroups; None: no quota."""
+    """The smallest quota / period of all enclosing cgroups; None if there is no quota."""
 
     @property
     def usable(self) -> float:
@@ -39,7 +39,7 @@ class Processors:
 def read_processors(cgroups: Cgroups, roots: Roots) -> Processors:
     online = parse_cpu_list(read_text(roots.cpu / "online") or "")
     allowed = parse_cpu_list(_allowed_list(read_text(roots.proc / "self" / "status") or ""))
-    # By default the kernel allows every processor that the mainboard could hold, not only those that exist.
+    # By default the kernel allows every processor that the mainboard could hold, not only existing processors.
     affinity = len(allowed & online) if online else len(allowed)
     return Processors(
         count=len(online) or os.cpu_count() or 1,
@@ -60,7 +60,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """v2's cpu.max: "50000 100000" is half a processor, "max 100000" no quota."""
+    """Parse v2's cpu.max: "50000 100000" is half a processor, "max 100000" means no quota."""
     words = text.split()
     if len(words) != 2:
         return None

@@ -1,6 +1,6 @@
 """The limits of this machine or container: memory, swap, shared memory, open files, processors.
 
-In:  the cgroups that enclose this process, /proc, /dev/shm; psutil where there is no /proc.
+In:  the cgroups that enclose this process, /proc, /dev/shm; psutil if there is no /proc.
 Out: ``Limits``.
 Runs in: trainer, command line.
 """
@@ -23,48 +23,51 @@ _REAL = Roots()
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The resources that this process may use, and those that are left."""
+    """The resources that this process may use, and how much of them is left."""
 
     memory_limit_bytes: int
-    """The smallest memory limit over the cgroup, all its ancestors and the host's memory."""
+    """The smallest of the memory limits of the cgroup, of all its ancestors and of the host."""
     memory_limit_source: str
-    """The source of that limit: "host", or the path of the cgroup's file."""
+    """The source of the smallest memory limit: "host", or the path of the cgroup's file."""
     host_memory_bytes: int
-    """Memory of the whole machine (MemTotal)."""
+    """The memory of the whole machine (MemTotal)."""
     memory_available_bytes: int
-    """Headroom: bytes that can still be used before the first enclosing cgroup, or the host, is full."""
+    """The headroom: the bytes that can still be used before the first of the enclosing cgroups and the host is full."""
     working_set_bytes: int
-    """Bytes in use in the group that sets the limit, as kubelet counts them: usage less inactive file cache."""
+    """The bytes in use in the group that sets the limit, counted as kubelet does: usage minus inactive file cache."""
     swap_total_bytes: int
-    """Swap of the group that sets the limit."""
+    """The swap that the group with the smallest memory limit may use."""
     swap_used_bytes: int
-    """Swap in use in that group."""
+    """The swap that the group with the smallest memory limit uses."""
     shm_size_bytes: int | None
-    """Size of /dev/shm; None where there is none."""
+    """The size of /dev/shm; None if it does not exist."""
     shm_used_bytes: int | None
-    """Bytes in use in /dev/shm; None where there is none."""
+    """The bytes in use in /dev/shm; None if it does not exist."""
     open_files_soft: int | None
-    """Open files this process may have now (``ulimit -n``); None: no limit, or not known."""
+    """The number of files that this process may have open now (``ulimit -n``); None if there is no limit or it is
+    unknown."""
     open_files_hard: int | None
-    """What the soft limit may be raised to; None: no limit, or not known."""
+    """The number to which the soft limit may be raised; None if there is no limit or it is unknown."""
     open_files_used: int | None
-    """Files this process has open; None where they cannot be counted."""
+    """The number of files that this process has open; None if these files cannot be counted."""
     cpu_count: int
-    """Processors of the host that are online."""
+    """The number of processors that are online on the host."""
     cpu_affinity: int | None
-    """Processors this process may run on; None where the platform does not report it."""
+    """The number of processors that this process may run on; None if the platform does not report this number."""
     cpu_quota: float | None
-    """Processor time allowed, in processors: the smallest quota / period of all enclosing cgroups; None: no quota."""
+    """The allowed processor time, in processors: the smallest quota / period of all enclosing cgroups; None if there is
+    no quota."""
     cpu_usable: float
-    """Processors that can be used: the smaller of affinity and quota. May be 0.5."""
+    """The number of processors that can be used, which is the smaller of affinity and quota. It may be a fraction such
+    as 0.5."""
     cgroup: Literal["v1", "v2", "hybrid", "none"]
-    """The layout of the control groups that the limits come from."""
+    """The layout of the control groups from which the limits are read."""
     unknown: tuple[str, ...]
-    """Figures that are not known here, each as "field: reason"."""
+    """The figures that are unknown on this machine, each as "field: reason"."""
 
 
 def limits(*, roots: Roots = _REAL) -> Limits:
-    """The limits of this process, including those of containers."""
+    """The limits of this process, including limits that a container sets."""
     if not roots.is_linux:
         from penstock.meter.other_platforms import limits_elsewhere
 
@@ -100,13 +103,13 @@ def limits(*, roots: Roots = _REAL) -> Limits:
 
 
 def spare_files(*, roots: Roots = _REAL) -> int | None:
-    """The number of files that this process may still open; None where there is no limit, or none is known."""
+    """The number of files that this process may still open; None if there is no limit or it is unknown."""
     soft, _, used = _open_files(roots)
     return None if soft is None or used is None else max(0, soft - used)
 
 
 def parse_open_file_limits(text: str) -> tuple[int | None, int | None]:
-    """Soft and hard limit out of lines such as "Max open files     1024     1048576     files"."""
+    """The soft and the hard limit, from lines such as "Max open files     1024     1048576     files"."""
     for line in text.splitlines():
         words = line.removeprefix(_OPEN_FILES_ROW).split()
         if line.startswith(_OPEN_FILES_ROW) and len(words) >= 2:
@@ -115,7 +118,7 @@ def parse_open_file_limits(text: str) -> tuple[int | None, int | None]:
 
 
 def _open_files(roots: Roots) -> tuple[int | None, int | None, int | None]:
-    """Soft limit, hard limit and descriptors in use; None: no limit, or not known."""
+    """The soft limit, the hard limit and the descriptors in use; a limit is None if it does not exist or is unknown."""
     try:
         used = sum(1 for _ in (roots.proc / "self" / "fd").iterdir())
     except OSError:
@@ -124,13 +127,13 @@ def _open_files(roots: Roots) -> tuple[int | None, int | None, int | None]:
 
 
 def _shared_memory(roots: Roots, host_memory_bytes: int) -> tuple[int | None, int | None]:
-    """Size of /dev/shm and bytes in use; None: not known."""
+    """The size of /dev/shm and the bytes in use in /dev/shm; None if unknown."""
     try:
         found = roots.statvfs(roots.dev_shm)
     except OSError:
         return None, None
     if found.f_blocks == 0:
-        # A tmpfs mounted with size=0 has no limit of its own and does not count its blocks.
+        # A tmpfs that is mounted with size=0 has no limit of its own and does not count its blocks.
         return host_memory_bytes, None
     return found.f_blocks * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize
 
@@ -139,19 +142,19 @@ def _unknown(
     roots: Roots, cgroups: Cgroups, tightest: Bound, processors: Processors, shm_size: int | None, files: int | None
 ) -> Iterator[str]:
     if read_text(roots.proc / "meminfo") is None:
-        yield f"host_memory_bytes: {roots.proc / 'meminfo'} cannot be read; system calls give the size"
+        yield f"host_memory_bytes: {roots.proc / 'meminfo'} cannot be read; the size comes from system calls"
     visible = cgroups.hierarchy("memory")
     if cgroups.memberships and visible is None:
-        yield "memory_limit_bytes: this process is in a control group, but none is mounted here"
+        yield "memory_limit_bytes: this process is in a control group, but no control group is mounted here"
     if visible is not None and not visible.own:
         yield (
             "memory_limit_bytes: the control group of this process is not visible here;"
-            f" {visible.levels[0]} is the nearest that is"
+            f" {visible.levels[0]} is the nearest visible group"
         )
     if tightest.working_set_bytes is None:
-        yield f"working_set_bytes: {tightest.source} gives a limit but no usage; headroom is the whole limit"
+        yield f"working_set_bytes: {tightest.source} gives a limit but no usage; the headroom shown is the whole limit"
     if processors.affinity is None:
-        yield f"cpu_affinity: {roots.proc / 'self' / 'status'} does not contain it"
+        yield f"cpu_affinity: {roots.proc / 'self' / 'status'} does not contain the affinity"
     if shm_size is None:
         yield f"shm_size_bytes: {roots.dev_shm} cannot be read"
     if files is None:

@@ -1,7 +1,7 @@
-"""Every limit on the memory and swap of this process, and how much of each is left.
+"""Every limit on the memory and the swap of this process, and how much of each limit is left.
 
 In:  the memory controller's files in every enclosing cgroup; /proc/meminfo.
-Out: one ``Bound`` per limit, the host's included; ``headroom_bytes`` for frequent calls; ``Swap``.
+Out: one ``Bound`` per limit, including the host's limit; ``headroom_bytes`` for frequent calls; ``Swap``.
 Runs in: trainer, worker, command line.
 """
 
@@ -19,7 +19,8 @@ from penstock.meter.limits.cgroup_paths import Cgroups, cgroups_of, read_members
 from penstock.meter.roots import Roots
 
 _NO_LIMIT_BYTES = 1 << 62
-"""v1 writes "no limit" as the largest multiple of the page size below 2**63, which differs between machines."""
+"""The value from which on a limit of v1 means "no limit". v1 writes the largest multiple of the page size below 2**63,
+and page sizes differ between machines."""
 
 _REAL = Roots()
 
@@ -29,15 +30,15 @@ class MemoryGroup:
     """One cgroup that has the memory controller."""
 
     version: Literal[1, 2]
-    """Version of the controller."""
+    """The version of the controller."""
     path: Path
     """Its directory."""
     limit_files: tuple[str, ...]
-    """Files that may set a limit. v1's soft limit is not enforced, so it is not one of them."""
+    """The files that may set a limit. The file of v1's soft limit is left out, because that limit is not enforced."""
     usage_file: str
-    """File with the bytes charged to the group and to the groups below it."""
+    """The file with the bytes that are charged to the group and to the groups below it."""
     stat_file: str
-    """File with the parts of these bytes."""
+    """The file that divides the charged bytes into kinds."""
 
     @classmethod
     def at(cls, version: Literal[1, 2], path: Path) -> MemoryGroup:
@@ -54,9 +55,9 @@ class MemoryGroup:
         return read_text(self.stat_file) or ""
 
     def bound(self, limit_bytes: int, source: str, stat: str) -> Bound:
-        """The limit and what is left of it; ``stat`` is the result of ``read_stat``."""
+        """A limit and what is left of it. ``stat`` is the result of ``read_stat``."""
         usage = read_count(self.usage_file)
-        # v1's counters without "total_" do not include the groups below.
+        # In v1, counters without "total_" leave out the groups below.
         inactive = find_counter(stat, "total_inactive_file " if self.version == 1 else "inactive_file ")
         working_set = None if usage is None else max(0, usage - (inactive or 0))
         return Bound(
@@ -70,26 +71,26 @@ class MemoryGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """One limit, of a cgroup or of the host."""
+    """One limit, which is set by a cgroup or is the memory of the host."""
 
     source: str
-    """"host", or the file that sets the limit."""
+    """The file that sets the limit, or "host"."""
     group: MemoryGroup | None
-    """The cgroup that sets it; None for the host."""
+    """The cgroup that sets the limit; None for the host."""
     limit_bytes: int
-    """Bytes that all processes inside may use together."""
+    """The bytes that all processes in the cgroup, or on the host, may use together."""
     working_set_bytes: int | None
-    """Bytes in use that the kernel cannot reclaim, as kubelet counts them: usage less inactive file cache. Shared
-    memory and tmpfs are never inactive *file* pages, so they count as used. None: the kernel reports no usage."""
+    """The bytes in use that the kernel cannot reclaim, counted as kubelet does: usage minus inactive file cache. Shared
+    memory and tmpfs are never inactive *file* pages, so they count as used. None if the kernel reports no usage."""
     headroom_bytes: int
-    """Bytes that are left."""
+    """The bytes that are left of the limit."""
 
 
 def headroom_bytes(*, roots: Roots = _REAL) -> int:
-    """Memory that can still be used: the smallest headroom over all enclosing cgroups and the host.
+    """The memory that can still be used: the smallest headroom of all enclosing cgroups and the host.
 
-    It takes 60-95 µs, of which each level costs 8 µs (v1) or 15 µs (v2), and 20 µs more if it has a limit. The mount
-    table is read again only when the process has moved to another cgroup.
+    A call takes 60-95 µs. Each level costs 8 µs (v1) or 15 µs (v2) of this, and 20 µs more if the level has a limit.
+    The mount table is read again only after the process has moved to another cgroup.
     """
     if not roots.is_linux:
         from penstock.meter.other_platforms import host_memory_bytes
@@ -99,17 +100,18 @@ def headroom_bytes(*, roots: Roots = _REAL) -> int:
 
 
 def bounds_now(*, roots: Roots = _REAL) -> list[Bound]:
-    """Every limit that applies now, innermost first, the host's last. Linux only; as fast as ``headroom_bytes``."""
+    """Every limit that applies now, innermost first and the host's last. It works only on Linux and is as fast as
+    ``headroom_bytes``."""
     return memory_bounds(_cached_groups(roots, read_membership(roots)), roots)
 
 
 def memory_bounds(groups: tuple[MemoryGroup, ...], roots: Roots) -> list[Bound]:
-    """Every limit that applies, innermost first, the host's last."""
+    """Every limit that applies, innermost first and the host's last."""
     return [*_group_bounds(groups), _host_bound(roots)]
 
 
 def memory_groups(cgroups: Cgroups) -> tuple[MemoryGroup, ...]:
-    """The cgroups that count the memory of this process, innermost first."""
+    """The cgroups that count this process's memory, innermost first."""
     hierarchy = cgroups.hierarchy("memory")
     if hierarchy is None:
         return ()
@@ -134,8 +136,9 @@ def _group_bounds(groups: tuple[MemoryGroup, ...]) -> Iterator[Bound]:
             smallest = min(smallest, limit)
             yield group.bound(limit, file, own_stat if group is own else group.read_stat())
     if own.version == 1:
-        # v1 reports the smallest limit of all ancestors, including those that a container cannot see.
-        # They contain at least the topmost visible group, so its usage is a lower bound of theirs.
+        # v1 reports the smallest limit of all ancestors, including ancestors that a container cannot see. Such an
+        # ancestor contains at least the topmost visible group, whose usage is therefore a lower bound of the ancestor's
+        # usage.
         limit = find_counter(own_stat, "hierarchical_memory_limit ")
         if limit is not None and limit < smallest:
             top = groups[-1]
@@ -162,23 +165,23 @@ def _host_bound(roots: Roots) -> Bound:
 
 
 def _host_memory_without_proc() -> tuple[int, int]:
-    """Total and free bytes from system calls, because a chroot may have no /proc."""
+    """The total and the free bytes from system calls, because a chroot may have no /proc."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_PHYS_PAGES") * page_bytes, os.sysconf("SC_AVPHYS_PAGES") * page_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Swap:
-    """Swap of the host, or of one cgroup on it."""
+    """The swap of the host, or of one cgroup on the host."""
 
     total_bytes: int
-    """Bytes that may be used."""
+    """The bytes of swap that may be used."""
     used_bytes: int
-    """Bytes in use."""
+    """The bytes of swap in use."""
 
 
 def host_swap(roots: Roots) -> Swap | None:
-    """Swap of the host; None where the kernel does not report it."""
+    """The swap of the host; None if the kernel does not report it."""
     text = read_text(roots.proc / "meminfo") or ""
     total, free = find_counter(text, "SwapTotal:"), find_counter(text, "SwapFree:")
     if total is None or free is None:
@@ -196,7 +199,7 @@ def swap_within(bound: Bound, roots: Roots) -> Swap:
         allowed = read_count(group.path / "memory.swap.max")
         used = read_count(group.path / "memory.swap.current")
     else:
-        # v1 has one limit for memory and swap together.
+        # v1 has a single limit for memory and swap together.
         together = read_count(group.path / "memory.memsw.limit_in_bytes")
         allowed = None if together is None else max(0, together - bound.limit_bytes)
         used = find_counter(group.read_stat(), "total_swap ")

@@ -1,11 +1,11 @@
-"""One process in /proc: its identity and its memory.
+"""The identity and the memory of one process in /proc.
 
 In:  /proc/<pid>/{stat,statm,smaps_rollup}.
 Out: ``ProcessSnapshot``, or None for a process that has ended.
 Runs in: trainer, command line.
 
 Every file of a process is opened through one descriptor of its directory. The descriptor belongs to the process, not to
-its id: if the id is reused meanwhile, the read fails instead of returning the memory of another process.
+the process id: if the id is reused meanwhile, reading fails instead of returning the memory of another process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Stat:
     name: str
     """Command name."""
     parent_pid: int
-    """Present parent; 1 or a subreaper once the first parent has ended."""
+    """The present parent. After the first parent has ended, this is process 1 or a subreaper."""
     started_ticks: int
-    """Start time in clock ticks since boot; unique together with the id."""
+    """The start time in clock ticks since boot. Together with the process id it is unique."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Statm:
     """The fields of /proc/<pid>/statm, which the kernel keeps up to date."""
 
     anon_bytes: int
-    """Resident pages of heaps and stacks, including those shared with the parent since a fork."""
+    """The resident pages of heaps and stacks, including pages that are shared with the parent since a fork."""
     file_bytes: int
-    """Resident pages of files and shared memory."""
+    """The resident pages of files and shared memory."""
 
     @property
     def rss_bytes(self) -> int:
@@ -48,15 +48,15 @@ class Rollup:
     """The fields of /proc/<pid>/smaps_rollup. To read them, the kernel visits every page."""
 
     rss_bytes: int
-    """Resident pages, counted exactly: statm may be late by some pages per processor."""
+    """The resident pages, counted exactly, whereas statm may be late by some pages per processor."""
     pss_bytes: int
-    """Each page divided by the number of processes that map it."""
+    """The resident pages, where each page is divided by the number of processes that map it."""
     uss_bytes: int
-    """Pages that only this process maps."""
+    """The pages that only this process maps."""
     pss_shared_bytes: int = 0
-    """Of the PSS, shared memory: segments, memfds, files in a tmpfs."""
+    """The part of the PSS in shared memory: segments, memfds, files in a tmpfs."""
     pss_anon_bytes: int = 0
-    """Of the PSS, memory without a file: heaps and stacks."""
+    """The part of the PSS in memory without a file: heaps and stacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +68,14 @@ class ProcessSnapshot:
     stat: Stat
     """Its identity."""
     statm: Statm
-    """Its memory, fast to read."""
+    """The memory of the process from statm, which is fast to read."""
     rollup: Rollup | None
-    """Its exact memory; None: not asked for, not allowed, or not provided by the kernel."""
+    """The exact memory of the process; None if it was not requested, is not allowed, or is not provided by the
+    kernel."""
 
 
 def read_process(pid: int, *, parent: int | None, exact: bool, roots: Roots) -> ProcessSnapshot | None:
-    """A living process; None if it has ended or, with ``parent`` given, has another parent now."""
+    """A living process; None if it has ended, or if ``parent`` is given and the process has another parent now."""
     try:
         directory = os.open(f"{roots.proc}/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -97,7 +98,8 @@ def read_process(pid: int, *, parent: int | None, exact: bool, roots: Roots) -> 
 
 
 def parse_stat(text: str) -> Stat | None:
-    """ "4242 (a (b) c) S 17 ..."; the name may hold spaces and brackets, so it ends at the last one."""
+    """Parse text such as "4242 (a (b) c) S 17 ...". The name may hold spaces and brackets, so it ends at the last
+    bracket."""
     head, closing, tail = text.rpartition(")")
     fields = tail.split()
     name = head.partition("(")[2]
@@ -110,7 +112,7 @@ def parse_stat(text: str) -> Stat | None:
 
 
 def parse_statm(text: str) -> Statm | None:
-    """None for a zombie or a kernel thread, which have no address space."""
+    """Parse the text of statm; None for a zombie or a kernel thread, which have no address space."""
     fields = [parse_count(word) for word in text.split()[:3]]
     if len(fields) < 3 or not (size := fields[0]):
         return None

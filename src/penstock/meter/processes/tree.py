@@ -1,6 +1,6 @@
-"""Memory of a process and all its descendants.
+"""The memory of a process and all its descendants.
 
-In:  /proc/<pid>/{stat,statm,smaps_rollup,task/*/children}; psutil where there is no /proc.
+In:  /proc/<pid>/{stat,statm,smaps_rollup,task/*/children}; psutil if there is no /proc.
 Out: ``MemoryReport``, one ``ProcessMemory`` per process.
 Runs in: trainer, command line.
 """
@@ -21,56 +21,58 @@ _REAL = Roots()
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMemory:
-    """Memory of one process."""
+    """The memory of one process."""
 
     pid: int
     """Process id."""
     parent_pid: int
-    """Process id of its parent."""
+    """The process id of the parent."""
     name: str
-    """Command name, as the kernel keeps it (15 characters)."""
+    """The name of the command as the kernel keeps it (15 characters)."""
     rss_bytes: int
-    """Resident pages, shared ones in full."""
+    """The resident pages; shared pages count in full."""
     pss_bytes: int | None
-    """Resident pages, each divided by the number of processes that map it; None: not read, or not allowed."""
+    """The resident pages, where each page is divided by the number of processes that map it; None if not read or not
+    allowed."""
     uss_bytes: int | None
-    """Pages that no other process maps, which end with it; None: not read, or not allowed."""
+    """The pages that no other process maps, which are freed when this process ends; None if not read or not allowed."""
     pss_shared_bytes: int | None = None
-    """Of the PSS, shared memory; None: not read."""
+    """The part of the PSS in shared memory; None if not read."""
     pss_anon_bytes: int | None = None
-    """Of the PSS, heaps and stacks; None: not read."""
+    """The part of the PSS in heaps and stacks; None if not read."""
     rss_file_bytes: int | None = None
-    """Of the RSS, mapped files and shared memory; None: not read."""
+    """The part of the RSS in mapped files and shared memory; None if not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """Memory of a process tree, root first."""
+    """The memory of a process tree."""
 
     processes: tuple[ProcessMemory, ...]
-    """One entry per living process; empty when the root itself is gone."""
+    """One entry for each living process, the root first; empty if the root itself has ended."""
     rss_bytes: int
-    """Sum of RSS: counts a shared page once per process that maps it."""
+    """The sum of the RSS, in which a shared page counts once for each process that maps it."""
     pss_bytes: int | None
-    """Sum of PSS: every page counts once. None: not known."""
+    """The sum of the PSS, in which every page counts once; None if unknown."""
     uss_bytes: int | None
-    """Sum of USS. None: not known."""
+    """The sum of the USS; None if unknown."""
     exact: bool
-    """True: PSS and USS were read for this report. False: they are missing, or extrapolated from an earlier one."""
+    """Whether PSS and USS were read for this report; if not, they are missing or extrapolated from an earlier
+    report."""
     skipped: tuple[int, ...]
-    """Processes missing from the sums: they ended before they were read, or belong to another user (then only PSS and
-    USS are missing)."""
+    """The processes that are missing from the sums, because they ended before they were read or belong to another user.
+    Of another user's process only PSS and USS are missing."""
     pss_shared_bytes: int | None = None
-    """Of the PSS, shared memory. None: not read for this report."""
+    """The part of the PSS in shared memory; None if not read for this report."""
     pss_anon_bytes: int | None = None
-    """Of the PSS, heaps and stacks. None: not read for this report."""
+    """The part of the PSS in heaps and stacks; None if not read for this report."""
 
 
 def memory(pid: int | None = None, *, exact: bool = True, roots: Roots = _REAL) -> MemoryReport:
-    """Memory of process ``pid`` (this one, if left out) and its descendants.
+    """The memory of process ``pid`` and its descendants; without ``pid``, of this process.
 
-    ``exact`` also reads PSS and USS, at 11-18 ms per GiB that each process maps. Without it only RSS is read, at
-    40-60 µs per process.
+    ``exact`` also reads PSS and USS, which takes 11-18 ms per GiB that each process maps. Without ``exact`` only RSS is
+    read, which takes 40-60 µs per process.
     """
     root = os.getpid() if pid is None else pid
     if not roots.is_linux:
@@ -83,7 +85,7 @@ def memory(pid: int | None = None, *, exact: bool = True, roots: Roots = _REAL) 
 
 
 def process_memory(snapshot: ProcessSnapshot) -> ProcessMemory:
-    """The public form of a snapshot."""
+    """A snapshot in its public form."""
     rollup = snapshot.rollup
     return ProcessMemory(
         pid=snapshot.pid,
@@ -99,7 +101,7 @@ def process_memory(snapshot: ProcessSnapshot) -> ProcessMemory:
 
 
 def read_tree(root: int, *, exact: bool, roots: Roots) -> tuple[tuple[ProcessSnapshot, ...], tuple[int, ...]]:
-    """The living processes of the tree, root first, and the ids of those that ended meanwhile."""
+    """The living processes of the tree, root first, and the ids of the processes that ended meanwhile."""
     snapshots: list[ProcessSnapshot] = []
     gone: list[int] = []
     children = Children(roots)
@@ -120,7 +122,7 @@ def read_tree(root: int, *, exact: bool, roots: Roots) -> tuple[tuple[ProcessSna
 
 
 def report_of(processes: Iterable[ProcessMemory], *, exact: bool, skipped: tuple[int, ...]) -> MemoryReport:
-    """A report with its sums. A sum is None if no process has that figure."""
+    """A report about these processes, with its sums. A sum is None if no process has the figure."""
     processes = tuple(processes)
 
     def total(figure: str) -> int | None:
@@ -141,10 +143,10 @@ def report_of(processes: Iterable[ProcessMemory], *, exact: bool, skipped: tuple
 
 
 class Children:
-    """Children of processes at one moment; make a new one for every sample.
+    """The children of processes at one moment. Every sample needs a new object of this class.
 
-    The kernel's own lists cost 12 µs per process and 3 µs per further thread. Kernels built without them
-    (CONFIG_PROC_CHILDREN) need one scan of every process of the machine, at 12 µs each.
+    The kernel's own lists cost 12 µs per process and 3 µs per further thread. On a kernel that is built without these
+    lists (CONFIG_PROC_CHILDREN), every process of the machine is scanned once, at 12 µs each.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -152,7 +154,7 @@ class Children:
         self._by_parent: dict[int, list[int]] | None = None
 
     def of(self, pid: int) -> list[int]:
-        """Children of ``pid`` in no particular order; none if it has ended."""
+        """The children of ``pid`` in no particular order; empty if the process has ended."""
         if self._by_parent is None:
             listed = self._listed(pid)
             if listed is not None:
@@ -161,7 +163,8 @@ class Children:
         return self._by_parent.get(pid, [])
 
     def _listed(self, pid: int) -> list[int] | None:
-        """Children of all its threads, or None where this kernel has no such lists."""
+        """The children of all threads of ``pid``, from the kernel's lists; None if this kernel has no lists of
+        children."""
         tasks = f"{self._roots.proc}/{pid}/task"
         children: list[int] = []
         for thread in _numbers_in(tasks):

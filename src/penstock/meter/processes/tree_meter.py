@@ -1,6 +1,7 @@
-"""Memory of a process tree for callers that sample it every second: each sample is cheap, some are exact.
+"""The memory of a process tree, for callers that read it every second: each reading is cheap, and some readings are
+exact.
 
-In:  /proc/<pid>/statm at every poll, smaps_rollup rarely.
+In:  /proc/<pid>/statm at every poll, and rarely smaps_rollup.
 Out: ``MemoryReport`` with PSS and USS extrapolated from the last exact sample.
 Runs in: trainer, command line.
 """
@@ -19,26 +20,29 @@ from penstock.meter.roots import Roots
 
 _REAL = Roots()
 _Identity = tuple[int, int]
-"""Process id and start time: the kernel reuses ids."""
+"""The process id and the start time, because the kernel reuses ids."""
 _EXACT_SHARE = 0.01
-"""Exact samples take at most this share of the time: one of a tree that maps terabytes takes minutes."""
+"""The largest share of the time that exact samples take; an exact sample of a tree that maps terabytes takes
+minutes."""
 _SOON_S = 2.0
-"""After new processes have been found, the next exact sample of the tree is due this soon."""
+"""The seconds after which the next exact sample of the tree is due once new processes have been found."""
 
 
 class TreeMeter:
     """Polls one process tree.
 
-    Between exact samples the PSS of a process is its last exact one, plus all growth of its own pages, plus growth of
-    file and shared pages at its last exact ratio of PSS to RSS. Applying that ratio to all growth is simpler but hides
-    a leak: in a worker that mostly maps shared segments, 1 GB of new private memory would show as 200 MB.
+    Between exact samples, the PSS of a process is its last exact PSS, plus all growth of its own pages, plus the growth
+    of its file and shared pages multiplied by its last exact ratio of PSS to RSS. Applying this ratio to all growth
+    would be simpler but would hide a leak: in a worker that mostly maps shared segments, 1 GB of new private memory
+    would show as 200 MB.
 
-    A new process is sampled exactly at once: a forked worker maps all that its parent maps, and would count as another
-    parent. All processes are sampled exactly two seconds later: until then, memory that workers share with others, such
-    as batches in transit, is missing.
+    A new process is sampled exactly at once: a forked worker maps everything that its parent maps, and would otherwise
+    count as much as its parent. All processes are sampled exactly two seconds later. Until then, memory that workers
+    share with other processes, such as batches in transit, is missing.
 
-    Cost of a poll, measured on 2 cores: 40-60 µs per process of the tree (17: 0.7-1.0 ms; 501: 21-31 ms).
-    Cost of an exact sample: 0.2 ms per small process, 11-18 ms per GiB mapped by each, at most 1% of the time.
+    A poll takes 40-60 µs per process of the tree, measured on 2 cores: 0.7-1.0 ms for 17 processes, 21-31 ms for 501.
+    An exact sample takes 0.2 ms per small process, and 11-18 ms per GiB that a process maps; exact samples take at most
+    1% of the time.
     """
 
     def __init__(
@@ -50,8 +54,8 @@ class TreeMeter:
         clock: Callable[[], float] = time.monotonic,
         roots: Roots = _REAL,
     ) -> None:
-        """``exact_up_to_bytes``: a tree with more resident memory gets no PSS and USS, because reading them would delay
-        its page faults for too long."""
+        """``exact_up_to_bytes`` is the most resident memory of a tree for which PSS and USS are read: reading them in a
+        larger tree would delay its page faults for too long."""
         self._pid = os.getpid() if pid is None else pid
         self._exact_every_s = exact_every_s
         self._exact_up_to_bytes = exact_up_to_bytes
@@ -63,7 +67,8 @@ class TreeMeter:
         self._last: dict[_Identity, ProcessSnapshot] = {}
 
     def poll(self) -> MemoryReport:
-        """The tree now. Empty once its root has ended, even if another process has its id now."""
+        """A report about the tree as it is now. It is empty once the root has ended, even if another process has the
+        root's id now."""
         began_s = self._clock()
         if self._rss_bytes is None and self._exact_up_to_bytes != float("inf"):
             self._rss_bytes = memory(self._pid, exact=False, roots=self._roots).rss_bytes
@@ -81,7 +86,7 @@ class TreeMeter:
                 report = self._exact_report(snapshots, gone)
             else:
                 if self._sample_new(snapshots):
-                    # By then the new processes have begun to work, and their share of common pages can be read.
+                    # At that time the new processes have begun to work, and their share of common pages can be read.
                     self._exact_due_s = min(self._exact_due_s, max(began_s + _SOON_S, self._exact_again_s))
                 report = self._extrapolated_report(snapshots, gone)
         self._rss_bytes = report.rss_bytes
@@ -92,10 +97,11 @@ class TreeMeter:
         return report
 
     def _sample_new(self, snapshots: tuple[ProcessSnapshot, ...]) -> bool:
-        """Sample new processes exactly; return whether there are any.
+        """Sample new processes exactly, and return whether there are new processes.
 
-        Pages that they share with others still count as those of the others, until all processes are sampled exactly,
-        except for shared memory beyond what counts for the others: batches in transit.
+        Until all processes are sampled exactly, pages that new processes share with other processes count only for the
+        other processes. The exception is shared memory beyond the amount that counts for the other processes: batches
+        in transit.
         """
         counted = mapped = 0.0
         new: list[tuple[ProcessSnapshot, Rollup, int]] = []
@@ -109,7 +115,8 @@ class TreeMeter:
             seen = read_process(snapshot.pid, parent=snapshot.stat.parent_pid, exact=True, roots=self._roots)
             if seen is not None and _identity(seen) == _identity(snapshot) and seen.rollup is not None:
                 new.append((seen, seen.rollup, self._common_bytes(seen.pid, seen.rollup)))
-        # Pages that the others have mapped since their exact sample are shared with the new processes, or theirs alone.
+        # Pages that the other processes have mapped since their exact sample are either shared with the new processes
+        # or not.
         common = sum(common_bytes for _, _, common_bytes in new)
         beyond = min(1.0, max(0.0, max(common, mapped) - counted) / max(1, common))
         for seen, rollup, common_bytes in new:
@@ -118,9 +125,10 @@ class TreeMeter:
         return bool(new)
 
     def _common_bytes(self, pid: int, rollup: Rollup) -> int:
-        """Of the PSS of a process, shared memory that others map too: USS has the pages that only it has written to.
+        """The part of a process's PSS in shared memory that other processes map too. Pages that only this process has
+        written to are in its USS.
 
-        Exact for pages that two processes map, and where all its pages have the same number of processes.
+        The figure is exact for pages that two processes map, and if the same number of processes maps each page.
         """
         status = read_text(f"{self._roots.proc}/{pid}/status") or ""
         resident_bytes = find_counter(status, "RssShmem:")

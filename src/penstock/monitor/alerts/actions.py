@@ -22,7 +22,7 @@ from penstock.environment import ENVIRONMENT
 from penstock.monitor.alerts.rules import Command, Webhook
 
 _MOST_AT_ONCE = 4
-"""Actions in progress; a server that does not answer must not accumulate threads."""
+"""The most actions in progress: a webhook's server that does not answer must not accumulate threads."""
 _GENTLY_S = 1.0
 """Time between asking a command to end and killing it."""
 _LONGEST_ANSWER_BYTES = 1 << 10
@@ -49,7 +49,7 @@ class ActionRunner:
         self._is_closed = False
 
     def perform(self, action: Command | Webhook, facts: Mapping[str, Any]) -> None:
-        """Start it and return at once."""
+        """Start an action and return at once."""
         self._threads = [each for each in self._threads if each.is_alive()]
         if len(self._threads) >= _MOST_AT_ONCE:
             self._report(f"{action}: not started, {_MOST_AT_ONCE} earlier actions are still running")
@@ -59,7 +59,7 @@ class ActionRunner:
         )
         try:
             thread.start()
-        except RuntimeError as problem:  # no memory for a thread, as may be when an alert is raised
+        except RuntimeError as problem:  # there is too little memory for a thread
             self._report(f"{action}: not started, {problem}")
             return
         self._threads.append(thread)
@@ -99,8 +99,9 @@ class ActionRunner:
         with self._lock:
             if self._is_closed:
                 return "not started, the training is over"
-            # Its own process group, so that it can be killed with its children and does not receive Ctrl-C; none of the
-            # training's files, so that it does not hold open a pipe the training writes to.
+            # The command gets a process group of its own, so that it can be killed with its children and does not
+            # receive Ctrl-C. It inherits no file of the training, so that it does not hold open a pipe that the
+            # training writes to.
             process = subprocess.Popen(
                 action.command, shell=isinstance(action.command, str), env={**ENVIRONMENT, **own},
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, close_fds=True,
@@ -123,7 +124,7 @@ class ActionRunner:
 
 
 def _kill(process: subprocess.Popen[bytes], number: int) -> None:
-    """The command and its children."""
+    """Kill the command and its children."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)
@@ -132,7 +133,7 @@ def _kill(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _post(action: Webhook, facts: dict[str, Any]) -> str:
-    # Importing http, ssl and email takes 0.1 s: only where a webhook is used.
+    # Importing http, ssl and email takes 0.1 s, so they are imported only where a webhook is used.
     from base64 import b64encode
     from http.client import HTTPException
     from urllib.error import HTTPError, URLError
@@ -143,14 +144,14 @@ def _post(action: Webhook, facts: dict[str, Any]) -> str:
 
     class NoRedirects(HTTPRedirectHandler):
         def redirect_request(self, *_: Any, **__: Any) -> None:
-            # It would become a GET without the facts, to an address that the user did not give.
+            # A redirected request would be a GET without the facts, to an address that the user did not give.
             return None
 
     headers = {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}"}
     parts = urlsplit(action.url)
     user, at, host = parts.netloc.rpartition("@")
     if at:
-        # urllib would take both together for the name of the host.
+        # urllib would read the user, the password and the host together as the name of the host.
         headers["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
     body = json.dumps(facts, default=str).encode()
     request = Request(parts._replace(netloc=host).geturl(), data=body, headers=headers, method="POST")
@@ -164,7 +165,7 @@ def _post(action: Webhook, facts: dict[str, Any]) -> str:
             status = f"failed: answered {refused.code}"
         except (URLError, OSError, HTTPException) as problem:
             if deadline.is_over or isinstance(getattr(problem, "reason", problem), TimeoutError):
-                return f"failed: timed out, no whole answer within {action.within_s:g} s"
+                return f"failed: timed out, no complete answer within {action.within_s:g} s"
             reason = getattr(problem, "reason", problem)
             return f"failed: {getattr(reason, 'strerror', None) or type(reason).__name__}"
-    return f"failed: timed out, no whole answer within {action.within_s:g} s" if deadline.is_over else status
+    return f"failed: timed out, no complete answer within {action.within_s:g} s" if deadline.is_over else status

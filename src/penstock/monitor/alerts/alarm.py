@@ -1,4 +1,4 @@
-"""The alerts of a run: checks every point, raises alerts, performs their actions, records them.
+"""The alarm of a run: it checks every point, raises alerts, performs their actions and records them.
 
 In:  rules; points, from the monitor's thread.
 Out: alerts in the run's record, log lines, commands, webhooks, valves turned down.
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _HALF_A_POINT_S = 0.5
 _RELEASED_PART = 4
-"""A quarter at a time: single steps from a depth of 64 would take minutes, and half at once would cost more speed than
-necessary."""
+"""A valve is turned down by a quarter at a time: single steps from a depth of 64 would take minutes, and half at once
+would cost more speed than necessary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseStep:
-    """One valve, turned down."""
+    """One valve that is turned down."""
 
     number: int
     """The loader's number."""
@@ -68,7 +68,8 @@ class ReleaseStep:
 
 
 def next_step(loaders: Sequence[Holding]) -> ReleaseStep | None:
-    """Depth first, of the loader whose batches use most memory; then workers. None: all are at 1.
+    """The next valve to turn down: the depth of the loader whose batches use most memory, or workers if every depth is
+    1. None if all valves are at 1.
 
     A loader without workers has nothing ahead that it could release.
     """
@@ -96,7 +97,7 @@ class _RuleState:
         self.watched = WatchedValue(rule)
         self.state = AlertState()
         self.releases_at_s: float | None = None
-        """When the next release step is due; None: none is."""
+        """When the next release step is due; None if no step is due."""
         self.refused: set[int] = set()
         """Loaders whose valves could not be turned down since the alert was raised."""
 
@@ -167,7 +168,7 @@ class Alarm:
         step = next_step(holdings)
         if step is None:
             if any(holding.workers and not holding.depth for holding in holdings):
-                return  # not iterated yet: it will have something to release
+                return  # a loader that is not iterated yet will have something to release
             each.releases_at_s = None
             recorder.note(
                 "alert", "decision", f"{each.rule.on}: nothing is left to release, depth and workers are at 1"
@@ -180,7 +181,7 @@ class Alarm:
             recorder.turn(recorder.loaders[step.number], {step.valve: step.to}, who="alert")
             say(logging.WARNING, f"{each.rule.on} alert: {step.valve} of loader {step.number} lowered to {step.to}")
         except Exception as problem:
-            # A loader that is just ending, or refuses: the others can still release something.
+            # The loader is ending or refuses; other loaders can still release memory.
             each.refused.add(step.number)
             recorder.note("alert", "decision", f"{step.valve}={step.to} could not be set: {problem}")
 

@@ -18,7 +18,7 @@ from urllib.request import HTTPHandler, HTTPSHandler, Request
 
 
 class Deadline:
-    """Inside the block, connections of ``handlers`` live no longer than ``within_s`` together."""
+    """Inside the block, connections of ``handlers`` live no longer than ``within_s`` in total."""
 
     def __init__(self, within_s: float) -> None:
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Deadline:
         with self._lock:
             self.is_over = True
             for line in self._lines:
-                # Wakes the thread that reads or writes there.
+                # This wakes the thread that reads from or writes to the connection.
                 with contextlib.suppress(OSError):
                     line.shutdown(socket.SHUT_RDWR)
 
@@ -68,7 +68,7 @@ class _PlainConnection(HTTPConnection):
 
 
 class _SecureConnection(HTTPSConnection, _PlainConnection):
-    """Its ``connect`` calls that of ``_PlainConnection`` before the handshake."""
+    """``HTTPSConnection.connect`` calls ``connect`` of ``_PlainConnection`` before the handshake."""
 
 
 class _PlainHandler(HTTPHandler):

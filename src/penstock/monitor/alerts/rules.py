@@ -1,4 +1,5 @@
-"""Alert rules: which threshold, for how long, and what to do about it; the value of a rule, and when it alerts.
+"""Alert rules: a threshold, how long it must be exceeded, and the actions; the value of a rule over time, and when it
+raises an alert.
 
 In:  what the user writes: ``AlertRule(on="memory", at="90%", then=[GiveBack(), Webhook(url=...)])``; figures over time.
 Out: frozen, checked rules for ``penstock.Monitor(loader, alerts=[...])`` and ``penstock watch``; ``WatchedValue``;
@@ -21,9 +22,9 @@ from penstock.monitor.runs.facts import without_secrets
 from penstock.units import Size, format_bytes, parse_bytes, parse_size
 
 Gauge = Literal["memory", "tree", "swap", "stall", "gpu-idle", "restarts"]
-"""memory: in use on the machine or in the container, by all processes; tree: of this training and its workers; swap:
-growth of the swap in use; stall: share of the time the training loop waits for data; gpu-idle: share of the time the
-GPUs are idle; restarts: workers that crashed."""
+"""memory: memory in use on the machine or in the container, by all processes; tree: memory of this training and its
+workers; swap: growth of the swap in use; stall: share of the time in which the training loop waits for data; gpu-idle:
+share of the time in which the GPUs are idle; restarts: workers that crashed."""
 
 _SHARES = ("stall", "gpu-idle")
 _LEVELS = {"memory": "used_bytes", "tree": "tree_bytes", "stall": "wait_fraction"}
@@ -46,9 +47,9 @@ class Command:
     """
 
     command: Sequence[str] | str
-    """Words of a command, or one line for the shell."""
+    """The words of the command, or one line for the shell."""
     within_s: float = 30.0
-    """Time limit; after it the program is ended with everything it has started."""
+    """Time limit; after this time the program is ended with everything that it has started."""
 
     def __post_init__(self) -> None:
         words = [self.command] if isinstance(self.command, str) else list(self.command)
@@ -77,20 +78,21 @@ class Webhook:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            # urlsplit removes some of these silently, and http.client refuses the rest when an alert is raised.
+            # urlsplit silently removes some forbidden characters; http.client refuses the others when an alert is
+            # raised.
             is_plain = self.url.isascii() and self.url.isprintable() and " " not in self.url
             is_address = is_plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except (ValueError, AttributeError, TypeError):
             is_address = False
         if not is_address:
             raise ConfigError(
-                "a webhook's url begins with http:// or https:// and names a host; spaces and letters outside ASCII "
-                "are written as %20 and the like"
+                "a webhook's url begins with http:// or https:// and names a host; write spaces and letters outside "
+                "ASCII as codes such as %20"
             )
         _check_seconds("within_s", self.within_s, least=0.1)
 
     def __str__(self) -> str:
-        # The rest of such an address is often the password.
+        # The rest of a webhook's address is often the password.
         return f"webhook to {urlsplit(self.url).hostname}"
 
 
@@ -129,9 +131,9 @@ class AlertRule:
     calm_s: float = 30.0
     """The alert is over once the value has been well below the threshold for this long."""
     margin: float = 0.05
-    """The value is well below the threshold if it is below by at least this share of it."""
+    """The value is well below the threshold if the difference is at least this share of the threshold."""
     within_s: float = 600.0
-    """For swap and restarts: the time over which their growth is summed."""
+    """For the gauges swap and restarts: the time over which growth is summed."""
     then: Sequence[Action] = (Log(),)
     """The actions; each alert is also recorded."""
 
@@ -185,7 +187,8 @@ class WatchedValue:
     def __init__(self, rule: AlertRule) -> None:
         self._rule = rule
         self._lowest: deque[tuple[float, float]] = deque()
-        """Times and levels within ``within_s`` that no lower level followed: the first is the lowest."""
+        """Times and levels within ``within_s`` that were not followed by a lower level, so that the first is the
+        lowest."""
 
     def value(self, figures: Mapping[str, float], now_s: float) -> float | None:
         """The value now; None if these figures do not include it."""
@@ -239,7 +242,7 @@ def in_words(rule: AlertRule, value: float, threshold: float, figures: Mapping[s
 
 
 def _gpu_idle(figures: Mapping[str, float]) -> float | None:
-    """Over the GPUs this process has memory on; where that is unknown, over all."""
+    """The share of the time that the GPUs with memory of this process are idle; if these are unknown, of all GPUs."""
     gpus = [each for number in range(_MOST_GPUS) if (each := part(figures, f"gpu.{number}"))]
     mine = [each for each in gpus if each.get("reserved_bytes")] or gpus
     busy = [each["busy_fraction"] for each in mine if "busy_fraction" in each]
@@ -257,17 +260,20 @@ class AlertState:
 
     is_raised: bool = False
     turning_s: float | None = None
-    """Since when the value has been where it would change that, without interruption; None: it is not there."""
+    """Since when, without interruption, the value has been in the range that would change ``is_raised``; None if it is
+    not in that range."""
 
 
 def next_state(
     state: AlertState, rule: AlertRule, value: float | None, threshold: float | None, now_s: float
 ) -> tuple[AlertState, Transition | None]:
-    """The state after one sample, and what has changed. An unknown value interrupts a crossing: no time counts."""
+    """The state after one sample, and what has changed. After an unknown value, the time for a change counts from
+    zero."""
     is_raised = state.is_raised
     if value is None or threshold is None:
         return AlertState(is_raised=is_raised), None
-    # Over only when well below: a value that fluctuates around the threshold would raise an alert every few seconds.
+    # An alert is over only when the value is well below the threshold: otherwise a value that fluctuates around the
+    # threshold would raise an alert every few seconds.
     is_turning = value < threshold * (1 - rule.margin) if is_raised else value >= threshold
     if not is_turning:
         return AlertState(is_raised=is_raised), None

@@ -1,16 +1,17 @@
 """Messages to a running training through its control socket.
 
 In:  a run, a message.
-Out: its answer.
+Out: the training's answer.
 Runs in: command line, web page.
 
-One JSON object a line, each way:
+Each message and each answer is one JSON object on one line:
 
     {"do": "state"}                                                   -> {"ok": true, "state": {...}}
     {"do": "set", "loader": null, "workers": 8, "depth": 3, "memory": "6GB"} -> {"ok": true, "now": {...}}
     anything wrong                                                    -> {"ok": false, "why": "..."}
 
-``loader`` is a name or a number; null: the only one. ``who`` names the source for the journal: terminal, page.
+``loader`` is a name or a number; null means the only loader of the run. ``who`` names the source for the journal:
+terminal, page.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class ReachableRun(Protocol):
 
 
 def own_socket(run: ReachableRun) -> Path | None:
-    """The run's socket; None: it has none any more. A path in the record counts only if it is named after the run and
-    lies in a private folder: a record copied from elsewhere must not lead to another socket."""
+    """The run's socket; None if it no longer has a socket. A path in the record counts only if it is named after the
+    run and lies in a private folder: a record copied from elsewhere must not lead to another socket."""
     recorded = Path(run.facts.get("socket") or "")
-    # First the home as it is seen here, because it may be mounted elsewhere for the training.
+    # The home as seen from here comes first, because it may be mounted elsewhere for the training.
     found = run.path.absolute().parent.parent / "sockets" / run.id
     if recorded == Path() or not hasattr(socket, "AF_UNIX"):
         return None
@@ -52,7 +53,7 @@ def own_socket(run: ReachableRun) -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user can write there: in /tmp another user could have put a socket."""
+    """Whether only this user can write to a folder: another user could have put a socket into a folder in /tmp."""
     try:
         found = folder.lstat()
     except (OSError, ValueError):
@@ -68,7 +69,7 @@ def _is_socket(path: Path) -> bool:
 
 
 def ask(run: ReachableRun, message: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send one message and wait for the answer. Raises PenstockError where there is none."""
+    """Send one message and wait for the answer. Raises PenstockError if no answer comes."""
     path = own_socket(run)
     if path is None:
         if run.facts.get("socket") is not None:

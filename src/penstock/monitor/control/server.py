@@ -80,7 +80,7 @@ class Control:
                 self._path.unlink()
 
     def forget(self) -> None:
-        """In a forked child: close its copies. The parent continues to listen."""
+        """In a forked child: close the child's copies of the sockets. The parent continues to listen."""
         for client in self._clients:
             client.line.close()
         self._listener.close()
@@ -112,7 +112,7 @@ class Control:
                 self._take(client, piece)
             self._send(client)
         except (OSError, KeyError, ValueError):
-            # Closed in the meantime, by either side.
+            # The connection was closed in the meantime, by either side.
             self._drop(client)
 
     def _take(self, client: _Client, piece: bytes) -> None:
@@ -143,7 +143,7 @@ class Control:
             return {"ok": False, "why": str(refused)}
         except Exception as problem:
             # No message may end the thread that answers.
-            return {"ok": False, "why": f"it failed: {problem!r}"}
+            return {"ok": False, "why": f"the request failed: {problem!r}"}
 
     def _send(self, client: _Client) -> None:
         if client.line.fileno() < 0:
@@ -165,7 +165,7 @@ class Control:
 
 
 def answerer(recorder: Recorder, about: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
-    """The function that answers messages; ``about``: facts of the run, for its state."""
+    """The function that answers messages; ``about``: facts of the run that belong to the answer about its state."""
 
     def answer(message: Any) -> dict[str, Any]:
         what = message.get("do") if isinstance(message, dict) else None
@@ -220,7 +220,8 @@ def _state(recorder: Recorder, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_allowed(line: socket.socket) -> bool:
-    """The same user, or root. The folder already keeps others out, unless its permissions were changed."""
+    """Whether the client belongs to the same user or to root. The folder already keeps other users out, unless its
+    permissions were changed."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True

@@ -4,9 +4,9 @@ In:  a home (``home.state_folder()``).
 Out: ``exposition``: the text of a scrape, with ``CONTENT_TYPE``; ``grafana_dashboard``: JSON to import.
 Runs in: web page, any number of times a second. Does not import torch.
 
-Names, types and help texts come from ``figures.FIGURES``. Every series has the labels ``run`` (its id) and ``name``;
-``loader``, ``gpu``, ``component``, ``rule`` and ``state`` where there are several. Rates and shares of time are not
-exported: ``rate()`` computes them without missing what happens between two scrapes.
+Names, types and help texts come from ``figures.FIGURES``. Every series has the labels ``run`` (the run's id) and
+``name``, and the labels ``loader``, ``gpu``, ``component``, ``rule`` and ``state`` if the run has several of these.
+Rates and shares of time are not exported: ``rate()`` computes them without missing what happens between two scrapes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Metric:
 
 
 def _metrics(prefix: str) -> dict[str, Metric]:
-    """The metrics of the figures behind a prefix, by the figure's name without it."""
+    """The metrics of the figures whose names begin with a prefix, by the name without the prefix."""
     found = {}
     for name, figure in FIGURES.items():
         head, dot, last = name.rpartition(".")
@@ -73,7 +73,7 @@ class MetricSample(NamedTuple):
 
 
 def exposition(home: Path, *, now_s: float | None = None) -> bytes:
-    """The figures of all running runs, and for five minutes the outcome of ended ones."""
+    """The figures of all running runs, and for five minutes the outcome of ended runs."""
     now_s = time.time() if now_s is None else now_s
     samples: list[MetricSample] = []
     unreadable = 0
@@ -99,8 +99,8 @@ def grafana_dashboard() -> str:
 
 
 def _may_be_recent(path: Path, now_s: float) -> bool:
-    """Decided without opening the file, as a home may hold thousands: a running run has a write-ahead log, or writes
-    every second."""
+    """Whether a run may be recent. This is decided without opening its file, because a home may hold thousands: a
+    running run has a write-ahead log, or writes every second."""
     log = path.with_name(f"{path.name}-wal")
     try:
         return log.exists() or path.stat().st_mtime > now_s - ENDED_FOR_S

@@ -47,7 +47,7 @@ class PeriodicSink:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        # Emptied first: after an exception the same figures must not be sent again.
+        # The figures are removed first, so that they are not sent again after an exception.
         kept, self._kept = self._kept, []
         self._send(self._step, merged((1.0, each) for each in kept))
 
@@ -56,7 +56,7 @@ class PeriodicSink:
 
 
 class Call(PeriodicSink):
-    """Calls ``function(step, figures)`` in the monitor's thread; it must return soon."""
+    """Calls ``function(step, figures)`` in the monitor's thread; the function must return soon."""
 
     def __init__(self, function: Callable[[int, dict[str, float]], object], *, every_s: int = 1) -> None:
         if not callable(function):
@@ -82,7 +82,7 @@ class TensorBoard(PeriodicSink):
             raise ConfigError(f"{where!r} is neither a SummaryWriter nor a folder for one")
         self._writer: Any = where if hasattr(where, "add_scalar") else None
         self._folder = None if self._writer is not None else os.fspath(where)
-        """None: the writer belongs to the caller."""
+        """The folder for a new writer; None if the writer belongs to the caller."""
 
     def close(self) -> None:
         super().close()
@@ -118,7 +118,7 @@ class WandB(PeriodicSink):
         if not self._is_defined:
             self._is_defined = True
             if hasattr(self._run, "define_metric"):
-                # Plotted over training steps, not over wandb's own count.
+                # Figures are plotted over training steps, not over wandb's own count.
                 self._run.define_metric(PREFIX + "*", step_metric=PREFIX + "step")
         row = {PREFIX + name: value for name, value in figures.items()} | {PREFIX + "step": step}
         self._run.log(row, commit=self._commits)

@@ -57,14 +57,15 @@ def run_facts(name: str | None, started_s: float) -> dict[str, Any]:
 
 
 def run_name(name: str | None) -> str:
-    """The user's name for the run, or the script."""
+    """The user's name for the run, or the name of the script."""
     text = Path(sys.argv[0] or "python").name if name is None else str(name)
     # Lone surrogates, from a broken argument, cannot be stored.
     return text.encode("utf-8", "replace").decode()[:LONGEST_NAME] or "python"
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line without secrets: values of options named like one, and words that look like one, are hidden."""
+    """A command line without secrets: values of options whose names mean a secret, and words that look like a secret,
+    are hidden."""
     shown: list[str] = []
     hides_next = False
     for word in words[:_MOST_WORDS]:

@@ -30,24 +30,24 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 FORMAT = 1
-"""Raised when older readers would misread a file."""
+"""The version of the format, which increases when older readers would misread a file."""
 
 SUFFIX, ALIVE_SUFFIX = ".sqlite", ".alive"
 
 MOST_ENTRIES = 5000
-"""Of the journal, and of the alerts; the oldest are deleted first."""
+"""The most entries of the journal, and the most alerts; the oldest are deleted first."""
 LONGEST_TEXT = 2000
-"""Characters of an entry's sentence."""
+"""The most characters of an entry's sentence."""
 LONGEST_NAME = 20_000
-"""Characters of a run's name; names of ten kilobytes are kept whole."""
+"""The most characters of a run's name: names of ten kilobytes are kept whole."""
 
 FACTS = {
     "format": "format of this file",
     "id": "id of the run, and the name of its file",
-    "name": "the user's name for it; any text",
+    "name": "the user's name for the run; any text",
     "started_s": "start of the run, seconds since 1970",
     "pid": "process id of the training",
-    "process_started_s": "start of that process, because process ids are reused",
+    "process_started_s": "start of the process with this id, because process ids are reused",
     "host": "host name",
     "boot_id": "the kernel's id of this boot; the host name on platforms without one",
     "user": "user id",
@@ -57,13 +57,13 @@ FACTS = {
     "machine": "the meter's Limits of this machine or container",
     "gpus": "names, ids and memory of the GPUs, in the order of gpu.N",
     "rank": "rank, local_rank, world_size under torchrun and similar launchers; else null",
-    "loaders": "in the order of loader.N: name, kind and arguments at the start",
+    "loaders": "name, kind and arguments of each loader at the start, in the order of loader.N",
     "tree_measure": "how tree_bytes is measured: pss (each page divided by the number of processes that map it) or rss",
     "every": "steps between log lines",
     "warn_at": "share of the memory limit at which a warning is logged",
     "socket": "path of the control socket; null: it could not be created",
 }
-"""Name -> meaning. A reader must work without any of them."""
+"""Name -> meaning. A reader must work if any of these facts is missing."""
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -88,7 +88,7 @@ TOTALS = {
     "step": "training steps so far",
     "samples": "samples delivered so far, by all loaders",
     "active_s": "time during which a loader was being iterated",
-    "wait_s": "part of that time the training loop waited for data",
+    "wait_s": "part of active_s in which the training loop waited for data",
     "peak_tree_bytes": "peak memory of the process tree",
     "peak_used_bytes": "peak memory in use within the limit",
     "worker_restarts": "workers that crashed and were replaced",
@@ -97,7 +97,7 @@ TOTALS = {
 
 
 class ThinningStep(NamedTuple):
-    """Points older than ``after_s`` are merged into one per ``step_s``."""
+    """Points older than ``after_s`` are merged into one point per ``step_s``."""
 
     after_s: float
     step_s: float
@@ -119,9 +119,9 @@ class Point(NamedTuple):
     t_s: float
     """End of the span, seconds since 1970."""
     span_s: float
-    """Its length."""
+    """The length of the span, in seconds."""
     figures: dict[str, float]
-    """By name; see ``figures``. Unknown ones are absent."""
+    """Values by the names in ``figures``; unknown values are absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class RunOutcome:
 
     state: Literal["finished", "failed", "killed"]
     t_s: float
-    """When; for a killed run, the time of its last write."""
+    """When the run ended; for a killed run, the time of its last write."""
     what: str | None = None
     """The exception of a failed run."""
 
@@ -175,13 +175,13 @@ class TriedSettings:
     """workers, depth, prefetch_factor, memory, batch_size, cache_bytes, as set by the user or a valve; None: unset."""
     began_s: float
     ended_s: float
-    """First and last time it was in force."""
+    """The first and the last time at which the configuration was in force."""
     active_s: float
     """Time during which the loader was being iterated."""
     samples: float
     wait_s: float
     peak_bytes: float
-    """Peak memory of the process tree in that time."""
+    """Peak memory of the process tree during the active time."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -201,7 +201,7 @@ def pack(figures: Mapping[str, float], places: Mapping[str, int]) -> bytes:
 
 
 def unpack(body: bytes, names: Sequence[str]) -> dict[str, float]:
-    """The figures of a body, without those added to the run later."""
+    """The figures of a body, without the figures that were added to the run later."""
     values = array("d")
     values.frombytes(body[: len(body) // 8 * 8])
     return {name: value for name, value in zip(names, values, strict=False) if value == value}

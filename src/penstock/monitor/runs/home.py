@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.environment import private_folder, runtime_folder, user_id
 
 LONGEST_SOCKET_PATH_BYTES = 100
-"""Linux allows 107, other kernels 103."""
+"""Less than any kernel allows: Linux allows 107, other kernels 103."""
 
 
 def runs_folder(home: Path) -> Path:
@@ -21,9 +21,10 @@ def runs_folder(home: Path) -> Path:
 
 
 def socket_path(home: Path, run_id: str) -> Path:
-    """The path of a run's socket: in its home, or in a folder with a short path where that is too long for a socket.
+    """The path of a run's socket: in its home, or in a folder with a short path if the path in the home is too long for
+    a socket.
 
-    Makes the folder. Raises PenstockError where it cannot be made or belongs to another user.
+    Makes the folder. Raises PenstockError if the folder cannot be made or belongs to another user.
     """
     wanted = home / "sockets" / run_id
     if len(os.fsencode(wanted)) <= LONGEST_SOCKET_PATH_BYTES:

@@ -1,4 +1,5 @@
-"""Whether the process that records a run is alive: it holds a file lock, which the kernel releases when it ends.
+"""Whether the process that records a run is alive: such a process holds a file lock, which the kernel releases when the
+process ends.
 
 In:  ``<id>.alive`` in the folder of the run's file.
 Out: ``WriterLock`` for the writer; ``is_alive`` and ``last_outcome`` for readers.
@@ -24,7 +25,7 @@ from penstock.monitor.runs.format import RunOutcome
 _ROOM_BYTES = 4096
 _LONGEST_WHAT = 500
 _FRESH_S = 120.0
-"""A run of another machine counts as running if its last write is no older."""
+"""A run of another machine counts as running if its last write is no older than this."""
 
 try:
     import fcntl
@@ -41,8 +42,8 @@ class WriterLock:
         try:
             os.write(self._fd, b"\n" * _ROOM_BYTES)
             if fcntl is not None:
-                # Not lockf, whose lock would be lost as soon as any code of this process opened and closed this path.
-                with contextlib.suppress(OSError):  # no locks on some network file systems: the process id decides
+                # A lock of lockf would be lost as soon as any code of this process opened and closed this path.
+                with contextlib.suppress(OSError):  # some network file systems have no locks: the process id decides
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(self._fd)
@@ -50,14 +51,14 @@ class WriterLock:
             raise
 
     def keep_outcome(self, outcome: RunOutcome) -> None:
-        """Write the outcome here, for when the database cannot be written."""
+        """Write the outcome into this file, for when the database cannot be written."""
         kept = asdict(replace(outcome, what=(outcome.what or "")[:_LONGEST_WHAT] or None))
         with contextlib.suppress(OSError):
             room = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace").ljust(_ROOM_BYTES, b"\n")
             os.pwrite(self._fd, room, 0)
 
     def release(self) -> None:
-        """May be called twice. In a forked child this closes the child's copy only; the lock stays."""
+        """May be called twice. In a forked child this closes only the child's copy of the file; the lock stays."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

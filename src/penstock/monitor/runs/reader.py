@@ -8,9 +8,9 @@ Runs in: command line, web page; any number at once.
     with open_run(home, "last") as run:
         run.facts["loaders"], run.outcome
         points = run.points(most=500)                 # oldest first
-        later = run.points(since=points[-1].t_s)      # those that came later
+        later = run.points(since=points[-1].t_s)      # points that came later
         run.journal(since=points[-1].t_s)
-        run.alerts(after=12)                          # those with a higher number
+        run.alerts(after=12)                          # alerts with a higher number
         ask(run, {"do": "state"})                     # live, from the process itself
 
 Errors are ``PenstockError``: no such run, a file that is not a record, a run that does not answer. A file that another
@@ -65,31 +65,31 @@ class RunSummary:
 
     id: str
     name: str
-    """Any text: never to be interpreted as markup."""
+    """Any text; it must never be interpreted as markup."""
     state: State
     what: str | None
     """The exception of a failed run."""
     started_s: float
     ended_s: float | None
-    """None: it is running."""
+    """The end of the run; None while it is running."""
     heard_s: float
-    """Time of its last write."""
+    """Time of the run's last write."""
     pid: int | None
     host: str
     rank: dict[str, int] | None
     step: int
     samples: int
     samples_per_s: float | None
-    """While a loader was being iterated."""
+    """The rate while a loader was being iterated."""
     wait_fraction: float | None
-    """Share of that time the training loop waited for data."""
+    """Share of the active time in which the training loop waited for data."""
     peak_bytes: int | None
     """Peak memory of the process tree."""
     limit_bytes: int | None
-    """Its memory limit."""
+    """The memory limit of the machine or container."""
     worker_restarts: int
     loaders: list[dict[str, Any]] = field(default_factory=list)
-    """Name and arguments of each at the start."""
+    """Name and arguments of each loader at the start."""
     tried: list[TriedSettings] = field(default_factory=list)
     """Each configuration with its results."""
 
@@ -139,8 +139,8 @@ class Run:
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """How it ended; None while it runs. A run whose process is gone without an outcome was killed; the first reader
-        that notices records that."""
+        """How the run ended; None while it runs. A run whose process is gone without an outcome was killed; the first
+        reader that notices this records the outcome."""
         heard_s = self.totals.get("t_s", 0.0)
         found = self._written_outcome()
         if found is not None:
@@ -263,7 +263,7 @@ class Run:
 
     def _settle(self, outcome: RunOutcome) -> None:
         """Record the outcome of a run whose process is gone. If that fails, the next reader tries again."""
-        # Of a damaged schema even the text of SQLite's error may not be UTF-8.
+        # If the schema is damaged, even the text of SQLite's error may not be UTF-8.
         with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
             db = sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True, timeout=_BUSY_S)
             try:
@@ -287,14 +287,14 @@ class RecordedRuns(list[RunSummary]):
 
 
 def list_runs(home: Path) -> RecordedRuns:
-    """All runs recorded in ``home``. Raises PenstockError where the folder cannot be read."""
+    """All runs recorded in ``home``. Raises PenstockError if the folder cannot be read."""
     found, unreadable = [], []
     for path in record_files(home):
         try:
             with Run(path) as run:
                 found.append(run.summary())
         except PenstockError:
-            if path.exists():  # else it was removed in the meantime
+            if path.exists():  # otherwise the file was removed in the meantime
                 unreadable.append(path)
     return RecordedRuns(found, unreadable)
 
@@ -305,7 +305,7 @@ def open_run(home: Path, which: str) -> Run:
     ids = [path.name.removesuffix(SUFFIX) for path in files]
     if which == "last":
         if not files:
-            raise PenstockError(f"no run is recorded in {home}; penstock.Monitor(loader) records one")
+            raise PenstockError(f"no run is recorded in {home}; penstock.Monitor(loader) in a training records a run")
         return Run(_newest(files))
     if which in ids:
         return Run(files[ids.index(which)])
@@ -324,7 +324,7 @@ def open_run(home: Path, which: str) -> Run:
 
 
 def delete_run(run: Run) -> None:
-    """Remove an ended run. Raises PenstockError where that is not possible."""
+    """Remove an ended run. Raises PenstockError if it cannot be removed."""
     if run.outcome is None:
         raise PenstockError(f"{run.id} is running (process {run.facts.get('pid')}); stop it first")
     run.close()
@@ -337,7 +337,7 @@ def delete_run(run: Run) -> None:
 
 
 def record_files(home: Path) -> list[Path]:
-    """The files of all runs, oldest first. Raises PenstockError where the folder cannot be read."""
+    """The files of all runs, oldest first. Raises PenstockError if the folder cannot be read."""
     folder = runs_folder(home)
     try:
         # glob would pass over a folder that cannot be read.
@@ -348,12 +348,12 @@ def record_files(home: Path) -> list[Path]:
         raise PenstockError(
             f"{folder} cannot be read: {refused.strerror}; set PENSTOCK_HOME to a folder that you can read"
         ) from None
-    # Ids begin with the time: sorted by name is sorted by time.
+    # Ids begin with the time, so the order of names is the order of time.
     return [folder / name for name in sorted(names) if name.endswith(SUFFIX)]
 
 
 def _newest(files: list[Path]) -> Path:
-    """The one that began last. The ids of runs of the same second have no order."""
+    """The file of the run that began last. The ids of runs that began in the same second have no order."""
 
     def began(path: Path) -> float:
         with contextlib.suppress(PenstockError), Run(path) as run:

@@ -52,13 +52,14 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 _NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "9p", "fuse", "ceph", "afs", "glusterfs", "virtiofs")
 
 # -- forks ----------------------------------------------------------------------------------
-# SQLite has locks for the whole process. A worker that is forked while the monitor's thread holds one would wait
-# forever as soon as its dataset uses SQLite. Therefore a fork waits until SQLite is not in use.
+# SQLite has locks for the whole process. A worker that is forked while the monitor's thread holds such a lock would
+# wait forever as soon as its dataset uses SQLite. Therefore a fork waits until SQLite is not in use.
 
 _GATE = threading.RLock()
-"""Held during every use of SQLite. A thread that holds it may fork itself: it is not inside SQLite then."""
+"""Held during every use of SQLite. The thread that holds the gate may itself fork: at that moment it is not inside
+SQLite."""
 _FORK_WAITS_S = 2.0
-"""A fork waits no longer: a disk that does not answer must not block a training."""
+"""The longest time that a fork waits: a disk that does not answer must not block a training."""
 _held = threading.local()
 
 
@@ -80,8 +81,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def shares_memory(folder: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether processes can share memory through a file there, which SQLite's write-ahead log needs: False on network
-    file systems, because machines do not see each other's memory."""
+    """Whether processes can share memory through a file in a folder, as SQLite's write-ahead log needs it: False on
+    network file systems, because machines do not see each other's memory."""
     try:
         device = os.stat(folder).st_dev  # noqa: PTH116 - only the number is needed
         lines = mounts.read_text(errors="replace").splitlines()
@@ -106,12 +107,12 @@ def new_id(started_s: float) -> str:
 
 
 class RunRecord:
-    """The writer's side of one run. For one thread at a time."""
+    """The writer's side of one run. Only one thread may use it at a time."""
 
     def __init__(self, home: Path, facts: Mapping[str, Any], *, run_id: str | None = None) -> None:
         """Begins a run with ``facts`` as in ``format.FACTS``; the format and the id are added.
 
-        Raises PenstockError where the folder cannot be made."""
+        Raises PenstockError if the folder cannot be made."""
         started_s = float(facts.get("started_s") or time.time())
         self.id = run_id or new_id(started_s)
         folder = private_folder(runs_folder(home))
@@ -122,7 +123,7 @@ class RunRecord:
         self._thinned_to_ms = [0] * len(THINNING)
         self._thin_due_s = started_s + _THIN_EVERY_S
         self._alive_path = folder / f"{self.id}{ALIVE_SUFFIX}"
-        # Taken before the database exists: a reader that finds the database finds it locked.
+        # The lock is taken before the database exists, so that a reader that finds the database finds the lock held.
         self.lock = WriterLock(self._alive_path)
         self._db: sqlite3.Connection | None = None
         try:
@@ -157,7 +158,7 @@ class RunRecord:
         totals: Mapping[str, float] | None = None,
         tried: Mapping[str, TriedSettings] | None = None,
     ) -> None:
-        """Everything in one transaction."""
+        """Write everything in one transaction."""
         with self._transaction() as db:
             last_ms = self._last_ms
             for each in points:
@@ -194,7 +195,8 @@ class RunRecord:
             row = (outcome.state, outcome.t_s, None if outcome.what is None else _cut(outcome.what))
             with self._transaction() as db:
                 db.execute("INSERT OR IGNORE INTO outcome VALUES (1, ?, ?, ?)", row)
-            # Without its write-ahead log the file can be copied and read on read-only media. Fails while others read.
+            # Without its write-ahead log the file can be copied and read on read-only media. This fails while other
+            # processes read.
             with _GATE, contextlib.suppress(sqlite3.Error):
                 db.execute("PRAGMA journal_mode=DELETE")
         except (sqlite3.Error, OSError):
@@ -219,7 +221,8 @@ class RunRecord:
         db, self._db = self._db, None
         if os.getpid() != self._pid:
             if db is not None:
-                # Never freed: freeing would close it and wait for a lock that no thread of this child will release.
+                # The connection is never freed: freeing it would close it and wait for a lock that no thread of this
+                # child will release.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
         elif db is not None:
             with _GATE, contextlib.suppress(sqlite3.Error):
@@ -251,7 +254,7 @@ class RunRecord:
                 db.execute("COMMIT")
             except BaseException:
                 self._places, self._thinned_to_ms, self._thin_due_s = kept
-                # SQLite may have rolled it back itself, as it does when the disk is full.
+                # SQLite may have rolled the transaction back itself, as it does when the disk is full.
                 with contextlib.suppress(sqlite3.Error):
                     if db.in_transaction:
                         db.execute("ROLLBACK")

@@ -1,7 +1,7 @@
-"""The loader's arena, simulated: segments that are reused.
+"""Simulates the loader's arena and the reuse of its segments.
 
-In:  needs of batches and of samples that lie apart.
-Out: segments, by their size; pages as they come and go.
+In:  the bytes that batches need, and the bytes that separately stored samples need.
+Out: segments with their sizes, and calls that report new and released pages.
 Runs in: anywhere; pure.
 """
 
@@ -18,23 +18,24 @@ class SimulatedSegment:
         self.room_bytes = room_bytes
         self.used_bytes = 0
         self.touched_bytes = 0
-        """Bytes of its pages: the most that was ever used of it."""
+        """The bytes of the segment's pages: the most bytes of the segment that were ever used."""
         self.new_bytes = 0
-        """Bytes of pages that its current use has to create."""
+        """The bytes of pages that the current use of the segment has to create."""
 
 
 class SimulatedArena:
-    """Free segments are reused where the rules allow it; together they are never larger than what was in use."""
+    """Reuses free segments if the rules allow it. All free segments together never take more memory than the segments
+    that were in use."""
 
     def __init__(self, rules: Rules, add: Callable[[int], None]) -> None:
-        """``add`` is called with the bytes of pages that come, and with a negative number for those that go."""
+        """``add`` is called with the bytes of new pages, and with a negative number for released pages."""
         self._rules, self._add = rules, add
         self._free: list[SimulatedSegment] = []
         self._needs: deque[int] = deque(maxlen=rules.recent_needs)
         self._in_use_bytes = self._most_in_use_bytes = 0
 
     def take(self, used_bytes: int, *, room_bytes: int = 0) -> SimulatedSegment:
-        """A segment with room for ``room_bytes``, of which ``used_bytes`` are used."""
+        """Take a segment with room for ``room_bytes``, of which ``used_bytes`` are used."""
         need_bytes = max(room_bytes, used_bytes)
         self._needs.append(need_bytes)
         fitting = [each for each in self._free if self._rules.may_reuse(each.room_bytes, need_bytes)]

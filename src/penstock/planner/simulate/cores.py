@@ -1,11 +1,11 @@
-"""Simulated time on a machine with a number of cores, for activities that compute and wait.
+"""Simulates the time that activities take which compute and wait, on a machine with a number of cores.
 
-In:  steps of activities: to wait, to compute, to hold until a condition is true.
-Out: when each is done.
-Runs in: anywhere; it reads no clock.
+In:  the steps of activities: a wait, a computation, or a pause until a condition is true.
+Out: the time at which each step ends.
+Runs in: anywhere; no clock is read.
 
-Activities that compute share the cores evenly, and each slows the others down while they outnumber the cores. Nothing
-is random here: the same activities always take the same time.
+Activities that compute share the cores evenly, and they slow each other down while there are more activities than
+cores. Nothing is random: the same activities always take the same time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Wait(NamedTuple):
 
 class Compute(NamedTuple):
     seconds: float
-    """Of one core."""
+    """The processor time of one core."""
 
 
 class Until(NamedTuple):
@@ -34,12 +34,12 @@ Activity = Generator[Wait | Compute | Until, None, None]
 
 class Cores:
     def __init__(self, count: float, *, crowding: float = 0.0) -> None:
-        """``crowding``: how much longer work takes while more activities compute than there are cores."""
+        """``crowding`` is the share by which work takes longer while more activities compute than there are cores."""
         self._count = max(count, 0.01)
         self._crowding = crowding
         self.now_s = 0.0
         self._served_s = 0.0
-        """Processor time that each computing activity has had since the beginning."""
+        """The processor time that an activity which has computed since the beginning would have had."""
         self._waiting: list[tuple[float, int, Activity]] = []
         self._computing: list[tuple[float, int, Activity]] = []
         self._holding: list[tuple[Callable[[], bool], Activity]] = []
@@ -49,7 +49,7 @@ class Cores:
         self._step(activity)
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Let time pass until ``is_over``, or until nothing more can happen."""
+        """Let time pass until ``is_over`` returns True, or until nothing more can happen."""
         while not is_over():
             if self._resume_one():
                 continue
@@ -67,8 +67,8 @@ class Cores:
             self._holding.append((step.is_so, activity))
 
     def _resume_one(self) -> bool:
-        """Resume the first activity whose condition is true; returns whether there was one."""
-        # One at a time, because the first may take what the second was waiting for.
+        """Resume the first activity whose condition is true. Returns False if all conditions are false."""
+        # Only one activity is resumed, because it may take what the next activity was waiting for.
         for place, (is_so, activity) in enumerate(self._holding):
             if is_so():
                 del self._holding[place]
@@ -77,7 +77,7 @@ class Cores:
         return False
 
     def _pass_time(self) -> None:
-        """Go to the next moment at which a step ends."""
+        """Move the simulated time to the next moment at which a step ends."""
         share = self._share()
         computed_s = self.now_s + (self._computing[0][0] - self._served_s) / share if self._computing else float("inf")
         waited_s = self._waiting[0][0] if self._waiting else float("inf")

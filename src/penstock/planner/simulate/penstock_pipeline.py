@@ -1,12 +1,12 @@
-"""penstock's DataLoader, simulated: workers fill rows of the same few batches.
+"""Simulates penstock's DataLoader, whose workers fill rows of the same few batches.
 
-In:  a ``Load``, a depth, room for a number of batches.
+In:  a ``Load``, a depth, the number of batches that there is room for.
 Out: a ``Simulation``.
 Runs in: anywhere; pure.
 
-Batches lie in segments that are reused for others of about their size; a worker holds the sample it is loading. There
-are as many batches as the depth and the one that the training loop holds, or as many as the budget has room for.
-Samples for a user's collate function are stored one by one until the function makes a batch of them.
+Batches lie in segments that are reused for batches of about the same size; a worker holds the sample that it is
+loading. The number of batches is the depth plus the batch that the training loop holds, or the number that the budget
+has room for. Samples for a user's collate function are stored one by one until the function makes a batch of them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock.planner.simulate.pipeline import (
 )
 
 _NEW_BYTES_PER_S = 2e9
-"""The approximate rate at which pages are created. Until all segments have pages, batches take longer, and more of them
-are being filled at a time than later."""
+"""The approximate rate at which pages are created. Until all segments have pages, batches take longer than later, and
+more batches are being filled at the same time."""
 _LAG, _MOST_LAG = 0.15, 0.5
-"""Shares of a sample's own time: the wait for a core when there are twice as many workers as busy cores, and the
-longest such wait. The operating system lets some workers wait for one core while another is idle."""
+"""Two waits for a core, as shares of a sample's own time: the wait with twice as many workers as busy cores, and the
+longest wait. The operating system lets some workers wait for one core while another core is idle."""
 
 
 def simulate_penstock(load: Load, depth: int | None = None, room: float = math.inf) -> Simulation:
-    """``depth``: batches ahead; None: the loader's own, which grows. ``room``: how many batches the budget has room
-    for."""
+    """``depth`` is the number of batches ahead; None for the depth that the loader chooses, which grows. ``room`` is
+    the number of batches that the budget has room for."""
     if not load.workers:
         return simulate_alone(load)
     profile, cost, rules = load.profile, load.profile.ours, load.rules
@@ -51,12 +51,12 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
     trainer = Trainer(load, cost, cores, ahead=max(slots, load.workers * rows // load.batch_size))
     todo: deque[tuple[int, Piece]] = deque()
     left: dict[int, int] = {}
-    """Batch -> its pieces that are not done."""
+    """Batch -> the number of its pieces that are not done."""
     ready: set[int] = set()
     in_slot: dict[int, list[SimulatedSegment]] = {}
     arena = SimulatedArena(rules, lambda size_bytes: memory.add(batches=size_bytes))
     made_bytes: deque[int] = deque([0], maxlen=rules.recent_batches)
-    """Sizes of the latest batches that the user's collate function made."""
+    """The sizes of the latest batches that the user's collate function made."""
     opened = lent = 0
 
     def room_for(piece: Piece) -> int:
@@ -66,18 +66,18 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
         nonlocal opened, ahead, slots
         waits = trainer.asked is not None and left.get(trainer.asked, 0) > 0
         if waits and len(left) + len(ready) >= ahead and ahead < most_ahead:
-            # A worker has nothing to do while the training loop waits.
+            # The training loop waits while a worker has nothing to do, so one more batch ahead helps.
             ahead += 1
             slots = slots_within(load, ahead, room)
-        # Samples and their batch exist at the same time for a moment.
+        # For a moment, samples and the batch made of them exist at the same time.
         needed = len(in_slot) + 1 + (len(left) + 1 if is_apart else 0)
         is_full = len(left) + len(ready) >= ahead or len(in_slot) >= slots or needed > room
-        # The batch that is due next is opened even then if only lent batches take its room; while two are lent, only if
-        # there is room.
+        # The batch that is due next is opened even without room if only lent batches take its room. While two batches
+        # are lent, it is opened only if there is room.
         if is_full and (len(in_slot) > lent or len(in_slot) >= max(2, room)):
             return False
         pieces = stream.batch(rows)
-        # Samples for a user's collate function take memory as they are fetched.
+        # Samples for a user's collate function take memory only when they are fetched.
         in_slot[opened] = [] if is_made else [arena.take(sum(map(room_for, pieces)))]
         todo.extend((opened, piece) for piece in pieces)
         left[opened] = len(pieces)
@@ -92,7 +92,7 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
             cores.begin(release(number - 1))
 
     def release(number: int) -> Activity:
-        """For a moment the training loop has a batch and still holds the one before it."""
+        """Release a batch a moment after the next batch is taken: for that moment the training loop holds both."""
         nonlocal lent
         yield Wait(0.0)
         arena.release(in_slot.pop(number))
@@ -120,8 +120,8 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
                 cores.begin(finish(number))
 
     def make(number: int, samples_bytes: int) -> Activity:
-        """The user's collate function reads samples in place; its result is in private memory first and is then written
-        to the arena."""
+        """Make a batch with the user's collate function. The function reads samples in place; its result is first in
+        private memory and is then written to the arena."""
         if not is_made:
             yield Compute(cost.batch_s)
             return
@@ -153,21 +153,22 @@ def simulate_penstock(load: Load, depth: int | None = None, room: float = math.i
 
 
 def simulate_held(load: Load, depth: int) -> Simulation:
-    """Whether ``memory=`` limits the loader to ``depth`` batches ahead where it would prepare more."""
+    """Simulate a loader that ``memory=`` limits to ``depth`` batches ahead, although it would prepare more."""
     return simulate_penstock(load, depth, depth + 1 + _is_apart(load.profile))
 
 
 def slots_within(load: Load, depth: int, room: float) -> int:
-    """Batches that may be in the arena at a time: those ahead and the one the training loop holds, if they fit."""
+    """The number of batches that may be in the arena at a time: the batches ahead and the one that the training loop
+    holds, if all fit."""
     return int(max(1, min(load.rules.slots(depth), room - _is_apart(load.profile))))
 
 
 def batches_within(load: Load, memory_bytes: int) -> int:
-    """How many batches a budget has room for."""
+    """The number of batches that a budget has room for."""
     profile = load.profile
     held_bytes = profile.largest_bytes
     if profile.has_collate and not profile.is_splittable:
-        # A worker holds all samples of a batch, and the batch made of them.
+        # A worker holds all samples of a batch, and also the batch that is made of them.
         held_bytes = math.ceil((1 + profile.is_collated) * load.batch_bytes)
     workers_bytes = load.workers * (profile.ours.worker_bytes + held_bytes)
     left_bytes = memory_bytes - load.rules.own_bytes(memory_bytes) - workers_bytes
@@ -175,13 +176,13 @@ def batches_within(load: Load, memory_bytes: int) -> int:
 
 
 def _is_apart(profile: Profile) -> bool:
-    """Whether samples of one batch come from several workers and one of them makes the batch."""
+    """Whether the samples of one batch come from several workers, one of which makes the batch."""
     return profile.has_collate and profile.is_splittable
 
 
 def _lag(load: Load) -> float:
-    """How long a worker waits for a core, as a share of a sample's own time: not at all while each worker has a core,
-    and longer with more workers per core or busier cores."""
+    """How long a worker waits for a core, as a share of a sample's own time. The wait is 0 while each worker has a
+    core, and it grows with the workers per core and with how busy the cores are."""
     cores = max(1.0, load.cores)
     busy = min(1.0, load.workers * (load.profile.cpu_s + load.profile.ours.sample_s) / (cores * load.row_s))
     return max(0.0, min(_MOST_LAG, _LAG * (load.workers / cores - 1) * busy))

@@ -1,11 +1,11 @@
-"""What the simulations of both loaders share: the load, the samples, the training loop, the memory in use.
+"""The parts that the simulations of both loaders share: the load, the samples, the training loop, the memory in use.
 
 In:  a profile, a machine's cores, a batch size, the length of a training step, the loader's rules.
-Out: ``Load`` to be simulated, ``Simulation`` with the result.
+Out: ``Load``, which describes what to simulate, and ``Simulation``, which holds the result.
 Runs in: anywhere; pure.
 
-A simulation adds up the memory that a loader holds as it comes and goes. Its training loop takes batches as a ``for``
-loop does: it holds each one until it has the next.
+A simulation tracks the memory that a loader takes and releases. The simulated training loop takes batches as a ``for``
+loop does: it holds each batch until it has the next one.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from penstock.planner.simulate.cores import Activity, Compute, Cores, Until, Wai
 from penstock.planner.simulate.rules import Rules
 
 _STARTING_BYTES, _INDEX_BYTES = 3 << 19, 45
-"""The least memory that a training process takes to start workers, and for every index of a shuffled order, which torch
-creates as a whole. A process that has loaded before, such as one that profiles, can reuse memory for part of it."""
+"""The least memory that a training process takes to start workers, and the memory for each index of a shuffled order,
+because torch creates the whole order at once. A process that has already run a loader, such as a profiling process, can
+reuse memory for a part of both."""
 _LEAST_BATCHES, _MOST_BATCHES = 30, 240
 _PLENTY = 1 << 40
-"""Batches for which memory has room if nothing limits it."""
+"""The number of batches that memory has room for if nothing limits memory."""
 _MOST_DRAWN = 256
-"""The number of rows of a batch that are drawn; the other rows have the mean size and take the mean time."""
+"""The most rows of a batch that are drawn at random; the other rows have the mean size and take the mean time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is loaded, by how many workers, for what training loop."""
+    """A description of the loading: the dataset, the number of workers, the cores and the training loop."""
 
     profile: Profile
     rules: Rules
-    """The rules of penstock's loader; for torch's loader only the size of a simulated step comes from them."""
+    """The rules of penstock's loader. A simulation of torch's loader takes only the size of a simulated step from these
+    rules."""
     cores: float
-    """Cores this training may use."""
+    """The number of cores that this training may use."""
     batch_size: int
     workers: int
     step_s: float = 0.0
-    """How long the training loop is busy with a batch; 0 if it only takes them."""
+    """How long the training loop is busy with a batch; 0 if the loop only takes batches."""
 
     @property
     def batch_bytes(self) -> float:
@@ -49,12 +51,12 @@ class Load:
 
     @property
     def row_s(self) -> float:
-        """How long one of penstock's workers takes for a sample."""
+        """The time that one of penstock's workers takes for a sample."""
         return max(self.profile.wait_s + self.profile.cpu_s + self.profile.ours.sample_s, 1e-9)
 
     @property
     def rows_per_task(self) -> int:
-        """Rows of a batch that one of penstock's workers gets at a time."""
+        """The number of rows of a batch that one of penstock's workers gets at a time."""
         return self.rules.rows_per_task(self.row_s, self.batch_size) if self.profile.is_splittable else self.batch_size
 
     @property
@@ -63,12 +65,13 @@ class Load:
         return self.depth_within(0)
 
     def depth_within(self, room: float) -> int:
-        """Batches ahead with which penstock's loader begins, if its memory has room for ``room`` batches."""
+        """The number of batches ahead with which penstock's loader begins if its memory has room for ``room``
+        batches."""
         cheap = self.rules.cheap_ahead(1, int(min(room, _PLENTY)), self.workers, per_worker=self._most_per_worker)
         return self.rules.depth(self.row_s, self.batch_size, self.workers, rows=self.rows_per_task, cheap=cheap)
 
     def most_ahead(self, room: float) -> int:
-        """Batches ahead up to which penstock's loader goes where that helps."""
+        """The most batches ahead that penstock's loader prepares if more batches ahead help."""
         return self.rules.most_ahead(1, int(min(room, _PLENTY)), self.workers, per_worker=self._most_per_worker)
 
     @property
@@ -85,28 +88,28 @@ class Simulation:
     samples_per_s: float
     first_batch_s: float
     growth_bytes: int
-    """Most memory the loader takes, workers included, beyond what the process had before."""
+    """The most memory that the loader and its workers take beyond the memory of the process before."""
     batches_bytes: int
-    """The part of it in batches: being built, ready and held."""
+    """The part of ``growth_bytes`` in batches that are being built, ready or held."""
     workers_bytes: int
-    """The part of it in the workers' private memory."""
+    """The part of ``growth_bytes`` in the workers' private memory."""
     most_batches_bytes: int
-    """The most that batches take at any moment, whatever workers take then."""
+    """The most memory that batches take at any moment, whatever workers take at that moment."""
     most_workers_bytes: int
-    """The most that workers take at any moment, whatever batches take then."""
+    """The most memory that workers take at any moment, whatever batches take at that moment."""
     wait_fraction: float
-    """Share of the training loop's time spent waiting for data."""
+    """The share of the training loop's time spent waiting for data."""
 
 
 class SimulatedMemory:
-    """The current bytes and their peak."""
+    """The bytes that are in use now, and their peak."""
 
     def __init__(self) -> None:
         self._batches = self._private = 0.0
         self.most_batches = self.most_private = 0.0
-        """The parts at the moment when the sum was largest."""
+        """The memory of batches and of workers at the moment when their sum was largest."""
         self.peak_batches = self.peak_private = 0.0
-        """Each at its own moment."""
+        """The peak of batches and the peak of workers, which may be at different moments."""
 
     def add(self, *, batches: float = 0.0, private: float = 0.0) -> None:
         self._batches += batches
@@ -118,18 +121,18 @@ class SimulatedMemory:
 
 
 class Piece(NamedTuple):
-    """The sums over some rows of a batch."""
+    """The total size and time of some rows of a batch."""
 
     rows: int
     size_bytes: int
     largest_bytes: int
-    """Of one sample."""
+    """The bytes of the largest sample."""
     wait_s: float
     cpu_s: float
 
 
 class Stream:
-    """The samples of a run, drawn from those that were read: the same ones every time."""
+    """The samples of a run, drawn at random from the samples that were read. Every run draws the same samples."""
 
     def __init__(self, load: Load) -> None:
         self._chance, self._samples, self._profile = random.Random(0), load.profile.samples, load.profile
@@ -139,11 +142,11 @@ class Stream:
         )
 
     def batch(self, rows_per_piece: int) -> list[Piece]:
-        """One batch's samples, in pieces."""
+        """The samples of one batch, in pieces."""
         return [self._piece(min(rows_per_piece, self._rows - at)) for at in range(0, self._rows, rows_per_piece)]
 
     def _piece(self, rows: int) -> Piece:
-        # Drawing all rows of a large batch would take longer than loading it.
+        # Only some rows are drawn, because drawing all rows of a large batch would take longer than loading the batch.
         count = min(rows, max(1, _MOST_DRAWN * rows // self._rows))
         drawn = [self._samples[self._chance.randrange(len(self._samples))] for _ in range(count)]
         rest, mean = rows - count, self._mean
@@ -157,16 +160,16 @@ class Stream:
 
 
 class Trainer:
-    """The training loop, and the times at which it got its batches."""
+    """The simulated training loop, and the times at which it got its batches."""
 
     def __init__(self, load: Load, cost: LoaderCost, cores: Cores, *, ahead: int, at_a_time: int = 1) -> None:
-        """``ahead``: batches that may be ahead of it or being built; a run lasts for several times as many.
-        ``at_a_time``: how many batches become ready at the same time."""
+        """``ahead`` is the number of batches that may be ahead or being built; a run takes several times as many
+        batches. ``at_a_time`` is the number of batches that become ready at the same time."""
         self._load, self._cost, self._cores = load, cost, cores
         self._at_a_time = at_a_time
         self.batches = max(_LEAST_BATCHES, 3 * at_a_time, min(_MOST_BATCHES, 6 * ahead + 12))
         self.asked: int | None = None
-        """The batch that it waits for."""
+        """The number of the batch that the training loop waits for."""
         self._taken_s: list[float] = []
         self._waited_s: list[float] = []
 
@@ -175,8 +178,8 @@ class Trainer:
         return len(self._taken_s) >= self.batches
 
     def steps(self, is_ready: Callable[[int], bool], take: Callable[[int], None]) -> Activity:
-        """``is_ready``: whether batch n is ready. ``take`` is called when batch n is taken, which releases the one
-        before it."""
+        """The steps of the training loop. ``is_ready`` returns whether batch n is ready. ``take`` is called when batch
+        n is taken, which releases the batch before it."""
         for number in range(self.batches):
             asked_s = self._cores.now_s
             self.asked = number
@@ -189,7 +192,7 @@ class Trainer:
             yield Wait(self._load.step_s)
 
     def result(self, memory: SimulatedMemory) -> Simulation:
-        # In the first third, workers start and batches ahead are filled, so its rate is not representative.
+        # The first third of the run does not count, because workers start and batches ahead are filled in that time.
         count = max(1, (len(self._taken_s) - 1) * 2 // 3 // self._at_a_time * self._at_a_time)
         first = len(self._taken_s) - 1 - count
         spent_s = self._taken_s[-1] - self._taken_s[first]
@@ -206,8 +209,8 @@ class Trainer:
 
 
 def simulate_alone(load: Load) -> Simulation:
-    """Without workers the training loop loads by itself; a batch and its samples exist at the same time while the batch
-    is made."""
+    """Simulate loading without workers, in the training loop itself. A batch and its samples exist at the same time
+    while the batch is made."""
     cost, profile = load.profile.torchs, load.profile
     cpu_s = load.batch_size * (profile.cpu_s + cost.sample_s) + cost.batch_s + cost.trainer_s
     batch_s = load.batch_size * profile.wait_s + cpu_s / min(1.0, load.cores)
@@ -226,13 +229,13 @@ def simulate_alone(load: Load) -> Simulation:
 
 
 def trainer_bytes(load: Load, cost: LoaderCost) -> int:
-    """Memory that the loader takes in a training process that has not loaded before, besides batches."""
+    """The memory without batches that the loader takes in a training process which has not run a loader before."""
     least_bytes = _STARTING_BYTES * bool(load.workers) + _INDEX_BYTES * (load.profile.length or 0)
     return max(least_bytes, cost.trainer_bytes)
 
 
 def fetch(piece: Piece, cost: LoaderCost) -> Activity:
-    """The work of a worker for a few samples."""
+    """The work of a worker for some samples."""
     if piece.wait_s:
         yield Wait(piece.wait_s)
     yield Compute(piece.cpu_s + piece.rows * cost.sample_s)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Rules(Protocol):
-    """Documented at ``LoaderRules``."""
+    """The rules of the loader, which are documented at ``LoaderRules``."""
 
     @property
     def auto_memory_share(self) -> float: ...

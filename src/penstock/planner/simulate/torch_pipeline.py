@@ -1,14 +1,14 @@
-"""torch's DataLoader, simulated: every worker builds whole batches of its own.
+"""Simulates torch's DataLoader, in which every worker builds whole batches of its own.
 
 In:  a ``Load``, a prefetch factor.
 Out: a ``Simulation``.
 Runs in: anywhere; pure.
 
 A worker holds the samples of its batch until they are collated into shared memory, where the batch stays until the
-training loop has taken the next one. Samples that a collate function keeps apart are sent while the worker builds its
-next batch. The worker's heap keeps the memory of freed samples, except of samples so large that each has its own
-mapping. A worker has at most ``prefetch_factor`` batches to build; how many of them exist depends on whether workers or
-the training loop are slower.
+training loop has taken the next batch. Samples that a collate function keeps apart are sent while the worker builds its
+next batch. The worker's heap keeps the memory of freed samples, unless samples are so large that each has its own
+mapping. A worker has at most ``prefetch_factor`` batches to build; how many of them exist depends on whether the
+workers or the training loop are slower.
 """
 
 from __future__ import annotations
@@ -29,27 +29,30 @@ from penstock.planner.simulate.pipeline import (
 )
 
 _HEAP_BYTES = 32 << 20
-"""malloc creates a separate mapping for anything larger and releases it at once; anything smaller stays in the heap."""
+"""The largest allocation that stays in the heap. malloc creates a separate mapping for a larger allocation and releases
+the mapping when it is freed."""
 _UNEVEN = 0.5
-"""By how much the time to collate and send a batch varies: a worker that is early waits until it is its turn."""
+"""The share by which the time to collate and send a batch varies. A worker that is early waits for its turn."""
 _CROWDING = 0.15
-"""How much longer work takes while more activities compute than there are cores. Measured with 6 workers on 2 cores: 0
-to 0.32, most where large samples are copied."""
+"""The share by which work takes longer while more activities compute than there are cores. Measured with 6 workers on 2
+cores, it was 0 to 0.32, and largest for large samples that are copied."""
 _CREEP, _CREEP_FROM_BYTES = 0.7, 200_000
-"""The growth of a heap with every batch, as a share of a sample, and the sample size from which it counts. Freed
-samples leave a hole into which the next batch's samples do not quite fit, so one of them is placed at the end of the
-heap. Runs with samples of 0.2 to 8 MiB gained from a half to one; with some sizes (0.3 and 1.5 MB) heaps do not grow,
-which no short run shows reliably: it also depends on the heap that workers inherit."""
+"""The growth of a heap with every batch, as a share of a sample, and the least sample size for which heaps grow. Freed
+samples leave a hole into which the samples of the next batch do not quite fit, so one of these samples is placed at the
+end of the heap. In runs with samples of 0.2 to 8 MiB heaps grew by a half to one sample. With some sizes (0.3 and 1.5
+MB) heaps do not grow, which no short run shows reliably, because heap growth also depends on the heap that workers
+inherit."""
 
 
 def simulate_torch(load: Load, prefetch_factor: int = 2, *, batches: int | None = None) -> Simulation:
-    """``batches``: the length of the run in which heaps grow; None: long enough for them to stop."""
+    """``batches`` is the length of the run in which heaps grow; None for a run that is long enough for heaps to stop
+    growing."""
     if not load.workers:
         return simulate_alone(load)
     profile, cost = load.profile, load.profile.torchs
     cores = Cores(load.cores, crowding=_CROWDING)
     memory, stream, chance = SimulatedMemory(), Stream(load), random.Random(0)
-    # Workers that started at the same time finish at the same time.
+    # Workers that start at the same time finish their batches at the same time.
     trainer = Trainer(load, cost, cores, ahead=load.workers * prefetch_factor, at_a_time=load.workers)
     asked: list[deque[int]] = [deque() for _ in range(load.workers)]
     sizes: dict[int, float] = {}
@@ -116,7 +119,7 @@ def creep_bytes(profile: Profile) -> float:
 
 
 class _Heap:
-    """Memory of samples. Freed memory stays for reuse if the heap ``keeps`` it."""
+    """The memory of samples. If the heap ``keeps`` freed memory, this memory stays for reuse."""
 
     def __init__(self, memory: SimulatedMemory, *, keeps: bool) -> None:
         self._memory, self._keeps = memory, keeps

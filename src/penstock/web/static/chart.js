@@ -1,4 +1,4 @@
-// One chart: canvas, legend with values, a cursor for pointer and keys, and the same as a table.
+// One chart: canvas, legend with values, a cursor for pointer and keys, and the values as a table.
 // In: series and marks. Out: an element; the time at the cursor, for the neighbouring charts.
 
 import { ChartTable } from "./chart_table.js";
@@ -11,7 +11,7 @@ const WRITTEN = { bytes: memory, fraction: share, "1/s": rate };
 const NEAR_PX = 6;
 const WORDS_AT_ONCE = 4;
 
-/** One line or layer: a column of `points`, with times since `start_s`; without a label, the table of figures names it. */
+/** One line or layer: a column of `points`, with times since `start_s`; the table of figures has its default label. */
 export function series(points, name, { label = figureOf(name).label, colour, dash = null, start_s = 0 }) {
   const values = points.column(name) ?? [];
   const times = start_s ? points.t_s.map((t_s) => t_s - start_s) : points.t_s;
@@ -151,7 +151,7 @@ export class Chart {
     return this.#isElapsed ? `${duration(at)} after the start` : when(at);
   }
 
-  /** Values at the cursor, or the latest. `hasMoved`: the user has moved the cursor. */
+  /** Values at the cursor, or the latest. `hasMoved`: whether the user has moved the cursor. */
   #write({ hasMoved = false } = {}) {
     const { series: lines, limits, cursor } = this.#picture;
     const values = [...lines, ...limits].map((line) => {
@@ -188,7 +188,7 @@ export class Chart {
     this.#tell(near);
     mark(this.plot, "aria-valuemax", Math.max(0, this.#longest.times.length - 1));
     if (cursor === null) {
-      // Not while it has the focus: a screen reader would start again with every new point.
+      // The text stays while the plot has the focus: a screen reader would start again with every new point.
       if (document.activeElement !== this.plot || hasMoved) {
         mark(this.plot, "aria-valuenow", Math.max(0, this.#longest.times.length - 1));
         mark(this.plot, "aria-valuetext", `latest: ${words || "nothing yet"}`);
@@ -207,7 +207,7 @@ export class Chart {
     return this.#picture.marks.filter((each) => Math.abs(place.xOf(each.t_s) - x) <= NEAR_PX);
   }
 
-  /** The words of the marks at the cursor, beside it. */
+  /** Show the words of the marks at the cursor next to it. */
   #tell(near) {
     this.tip.hidden = !near.length;
     if (!near.length) return;
@@ -256,7 +256,7 @@ export class Chart {
     this.onCursor(moves[event.key]());
   }
 
-  // -- the same as a table ----------------------------------------------------------------
+  // -- the values as a table --------------------------------------------------------------
 
   #toggleTable(button) {
     const isTable = this.table.element.hidden;

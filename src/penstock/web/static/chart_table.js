@@ -21,7 +21,7 @@ export class ChartTable {
     this.element = make("div", scrolled, table);
   }
 
-  /** Times are those of `longest`; the other lines have a value where one was recorded at that time. */
+  /** The times are the times of `longest`; the other lines have a value if a value was recorded at that time. */
   fill(longest, lines, written, timeText) {
     const { times } = longest;
     const rows = Math.min(ROWS, times.length);

@@ -1,5 +1,6 @@
-// Two or more runs side by side: the results of each configuration, and their figures since the start in common charts.
-// In: the list of runs, points of those chosen. Out: an element.
+// Two or more runs side by side: the results of each configuration, and the runs' figures since their start in common
+// charts.
+// In: the list of runs, points of the chosen runs. Out: an element.
 
 import { Chart, series } from "./chart.js";
 import { make, mark, Rows, say } from "./elements.js";
@@ -11,7 +12,7 @@ import { configuration, duration, figureOf, isKnown, memory, oneLine, rate, shar
 const AGAIN_MS = 5000;
 const MOST_POINTS = 800;
 const TOO_MANY = 4000;
-const BRIEF_S = 10; // Shorter rates mean little: workers were starting.
+const BRIEF_S = 10; // Rates over less than this time mean little: workers were starting.
 const FIGURES = [
   ["samples_per_s", figureOf("samples_per_s").label, rate, (a, b) => a > b],
   ["wait_fraction", figureOf("wait_fraction").label, share, (a, b) => a < b],
@@ -43,7 +44,8 @@ export class CompareView {
         label || make("span", { class: "unseen" }, "remove"),
       ),
     );
-    // With roles: on a narrow screen its rows are laid out in two lines, and browsers would not treat it as a table.
+    // The table has roles: on a narrow screen its rows are laid out in two lines, and without roles browsers would no
+    // longer treat it as a table.
     this.table = make(
       "table",
       { class: "compared", role: "table" },
@@ -99,7 +101,7 @@ export class CompareView {
   }
 
   get #compared() {
-    // In the order of choice: when one is added, the colours of the others stay.
+    // Runs stay in the order of choice: when one is added, the colours of the others stay.
     return [...this.chosen].map((id) => this.#runs.find((run) => run.id === id)).filter(Boolean);
   }
 
@@ -108,7 +110,7 @@ export class CompareView {
     this.#isReading = true;
     try {
       for (const run of this.#compared) {
-        // Points that came in small pieces for hours are fetched again, merged into fewer.
+        // Points that came in small pieces over hours are fetched again, merged into fewer points.
         if (this.#points.get(run.id)?.length > TOO_MANY) this.#points.delete(run.id);
         const known = this.#points.get(run.id);
         if (known && run.state !== "running" && known.isWhole) continue;

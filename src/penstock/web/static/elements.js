@@ -1,7 +1,7 @@
 // Elements of the page. Texts of users stay text: nothing in this page parses HTML.
 // In: names, attributes, texts. Out: DOM nodes.
 
-/** An element. Attributes that begin with "on" are listeners; null and false ones are left out. */
+/** An element. Attributes that begin with "on" are listeners; attributes that are null or false are left out. */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -61,5 +61,5 @@ export class Rows {
 
 let lastId = 0;
 
-/** An id for a label and what it labels. */
+/** An id for a label and the element that it labels. */
 export const freshId = (stem) => `${stem}-${++lastId}`;

@@ -5,7 +5,8 @@ import { count, duration, figureOf, isKnown, memory, rate, share } from "./shown
 
 const FULL = 0.9;
 
-/** Tiles: [key, name, value, remark, is it bad?]. `figure(name)` gives the latest, null where it is not known. */
+/** Tiles: [key, name, value, remark, whether the value is bad]. `figure(name)` gives the latest value; null if it is
+not known. */
 export function tiles(summary, figure, now_s) {
   const isRunning = summary.state === "running";
   const ran_s = (isRunning ? now_s : (summary.ended_s ?? summary.heard_s)) - summary.started_s;

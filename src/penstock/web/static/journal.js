@@ -6,7 +6,7 @@ import { freshId, make, mark, say } from "./elements.js";
 import { oneLine, whenInFull, when } from "./shown.js";
 
 const AT_ONCE = 100;
-const MOST = 5000; // Of notes, and of alerts: as many as a record keeps. A page may stay open for weeks.
+const MOST = 5000; // The most notes, and the most alerts: as many as a record keeps. A page may stay open for weeks.
 const TROUBLE = new Set(["restart", "warning", "action"]);
 const SHOWN = {
   all: () => true,
@@ -96,7 +96,7 @@ export class Journal {
     );
   }
 
-  /** Entries of the journal; known ones are ignored. */
+  /** Add entries of the journal; known entries are ignored. */
   addNotes(notes) {
     this.#add("note", notes);
   }
@@ -105,7 +105,7 @@ export class Journal {
     this.#add("alert", alerts);
   }
 
-  /** Times of the previous day now need their date. */
+  /** Called at midnight, because times of the previous day then need their date. */
   dayChanged() {
     const times = new Map(this.#sorted.map((entry) => [entry.key, entry.t_s]));
     for (const item of this.list.children) this.#date(item, times.get(item.dataset.key));
@@ -138,7 +138,7 @@ export class Journal {
       isNew = true;
     }
     if (!isNew) return;
-    // They arrive in order of their numbers: the first are the oldest.
+    // Entries arrive in the order of their numbers: the first are the oldest.
     for (const key of known.keys()) {
       if (known.size <= MOST) break;
       known.delete(key);

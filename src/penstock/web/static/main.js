@@ -13,7 +13,7 @@ const byId = (id) => document.getElementById(id);
 const chosen = new Set();
 let view = null;
 let latest = null; // The list of runs as it last came.
-let opened = null; // What the fragment said of the view that is open.
+let opened = null; // What the fragment said about the view that is open.
 let countdown = null;
 let today = new Date().toDateString();
 
@@ -136,7 +136,8 @@ window.addEventListener("hashchange", () => {
   if (location.hash !== "#main") open();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view?.themeChanged?.());
-// Times of today are written without the day: after midnight the page would show those of yesterday without it, too.
+// Times of today are written without the day: after midnight the page would show times of yesterday without the day,
+// too.
 setInterval(() => {
   const day = new Date().toDateString();
   if (day === today) return;

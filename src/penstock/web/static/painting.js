@@ -6,7 +6,7 @@ import { isKnown } from "./shown.js";
 const TOP = 16; // Room for the marks.
 const BOTTOM = 20;
 const RIGHT = 10;
-const FAR_ABOVE = 3; // A limit so many times higher than the data would press it flat: it is written at the edge.
+const FAR_ABOVE = 3; // A limit this many times higher than the data would flatten the data: it stands at the edge.
 const HEADROOM = 1.06;
 const HEADROOM_FOR_WORDS = 1.2;
 
@@ -144,8 +144,8 @@ function areas(pen, picture, xOf, yOf, colour) {
       pen.closePath();
       pen.fillStyle = colour(line.colour);
       pen.fill();
-      // A line of the background between layers: told apart without colours, too. Where points are closer than that
-      // line is wide, it would hide the layer.
+      // A line in the background's colour separates layers, so that they can be told apart without colours. If points
+      // are closer than the line is wide, the line would hide the layer and is left out.
       if (xOf(line.times[to - 1]) - xOf(line.times[from]) < 2 * (to - from)) continue;
       pen.strokeStyle = colour("panel");
       pen.lineWidth = 1;
@@ -188,7 +188,7 @@ function limitNames(pen, picture, { left, right, yOf }, colour) {
     const last = limit.values.findLast(isKnown);
     if (last === undefined) continue;
     const text = limit.isAbove ? `${limit.label} ${limit.text} ↑` : limit.label;
-    // Above its line; below it where the line is at the edge.
+    // The text is above its line, or below it if the line is at the upper edge.
     const above = yOf(last) - 2;
     const y = limit.isAbove ? TOP + 13 : above < TOP + 13 ? yOf(last) + 16 : above;
     const wide = pen.measureText(text).width;

@@ -1,4 +1,4 @@
-// The charts of one run; which ones depends on the figures of the run.
+// The charts of one run, chosen by the figures that the run has.
 // In: points, journal and alerts as marks. Out: charts that share one cursor.
 
 import { Chart, series } from "./chart.js";
@@ -105,7 +105,7 @@ const CHARTS = [
 
 export const line = (i) => ({ colour: LINES[i % LINES.length][0], dash: LINES[i % LINES.length][1] });
 
-/** All loaders together, and each where there are several. */
+/** One line for all loaders together and, if there are several, one line for each. */
 function perLoader(points, name) {
   const loaders = points.numbers("loader", name);
   const all = series(points, name, { ...(loaders.length > 1 ? { label: "all" } : {}), ...line(0) });
@@ -135,7 +135,7 @@ export class RunCharts {
     this.element = make("div", { class: "charts" });
   }
 
-  /** Draw what there is. `from` and `to` bound the time; marks are {t_s, look, text}. */
+  /** Draw a chart for each recorded kind of figure. `from` and `to` bound the time; marks are {t_s, look, text}. */
   show(points, marks, from, to) {
     for (const kind of CHARTS) {
       let chart = this.#charts.get(kind.key);
@@ -144,7 +144,7 @@ export class RunCharts {
       if (!chart) {
         chart = new Chart({ ...kind, onCursor: (at) => this.setCursor(at) });
         this.#charts.set(kind.key, chart);
-        // In the order of the list, regardless of which figure came first.
+        // Charts are in the order of the list, regardless of which figure came first.
         const order = CHARTS.map((each) => this.#charts.get(each.key)?.element).filter(Boolean);
         this.element.insertBefore(chart.element, order[order.indexOf(chart.element) + 1] ?? null);
       }

@@ -12,7 +12,7 @@ import { ask, runPath } from "./session.js";
 import { isKnown, oneLine, whenInFull } from "./shown.js";
 
 const MOST_POINTS = 1500;
-const TOO_MANY = 3000; // Then the server is asked for fewer, merged as it thins them.
+const TOO_MANY = 3000; // With more points than this, the server is asked for fewer, merged points.
 const RANGES = [
   ["whole run", 0],
   ["3 h", 10800],
@@ -30,7 +30,7 @@ export class RunView {
   #isLoaded = false;
   #isReloading = false;
   #frame = 0;
-  #last_s = null; // Of all points that came, also where none of them are in the time shown.
+  #last_s = null; // Time of the last point that came, even if the time shown has no points.
   #ahead_s = 0; // How far this computer's clock is ahead of the server's.
 
   constructor(id) {
@@ -173,7 +173,7 @@ export class RunView {
     this.#points.add(columns);
     this.#last_s = this.#points.last_s ?? this.#last_s;
     this.#draw();
-    // After the next frame, so that the work of the canvas is included.
+    // The time is taken after the next frame, so that it includes the work of the canvas.
     requestAnimationFrame(() =>
       setTimeout(() => {
         const { dataset } = document.documentElement;

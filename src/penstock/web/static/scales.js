@@ -9,7 +9,7 @@ function niceStep(most, wanted) {
   return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999);
 }
 
-const MOST_TICKS = 100; // Never more: at 1e300 adding a step changes nothing, and the loop would not end.
+const MOST_TICKS = 100; // Otherwise the loop would not end at 1e300, where adding a step changes nothing.
 
 const plain = (value) => String(Number(value.toPrecision(6)));
 
@@ -44,7 +44,7 @@ function timeStep(span_s, wanted) {
 /** Ticks of local time. */
 export function timeTicks(from_s, to_s, wanted) {
   const step_s = timeStep(to_s - from_s, wanted);
-  // Aligned to local time: ticks every 6 hours include the local midnight, not that of UTC.
+  // Ticks are aligned to local time: ticks every 6 hours include the local midnight, not midnight in UTC.
   const shift_s = -new Date(from_s * 1000).getTimezoneOffset() * 60;
   const ticks = [];
   for (let at = Math.ceil((from_s + shift_s) / step_s) * step_s - shift_s; at <= to_s; at += step_s) {

@@ -13,7 +13,7 @@ export class Refusal extends Error {
 }
 
 let token = null;
-let isTokenNeeded = false; // For reading; for changing it is, always.
+let isTokenNeeded = false; // Whether reading needs the token; changing always does.
 let onWanted = () => {};
 
 /** `listener(why)` is called when a token is missing or wrong. */
@@ -22,8 +22,8 @@ export function whenTokenIsWanted(listener) {
 }
 
 /**
- * What the fragment says, as parameters, and whether it brought a token: that is kept for this tab and taken out of the
- * address bar.
+ * What the fragment says, as parameters, and whether it had a token. The token is kept for this tab and removed from
+ * the address bar.
  */
 export function readFragment() {
   const said = new URLSearchParams(location.hash.slice(1));
@@ -50,14 +50,14 @@ export function keepToken(value) {
     if (token) sessionStorage.setItem(KEY, token);
     else sessionStorage.removeItem(KEY);
   } catch {
-    // As above.
+    // This browser forbids storage: the token lasts as long as the page.
   }
 }
 
 /** One request; returns the response, not yet read. Raises Refusal. */
 export async function request(path, { body, signal } = {}) {
-  // Reading sends no token until that is refused. On loopback reading needs none: an old token must neither be refused
-  // nor be sent to another program that now listens on the port.
+  // Reading sends no token until a request without it is refused. On loopback reading needs no token, and an old token
+  // must neither be refused nor be sent to another program that now listens on the port.
   const isSigned = body !== undefined || isTokenNeeded;
   let response = await send(path, { body, signal, isSigned });
   if (response.status === 401 && token !== null && !isSigned) {
@@ -73,7 +73,7 @@ export async function request(path, { body, signal } = {}) {
   }
   if (response.status === 401) {
     isTokenNeeded = false;
-    onWanted(token === null ? "This needs the token." : "The token is wrong.", String(why));
+    onWanted(token === null ? "This request needs the token." : "The token is wrong.", String(why));
   }
   throw new Refusal(response.status, String(why));
 }
@@ -95,7 +95,7 @@ async function send(path, { body, signal, isSigned }) {
     });
   } catch (problem) {
     if (signal?.aborted) throw problem;
-    isTokenNeeded = false; // What answers next may be another server.
+    isTokenNeeded = false; // The next answer may come from another server.
     throw new Refusal(0, "penstock dash does not answer");
   }
 }

@@ -67,7 +67,7 @@ export function duration(seconds) {
   return hours ? `${hours}:${two(minute)}:${two(whole % 60)}` : `${minute}:${two(whole % 60)}`;
 }
 
-/** Local time of day, with the day where it is not today: "14:03:22", "Nov 15 14:03". */
+/** Local time of day, with the day if it is not today: "14:03:22", "Nov 15 14:03". */
 export function when(t_s, now_s = Date.now() / 1000) {
   if (!isKnown(t_s)) return "-";
   const at = new Date(t_s * 1000);

@@ -110,7 +110,7 @@ export class Valves {
 
   async #set() {
     const changed = this.#changed;
-    if (!changed.length) return this.#say("Nothing is changed.", "");
+    if (!changed.length) return this.#say("No value was changed.", "");
     const sent = changed.map(([name, field]) => [name, field.value.trim()]);
     const body = { loader: this.loader };
     for (const [name, value] of sent) {
@@ -124,7 +124,7 @@ export class Valves {
       const now = answer?.now ?? {};
       const words = `Now: workers ${now.workers}, depth ${now.depth}, memory ${memory(now.memory_bytes)}.`;
       this.#say(now.remark ? `${words} ${now.remark}.` : words, "good");
-      // The values that were sent are in force, not those typed in the meantime.
+      // The values that were sent are in force, not the values typed in the meantime.
       for (const [name, value] of sent) this.#now[name] = value;
       this.#markChanged();
     } catch (problem) {
