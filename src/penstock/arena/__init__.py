@@ -1,1 +1,1 @@
-"""Shared segments: their allocation and lending within a byte limit, and the form of batches in them."""
+"""Shared segments: how they are allocated and lent within a byte limit, and how batches lie in them."""

@@ -1,20 +1,20 @@
-"""The arena: which segments exist, what uses them, and whether one more fits the budget.
+"""The arena: which segments exist, what uses each segment, and whether another segment fits the budget.
 
-In:  needs in bytes; segments coming back from the user and from failed batches.
-Out: segments to fill, never more bytes in use than the limit unless the caller says the need is due.
+In:  needs in bytes; segments that come back from the user and from failed batches.
+Out: segments to fill. The bytes in use never exceed the limit, unless the caller says that the batch is due.
 Runs in: trainer, under the dispatcher's lock; ``Lease`` ends from any thread.
 
-A segment is *in use* from ``take`` until ``release``: being filled, ready, or lent to the user. Free segments
+A segment is *in use* from ``take`` until ``release``: it is being filled, ready, or lent to the user. Free segments
 keep their pages for the next batch; they are closed as soon as another segment needs their bytes. If the user still
-holds a lent segment when the next batch needs its bytes, the segment is *handed over*: it leaves the arena unchanged,
-which takes as much memory as a private copy, without the copying.
+holds a lent segment when the next batch needs the segment's bytes, the segment is *handed over*: it leaves the arena
+unchanged. This takes as much memory as a private copy, but nothing is copied.
 
-A batch that is lent while the process forks is left to the child: its segment is neither filled again nor emptied. This
-includes a worker of another loader, whose dataset may hold the batch, but not a worker of the arena's own: it writes
-into the segments, and replacing a crashed one must not take memory beyond the limit.
+A batch that is lent while the process forks is left to the child: its segment is neither filled again nor emptied. The
+child may be a worker of another loader, whose dataset may hold the batch. The rule does not apply to the arena's own
+workers: they write into the segments, and replacing a crashed worker must not take memory beyond the limit.
 
 A lent segment that is page-locked for a device comes back *fenced*: the user may have queued copies from it that the
-device has not made yet, so it is neither refilled nor unmapped before the device has made them.
+device has not made yet, so the segment is neither refilled nor unmapped before the device has made these copies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Locks(Protocol):
 
 
 class Barrier(Protocol):
-    """Holds leases that have ended until the device has finished all work that was queued at that moment."""
+    """Holds a lease that has ended until the device has finished all work that was queued when the lease ended."""
 
     def put(self, thing: Lease, /) -> None: ...
     def advance(self) -> list[Lease]: ...
@@ -51,7 +51,7 @@ class Barrier(Protocol):
 
 
 class Lease:
-    """One batch that the user holds. It ends when the last tensor over the token is gone."""
+    """The loan of one batch to the user. The lease ends when the last tensor over the token is gone."""
 
     __slots__ = ("_ref", "ended", "fenced", "handed_over", "inherited", "passing", "pid", "segment", "used_bytes")
 
@@ -64,13 +64,14 @@ class Lease:
         self.passing = False
         """Whether the batch is being copied to a device: the user does not hold it, and the lease ends by itself."""
         self.inherited = False
-        """Whether a child was forked meanwhile, which may use the batch for longer than this process."""
+        """Whether a child was forked during the lease; the child may use the batch for longer than this process
+        does."""
         self.pid = os.getpid()
         self.ended = ended
         self._ref = weakref.ref(token, self._token_gone)
 
     def stop_passing(self) -> None:
-        """The device has its copy. If the batch is still held, the user holds it and may copy it again."""
+        """Note that the device has its copy. If the batch is still held, the user holds it and may copy it again."""
         if self.passing and self._ref() is not None:
             self.fenced, self.passing = True, False
 
@@ -81,12 +82,12 @@ class Lease:
 
 
 _handed_over_locked: set[Lease] = set()
-"""Page-locked batches handed over to the user. Their leases are kept here, so that they are unlocked even after the
-arena is gone."""
+"""The leases of page-locked batches that were handed over to the user. They are kept here so that the pages are
+unlocked even after the arena is gone."""
 
 
 class Arena:
-    """All segments of one pipeline. Not thread-safe: the dispatcher calls it under its lock."""
+    """All segments of one pipeline. The arena is not thread-safe: the dispatcher calls it under the engine's lock."""
 
     def __init__(
         self,
@@ -101,9 +102,9 @@ class Arena:
         fence: Barrier | None = None,
         starter: object | None = None,
     ) -> None:
-        """``headroom_bytes`` returns the memory that the machine has left; ``closed`` is called with every segment that
-        workers must unmap, ``woken`` when a lease ends, from any thread. ``locks`` and ``fence`` are for segments that
-        a device reads. ``starter`` starts the workers that fill the segments."""
+        """``headroom_bytes`` returns the memory that the machine has left. ``closed`` is called with every segment that
+        workers must unmap; ``woken`` is called when a lease ends, from any thread. ``locks`` and ``fence`` are for
+        segments that a device reads. ``starter`` starts the workers that fill the segments."""
         self.limit_bytes = limit_bytes
         self.keep_free = keep_free
         self._headroom_bytes = headroom_bytes
@@ -121,8 +122,8 @@ class Arena:
         self._returned: deque[Lease] = deque()
         self._next_number = 0
         self.refusal: OSError | None = None
-        """What the system answered if it refused the latest segment, though memory is left: often that no more files
-        may be opened."""
+        """The system's error if it refused the latest segment although memory is left; often the process may open no
+        more files."""
         self.in_use_bytes = 0
         self._most_in_use_bytes = 0
         self.free_bytes = 0
@@ -132,27 +133,28 @@ class Arena:
         forks.keep_noted(self)
 
     def segment(self, number: int) -> Segment:
-        """A segment that is in use, by number."""
+        """The segment in use that has this number."""
         return self._in_use[number]
 
     def headroom_bytes(self) -> int:
-        """The memory that the machine or container has left, less that of segments whose pages do not exist yet."""
+        """The memory that the machine or container has left, minus the memory of segments whose pages do not exist
+        yet."""
         return self._headroom_bytes() - sum(s.capacity_bytes for s in self._in_use.values() if not s.filled)
 
     # -- admission -------------------------------------------------------------
 
     def fits(self, need_bytes: int, *, promised_bytes: int = 0) -> bool:
-        """Whether ``need_bytes`` more fit the limit, together with ``promised_bytes`` that are reserved already."""
+        """Whether another ``need_bytes`` fit the limit, together with ``promised_bytes`` that are reserved already."""
         return self.in_use_bytes + promised_bytes + capacity_for(need_bytes) <= self.limit_bytes
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Change the limit now. Free segments beyond it are closed; segments in use are not taken away."""
+        """Change the limit now. Free segments beyond the limit are closed; segments in use stay."""
         if limit_bytes < self.limit_bytes:
             self._close_free_beyond(limit_bytes - self.in_use_bytes)
         self.limit_bytes = limit_bytes
 
     def take(self, need_bytes: int) -> Segment | None:
-        """A segment of at least ``need_bytes``, or None if the machine itself has no memory left for it.
+        """A segment of at least ``need_bytes``, or None if the machine has no memory left for the segment.
 
         The caller checks the budget (``fits``); free segments are closed as far as the limit requires.
         """
@@ -179,7 +181,8 @@ class Arena:
         return segment
 
     def _created(self, capacity: int) -> Segment | None:
-        """A new segment; None, and ``refusal`` says why, if the system refuses one even without the free ones."""
+        """A new segment, or None if the system refuses it even after the free segments are closed; ``refusal`` says
+        why."""
         number = self._next_number
         self._next_number += 1
         try:
@@ -193,7 +196,7 @@ class Arena:
             return None
 
     def release(self, segment: Segment) -> None:
-        """The segment is not in use any more: keep it for the next batch, or close it."""
+        """Stop using the segment: keep it for the next batch, or close it."""
         segment.filled = True
         self._in_use.pop(segment.number)
         self.in_use_bytes -= segment.capacity_bytes
@@ -204,7 +207,7 @@ class Arena:
             self._close(min(self._free, key=lambda s: s.capacity_bytes))
 
     def close_free(self) -> None:
-        """Close every free segment: the loader is idle and other programs may need the memory."""
+        """Close every free segment, because the loader is idle and other programs may need the memory."""
         self._close_free_beyond(0)
 
     # -- leases ----------------------------------------------------------------
@@ -212,8 +215,8 @@ class Arena:
     def lend(self, segment: Segment, used_bytes: int) -> np.ndarray:
         """Bytes of a ready segment for the user to keep. The lease ends with the array's last reference.
 
-        If the user holds very many batches, small ones are copied and large ones handed over, because each lent segment
-        keeps a descriptor open.
+        If the user holds very many batches, small batches are copied and large batches are handed over, because each
+        lent segment keeps a descriptor open.
         """
         segment.filled = True
         if self.lent_count >= _MOST_LENT and used_bytes < _COPY_BELOW_BYTES:
@@ -228,7 +231,7 @@ class Arena:
         return token
 
     def collect_returned(self) -> bool:
-        """Release the segments of batches that the user dropped since the last call; True if any became free."""
+        """Release the segments of batches that the user dropped since the last call; True if a segment became free."""
         is_any_free = False
         while self._returned:
             lease = self._returned.popleft()
@@ -242,21 +245,21 @@ class Arena:
         return is_any_free
 
     def fence(self, segment: Segment) -> None:
-        """The user received tensors that a device can read: the segment stays in use until the device has finished
-        with them."""
+        """Keep the segment in use until the device has finished with the tensors: the user received tensors that a
+        device can read."""
         if (lease := self._leases.get(segment.number)) is not None:
             lease.fenced = True
 
     def pass_through(self, segment: Segment) -> Lease | None:
-        """The user receives a copy on a device: the segment comes back by itself, and is never handed over."""
+        """Note that the user receives a copy on a device: the segment comes back by itself and is never handed over."""
         lease = self._leases.get(segment.number)
         if lease is not None:
             lease.passing = True
         return lease
 
     def pass_fence(self) -> None:
-        """Release the segments that the device has finished with. Training thread only, because it marks the device's
-        queues."""
+        """Release the segments that the device has finished with. Only the training thread may call this, because it
+        marks the device's queues."""
         if self._fence is not None:
             for lease in self._fence.advance():
                 self._release_fenced(lease)
@@ -271,8 +274,8 @@ class Arena:
         return bool(self._returned)
 
     def hand_over_oldest(self) -> bool:
-        """Hand over the segment that has been lent for longest, outside the budget from then on; False if nothing is
-        lent."""
+        """Hand over the segment that has been lent for the longest time; its bytes then no longer count against the
+        budget. False if nothing is lent."""
         self.collect_returned()
         lease = next((lease for lease in self._leases.values() if not lease.passing), None)
         if lease is None:
@@ -298,7 +301,7 @@ class Arena:
 
     @property
     def lent_count(self) -> int:
-        """Segments the user holds."""
+        """The number of segments that the user holds."""
         return len([lease for lease in self._leases.values() if not lease.passing])
 
     def close(self) -> None:
@@ -332,7 +335,7 @@ class Arena:
         self._woken()
 
     def _end_late(self, lease: Lease) -> None:
-        """The user held a page-locked batch for longer than the arena existed."""
+        """End the lease of a page-locked batch that the user held for longer than the arena existed."""
         assert self._fence is not None
         self._fence.put(lease)
         for late in self._fence.drain():
@@ -350,14 +353,14 @@ class Arena:
         if not lease.inherited:
             self.release(lease.segment)
             return
-        # Its pages live on for as long as the child maps them.
+        # The segment's pages exist for as long as the child maps them.
         self._in_use.pop(lease.segment.number)
         self.in_use_bytes -= lease.segment.capacity_bytes
         self._retire(lease.segment)
 
     def note_fork(self, starter: object | None) -> None:
-        """A child, a worker of ``starter`` if that is given, inherits every batch that is lent. Any thread, without the
-        lock."""
+        """Note that a forked child inherits every lent batch; the child is a worker of ``starter``, unless that is
+        None. Any thread may call this, without the lock."""
         if starter is not None and starter is self._starter:
             return
         for lease in list(self._leases.values()):
@@ -368,14 +371,14 @@ class Arena:
             self._locks.unlock(segment)
 
     def _reusable(self, capacity: int) -> Segment | None:
-        # Among equal ones take the latest, whose bytes may still be in a processor's cache.
+        # Among segments of equal size take the latest, whose bytes may still be in a processor's cache.
         fitting = [s for s in reversed(self._free) if s.capacity_bytes >= capacity]
         if not fitting:
             return None
         segment = min(fitting, key=lambda s: s.capacity_bytes)
         if segment.capacity_bytes > max(REUSE_UP_TO * capacity, REUSE_ANY_BELOW_BYTES):
             return None
-        # A segment larger than the need must not exceed a budget that one of the right size would keep.
+        # A segment larger than the need must not exceed a budget that a segment of the right size would keep.
         if segment.capacity_bytes > capacity and self.in_use_bytes + segment.capacity_bytes > self.limit_bytes:
             return None
         self._free.remove(segment)
@@ -383,8 +386,8 @@ class Arena:
         return segment
 
     def _worth_keeping_bytes(self) -> int:
-        """How many bytes may stay free: no more than were ever in use at a time. Otherwise batches of uneven sizes
-        would fill the budget with segments that fit none of the next batches."""
+        """How many bytes of free segments are kept: at most the largest number that was ever in use at one time.
+        Otherwise batches of uneven sizes would fill the budget with segments that fit none of the next batches."""
         return min(self.limit_bytes, self._most_in_use_bytes) - self.in_use_bytes
 
     def _close_free_beyond(self, keep_bytes: int) -> None:
@@ -392,8 +395,8 @@ class Arena:
             self._close(self._least_useful())
 
     def _least_useful(self) -> Segment:
-        """A free segment that is too large for the recent needs, or else the smallest, because large ones take longest
-        to create again."""
+        """A free segment that is too large for the recent needs; otherwise the smallest one, because creating a large
+        segment again takes longer."""
         largest = max(self._free, key=lambda s: s.capacity_bytes)
         is_too_large = largest.capacity_bytes > REUSE_UP_TO * max(self._needs)
         return largest if is_too_large else min(self._free, key=lambda s: s.capacity_bytes)
@@ -403,7 +406,7 @@ class Arena:
         self.free_bytes -= segment.capacity_bytes
         # Unlock first: a device may read page-locked pages at any time.
         self._unlock(segment)
-        # A worker that is busy with a long sample unmaps the segment late, so release its pages now.
+        # A worker that is busy with a long sample unmaps the segment late, so release the segment's pages now.
         segment.empty()
         self._retire(segment)
 

@@ -1,11 +1,11 @@
-"""Any Python object to bytes in a segment and back: tensors and arrays as raw aligned bytes, everything else as a
+"""Turns any Python object into bytes in a segment and back: tensors and arrays are raw aligned bytes, all else is a
 pickle.
 
-In:  a batch, a sample or a list of samples; later a buffer that holds what was written.
-Out: ``Encoded`` (a small pickle plus the raw buffers it refers to), and the object again, viewing the buffer.
+In:  a batch, a sample or a list of samples; later the buffer into which it was written.
+Out: ``Encoded`` (a small pickle plus the raw buffers it refers to); later the object again, which views the buffer.
 Runs in: worker (encode), trainer and collating worker (decode).
 
-The pickle travels only between a trainer and workers it started itself.
+The pickle travels only between a trainer and the workers that this trainer started.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ ALIGN_BYTES = 64
 
 _PROTOCOL = pickle.HIGHEST_PROTOCOL
 SMALL_PICKLE_BYTES = 64 << 10
-"""A pickle up to this size travels in the message; a larger one (long texts, raw bytes) becomes a buffer."""
+"""A pickle up to this size travels in the message; a larger pickle (long texts, raw bytes) becomes a buffer."""
 
 
 class Encoded:
-    """An object split into a pickle and the large buffers it refers to."""
+    """An object that is split into a pickle and the large buffers to which the pickle refers."""
 
     __slots__ = ("_pieces", "buffers", "offsets", "pickled", "total_bytes")
 
     def __init__(self, pieces: list[bytes], buffers: list[memoryview], *, small_bytes: int) -> None:
-        """``pieces`` of the pickle: long texts and raw bytes are pieces of their own, and not copied."""
+        """``pieces`` of the pickle: each long text or raw bytes object is a piece of its own and is not copied."""
         pickle_bytes = sum(map(len, pieces))
         self.pickled = b"".join(pieces) if pickle_bytes <= small_bytes else None
         self.buffers = buffers
         self._pieces = [] if self.pickled is not None else pieces
-        """The pieces of a large pickle: it comes after the buffers."""
+        """The pieces of a large pickle, which is written after the buffers."""
         self.offsets: list[tuple[int, int]] = []
         end = 0
         for size in [*(buffer.nbytes for buffer in buffers), *([pickle_bytes] if self._pieces else [])]:
@@ -52,12 +52,13 @@ class Encoded:
         self.total_bytes = end
 
     def as_bytes(self) -> bytes:
-        """Everything in one piece, for objects too small to be worth a segment: see ``decode_bytes``."""
+        """The whole object as one bytes object, for objects too small to be worth a segment; ``decode_bytes`` reads
+        it."""
         assert self.pickled is not None
         return pickle.dumps((self.pickled, [bytearray(buffer) for buffer in self.buffers]), protocol=_PROTOCOL)
 
     def placed(self) -> list[tuple[int, memoryview]]:
-        """What is to be written where: all bytes that ``offsets`` refers to, in order."""
+        """Pairs of an offset and the bytes to write there: all bytes that ``offsets`` refers to, in order."""
         placed = [(start, buffer) for (start, _), buffer in zip(self.offsets, self.buffers, strict=False)]
         end = self.offsets[-1][0] if self._pieces else 0
         for piece in self._pieces:
@@ -72,9 +73,9 @@ class Encoded:
 
 
 def encode(value: object, *, exactly: bool = False, small_bytes: int = SMALL_PICKLE_BYTES) -> Encoded:
-    """Split ``value``. Raises what pickle raises for objects that cannot travel.
+    """Split ``value``. Raises pickle's own exceptions for objects that cannot travel.
 
-    ``small_bytes``: a larger pickle becomes a buffer.
+    ``small_bytes``: a pickle larger than this becomes a buffer.
     ``exactly``: also refuse arrays that would arrive with other strides or another byte order, because a collate
     function may depend on these.
     """
@@ -88,7 +89,7 @@ def encode(value: object, *, exactly: bool = False, small_bytes: int = SMALL_PIC
 def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np.ndarray) -> Any:
     """Rebuild an object whose buffers lie in ``source``; if ``pickled`` is None, the last buffer is the pickle.
 
-    Tensors and arrays are views that keep ``source`` alive.
+    The object's tensors and arrays are views that keep ``source`` alive.
     """
     view = source.data
     buffers = [view[start : start + count] for start, count in offsets]
@@ -96,19 +97,19 @@ def decode(pickled: bytes | None, offsets: Sequence[tuple[int, int]], source: np
 
 
 def decode_all(source: np.ndarray) -> Any:
-    """Rebuild an object that was encoded as a pickle alone, which is all of ``source``. Nothing refers to it
-    afterwards."""
+    """Rebuild an object that was encoded as a pickle alone. The pickle is all of ``source``; the object does not refer
+    to ``source``."""
     return pickle.loads(source.data)
 
 
 def decode_bytes(data: bytes) -> Any:
-    """Rebuild an object from what ``Encoded.as_bytes`` returned."""
+    """Rebuild an object from the bytes that ``Encoded.as_bytes`` returned."""
     pickled, buffers = pickle.loads(data)
     return pickle.loads(pickled, buffers=buffers)
 
 
 def encode_inline(value: object) -> bytes:
-    """One pickle with everything inside, for messages."""
+    """Encode an object as one pickle with everything inside, for messages."""
     sink = io.BytesIO()
     _pickle_into(sink, value, _dispatch_table(False), None)
     return sink.getvalue()
@@ -119,7 +120,7 @@ def decode_inline(pickled: bytes) -> Any:
 
 
 class _Pieces(list[bytes]):
-    """What a pickler writes, as it is."""
+    """The pieces that a pickler writes, unchanged."""
 
     def write(self, piece: bytes) -> None:
         self.append(piece)
@@ -131,7 +132,7 @@ def _pickle_into(
     reducers: dict[type, Callable[[Any], Any]],
     keep: Callable[[pickle.PickleBuffer], None] | None,
 ) -> None:
-    # Not a subclass with reducer_override, which would be called for every object of every message.
+    # No subclass with reducer_override is used: it would be called for every object of every message.
     pickler = pickle.Pickler(sink, protocol=_PROTOCOL, buffer_callback=keep)
     pickler.dispatch_table = reducers
     pickler.dump(value)
@@ -139,12 +140,12 @@ def _pickle_into(
 
 def _reduce_exact_array(array: np.ndarray) -> Any:
     if min(array.strides, default=0) < 0:
-        raise TypeError("an array with negative strides would arrive with positive ones")
+        raise TypeError("an array with negative strides would arrive with positive strides")
     return _reduce_array(array)
 
 
 def _reduce_array(array: np.ndarray) -> Any:
-    # numpy puts the bytes of an array with gaps into the pickle; those of an array without gaps stay outside.
+    # numpy puts the bytes of an array with gaps into the pickle; the bytes of an array without gaps stay outside.
     gaps = not (array.flags.c_contiguous or array.flags.f_contiguous) and not array.dtype.hasobject
     return (np.ascontiguousarray(array) if gaps else array).__reduce_ex__(_PROTOCOL)
 
@@ -168,7 +169,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         return _tensor_over, (_raw_bytes(tensor), tensor.dtype, tuple(tensor.shape))
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if span < tensor.numel():
-        # Expanded, or windows that overlap: the bytes behind it travel once.
+        # The tensor is expanded or consists of overlapping windows: the bytes behind it travel once.
         flat = tensor.as_strided((span,), (1,))
         return _strided_tensor_over, (_raw_bytes(flat), tensor.dtype, tuple(tensor.shape), tensor.stride())
     # Transposed and channels-last tensors keep their strides, as they do in torch's DataLoader.
@@ -180,8 +181,8 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _reduce_as_torch(tensor: torch.Tensor) -> Any:
-    """torch's own way for subclasses, their attributes and all that is not plain bytes, but the bytes of strided
-    tensors, which torch would copy into the pickle together with the rest of their storage, stay outside it."""
+    """Reduce as torch does (subclasses, attributes, all that is not plain bytes), but keep the bytes of strided tensors
+    outside the pickle. torch would copy the whole storage of such a tensor into the pickle."""
     reduced = tensor.__reduce_ex__(_PROTOCOL)
     if type(reduced) is not tuple or len(reduced) != 2:
         return reduced
@@ -194,7 +195,8 @@ def _reduce_as_torch(tensor: torch.Tensor) -> Any:
 
 
 def _apart(rebuild: Callable[..., Any], args: tuple[Any, ...], kind: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The same function, type and arguments, with a plain tensor over the storage instead of the storage."""
+    """Return the same function, type and arguments, but with a plain tensor over the storage in place of the
+    storage."""
     if rebuild not in _STRIDED_REBUILDS:
         return rebuild, kind, args
     storage, offset, shape, strides, *rest = args
@@ -234,7 +236,7 @@ def _raw_bytes(tensor: torch.Tensor) -> pickle.PickleBuffer:
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a contiguous tensor that is not empty, without a copy."""
-    # torch calls a single element contiguous whatever its stride is, and then refuses to view it as bytes.
+    # torch calls a tensor of one element contiguous whatever its stride is, but refuses to view it as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
@@ -261,7 +263,7 @@ def _strided_tensor_over(
 
 
 class _Reducers(dict[type, Callable[[Any], Any]]):
-    """Reducers by type. A subclass of Tensor or of numpy's array is added when it is first asked for."""
+    """Reducers by type. A subclass of Tensor or of numpy's array is added at its first lookup."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
         if issubclass(kind, torch.Tensor):
@@ -274,15 +276,17 @@ class _Reducers(dict[type, Callable[[Any], Any]]):
 
 
 _registered: tuple[dict[type, Any], int] = ({}, 0)
-"""copyreg's reducers, and the number of multiprocessing's, that the tables below were made of."""
+"""The tables below were made from these reducers of copyreg, and from this number of reducers of multiprocessing."""
 _tables: tuple[_Reducers, _Reducers] = (_Reducers(), _Reducers())
 
 
 def _dispatch_table(exactly: bool) -> _Reducers:
-    """multiprocessing's reducers, but plain CPU tensors become raw buffers: torch's would open one file per tensor."""
+    """multiprocessing's reducers, except that plain CPU tensors become raw buffers: torch's reducer would open one file
+    per tensor."""
     global _registered, _tables
     between_processes: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    # Users may register reducers at any time. This runs for every message, and multiprocessing has many.
+    # Users may register reducers at any time. This check runs for every message, and multiprocessing has many reducers,
+    # so only their number is compared.
     if _registered != (copyreg.dispatch_table, len(between_processes)):
         everywhere: dict[type, Any] = dict(copyreg.dispatch_table)
         _tables = (

@@ -1,7 +1,7 @@
-"""Which arenas hear of a fork: a child may use the batches that it inherited for longer than the trainer does.
+"""Tells every arena when this process forks: the child may use the inherited batches for longer than the trainer does.
 
-In:  arenas; forks of this process, by whatever library.
-Out: a note to every arena when a child is forked, with the starter of the worker if it is one.
+In:  arenas; forks of this process, by any library.
+Out: a note to every arena when a child is forked. If the child is a worker, the note has the worker's starter.
 Runs in: trainer, in the thread that forks, around the fork.
 
 ``Arena.note_fork`` decides what happens to the segments.
@@ -22,13 +22,13 @@ class Lender(Protocol):
 
 
 _lenders: tuple[weakref.ref[Lender], ...] = ()
-"""Replaced as a whole, because a fork in another thread reads it without the lock."""
+"""The tuple is replaced as a whole, because a fork in another thread reads it without the lock."""
 _lock = threading.Lock()
 _here = threading.local()
 
 
 def keep_noted(lender: Lender) -> None:
-    """Have the lender hear of every fork from now on."""
+    """Notify the lender of every fork from now on."""
     global _lenders
     with _lock:
         _lenders = (*(ref for ref in _lenders if ref() is not None), weakref.ref(lender))
@@ -36,7 +36,8 @@ def keep_noted(lender: Lender) -> None:
 
 @contextlib.contextmanager
 def forking_worker(starter: object) -> Iterator[None]:
-    """A child that is forked inside is a worker of ``starter``. Its dataset may hold batches of other loaders."""
+    """Mark the children forked inside the block as workers of ``starter``. Their datasets may hold batches of other
+    loaders."""
     _here.starter = starter
     try:
         yield
@@ -58,5 +59,5 @@ def _begin_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Afterwards too: another thread may be given a batch between the first note and the fork.
+    # Note the fork afterwards too: another thread may receive a batch between the first note and the fork.
     os.register_at_fork(before=_note, after_in_parent=_note, after_in_child=_begin_child)

@@ -1,8 +1,8 @@
-"""Where the rows of a batch lie in a segment, and how they are written and read.
+"""Where the rows of a batch lie in a segment, and how rows are written and read.
 
 In:  a template, a number of rows, bytes.
-Out: rows written into a segment as samples are produced, and the batch ``default_collate`` would have made, as views
-     of those rows.
+Out: rows written into a segment as samples are produced, and the batch that ``default_collate`` would have made, as
+     views of these rows.
 Runs in: worker (writes), trainer and collating worker (read).
 """
 
@@ -20,7 +20,7 @@ from penstock.arena.template import Template, TemplateLeaf, matcher
 
 
 class BatchLayout:
-    """Where each leaf's rows lie for a batch of ``rows`` samples."""
+    """Where the rows of each leaf lie in a batch of ``rows`` samples."""
 
     def __init__(self, template: Template, rows: int) -> None:
         self.template = template
@@ -35,7 +35,7 @@ class BatchLayout:
         self.match = matcher(template)
 
     def spans(self, rows: range) -> list[tuple[int, int]]:
-        """Where consecutive rows lie: first byte and end, per leaf that takes bytes."""
+        """The first byte and the end of consecutive rows, for each leaf that takes bytes."""
         return [
             (offset + rows.start * leaf.row_bytes, offset + rows.stop * leaf.row_bytes)
             for leaf, offset in zip(self.template.leaves, self.offsets, strict=True)
@@ -43,14 +43,15 @@ class BatchLayout:
         ]
 
     def columns(self, source: np.ndarray) -> list[torch.Tensor | None]:
-        """Per leaf, a tensor of all rows over ``source`` (None for text). Each keeps ``source`` alive."""
+        """For each leaf, a tensor of all rows over ``source`` (None for text). Each tensor keeps ``source`` alive."""
         return [
             None if leaf.dtype is None else _column(source, leaf, offset, self.rows)
             for leaf, offset in zip(self.template.leaves, self.offsets, strict=True)
         ]
 
     def batch(self, source: np.ndarray, texts: Sequence[list[Any]], rows: int) -> Any:
-        """What ``default_collate`` gives for the first ``rows`` samples; ``texts`` has one list per text leaf."""
+        """The batch that ``default_collate`` returns for the first ``rows`` samples; ``texts`` has one list per text
+        leaf."""
         columns = iter(self.columns(source))
         listed = iter(texts)
         if rows == self.rows:
@@ -89,7 +90,8 @@ class RowWriter:
         self._arrays = [None if c is None else _as_numpy(c) for c in self._columns]
 
     def write(self, first_row: int, flat: Sequence[Sequence[Any]], texts: list[list[Any]]) -> None:
-        """Write the values of matching samples at consecutive rows; texts are appended to ``texts``, a list per leaf.
+        """Write the values of matching samples at consecutive rows; texts are appended to ``texts``, which has one list
+        per leaf.
 
         Raises TypeError or RuntimeError, before any text is appended, if a tensor is not plain bytes.
         """
@@ -131,7 +133,7 @@ def _column(source: np.ndarray, leaf: TemplateLeaf, offset: int, rows: int) -> t
 
 
 def _as_numpy(column: torch.Tensor) -> np.ndarray | None:
-    """The same rows for numpy, or None for dtypes numpy does not have (bfloat16, float8)."""
+    """The rows of ``column`` as a numpy array, or None for dtypes that numpy lacks (bfloat16, float8)."""
     try:
         return column.numpy()
     except TypeError:

@@ -1,4 +1,4 @@
-"""Shared mappings of a descriptor that do not keep a descriptor of their own.
+"""Shared mappings of a file descriptor that do not duplicate the descriptor.
 
 In:  a memfd and a size.
 Out: a buffer; the mapping ends with its last view.
@@ -45,7 +45,7 @@ def address_of(buffer: Any) -> int:
 
 
 def populate(buffer: Any, start: int, end: int) -> None:
-    """Map the pages of a part of a buffer now, in one call, instead of faulting each in on first touch.
+    """Map the pages of a part of a buffer now, in one call, to avoid a page fault at the first touch of each page.
 
     Kernels before 5.14 refuse this; pages are then mapped one by one, on first touch.
     """
@@ -55,8 +55,8 @@ def populate(buffer: Any, start: int, end: int) -> None:
 
 
 def remove(buffer: Any, start: int, end: int) -> None:
-    """Release the pages of a part of a buffer to the system, even if other processes have them mapped. They read as
-    zeros."""
+    """Release the pages of a part of a buffer to the system, even if other processes have them mapped. The pages read
+    as zeros afterwards."""
     assert _libc is not None
     if _libc.madvise(ctypes.addressof(buffer) + start, end - start, mmap.MADV_REMOVE) != 0:
         number = ctypes.get_errno()

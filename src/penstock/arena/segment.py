@@ -1,11 +1,12 @@
-"""One shared piece of memory: created and owned by the trainer, mapped by the workers that write into it.
+"""A segment: one piece of shared memory, created and owned by the trainer, mapped by the workers that write into it.
 
 In:  a size in bytes (trainer), or the descriptor or name of the trainer's segment (worker).
-Out: a buffer both sides see.
+Out: a buffer that both sides see.
 Runs in: trainer and worker.
 
-On Linux a segment is a memfd: it has no name that could be left behind, is not limited by the size of /dev/shm, and is
-gone with its last descriptor and mapping. On other systems it is a named shared-memory block that its creator unlinks.
+On Linux a segment is a memfd: it has no name that could be left behind, is not limited by the size of /dev/shm, and
+disappears with its last descriptor and mapping. On other systems it is a named shared-memory block that its creator
+unlinks.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ class Segment:
         self._fd = fd
         self._block = block
         self.filled = False
-        """Whether it has been written to: until then its pages may not exist, and no meter counts them."""
+        """Whether the segment was written to. Before that, its pages may not exist, and no meter counts them."""
         _mapped.add(self)
 
     @property
     def fd(self) -> int | None:
-        """The descriptor to pass to another process, or None where segments go by name."""
+        """The descriptor to pass to another process, or None where segments are attached by name."""
         return self._fd
 
     @property
     def name(self) -> str | None:
-        """The name to attach by, or None where segments go by descriptor."""
+        """The name by which another process attaches the segment, or None where segments are attached by descriptor."""
         return None if self._block is None else self._block.name
 
     @property
     def address(self) -> int | None:
-        """Where this process has it mapped, or None where segments go by name."""
+        """The address at which this process maps the segment, or None where segments are attached by name."""
         return None if self._block is not None or self._buffer is None else mapping.address_of(self._buffer)
 
     def array(self) -> np.ndarray:
-        """A fresh array over all bytes. Every view of it keeps it, and so the mapping, alive."""
+        """A new array over all bytes. Every view of the array keeps the array, and so the mapping, alive."""
         return np.frombuffer(self._buffer, dtype=np.uint8, count=self.capacity_bytes)
 
     def populate(self, start: int, end: int) -> None:
-        """Map the pages of these bytes now, in one call, instead of faulting each in on first touch."""
+        """Map the pages of these bytes now, in one call, to avoid a page fault at the first touch of each page."""
         if self._block is None and end - start >= 16 * PAGE_BYTES:
             mapping.populate(self._buffer, start, end)
 
@@ -72,14 +73,14 @@ class Segment:
             self.capacity_bytes = keep
 
     def empty(self) -> None:
-        """Release every page at once, even if other processes have the segment mapped; none may touch it afterwards."""
+        """Release every page at once, even if other processes map the segment; no process may touch it afterwards."""
         if self._fd is not None:
             os.ftruncate(self._fd, 0)
 
     def close_descriptor(self) -> None:
-        """Close the descriptor alone: no other process can map the segment any more."""
-        # Cleared first: after a fork between the two steps, the child would close a number that belongs to another file
-        # by then.
+        """Close the descriptor but keep the mapping: no other process can map the segment any more."""
+        # Clear the attribute first: after a fork between the two steps, the child would close a descriptor number that
+        # belongs to another file by then.
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -93,12 +94,13 @@ class Segment:
             _forget_views(block)
 
     def __del__(self) -> None:
-        # An exception may have cut off its owner between two steps.
+        # An exception may have stopped the owner between two steps, so the segment may be incomplete.
         with contextlib.suppress(OSError, AttributeError):
             self.close_descriptor()
 
     def unlink(self) -> None:
-        """Owner only: remove the name, where there is one. The memory goes with the last mapping."""
+        """Remove the segment's name, if it has one; only the owner calls this. The memory is freed with the last
+        mapping."""
         if self._block is not None:
             self._block.unlink()
 
@@ -117,7 +119,7 @@ def create_segment(number: int, capacity_bytes: int, *, use_memfd: bool = HAS_ME
 
 
 def attach_segment(number: int, capacity_bytes: int, *, fd: int | None, name: str | None) -> Segment:
-    """Map a segment that another process created. Takes over ``fd``."""
+    """Map a segment that another process created. The segment owns ``fd`` from then on."""
     if fd is not None:
         try:
             buffer = mapping.map_shared(fd, capacity_bytes)
@@ -134,7 +136,7 @@ def attach_segment(number: int, capacity_bytes: int, *, fd: int | None, name: st
 
 
 def _forget_views(block: Any) -> None:
-    """Close a named block without the BufferError that live views would raise; they keep the mapping."""
+    """Close a named block without the BufferError that live views would cause; the views keep the mapping."""
     try:
         block.close()
     except BufferError:
@@ -143,8 +145,8 @@ def _forget_views(block: Any) -> None:
 
 
 def _release_in_child() -> None:
-    """In a forked child: drop the inherited segments, or their memory would stay allocated after the trainer released
-    it.
+    """Drop the inherited segments in a forked child; otherwise their memory would stay allocated after the trainer
+    released it.
 
     A segment with a view stays mapped, because the child may use the batch that it inherited.
     """

@@ -1,4 +1,4 @@
-"""How large segments are made, and which free one is reused for a need.
+"""How large new segments are, and which free segment is reused for a need.
 
 In:  needs in bytes.
 Out: capacities, and the limits of reuse.
@@ -13,11 +13,12 @@ import mmap
 PAGE_BYTES = mmap.PAGESIZE
 _LARGE_STEP_BYTES = 64 << 10
 REUSE_UP_TO = 2.0
-"""A free segment of more than this many times the need is not reused: other batches need its bytes."""
+"""A free segment that is more than this many times as large as the need is not reused, because other batches need its
+bytes."""
 REUSE_ANY_BELOW_BYTES = 1 << 20
-"""Segments below this size are always reused: the unused bytes cost less than a new segment."""
+"""Segments below this size are always reused, because unused bytes cost less than a new segment."""
 RECENT_NEEDS = 64
-"""Recent needs that are kept, to find the free segments that are too large for them."""
+"""The number of recent needs that are remembered, to find free segments that are too large for all of these needs."""
 
 
 def round_up(count: int, step: int) -> int:
@@ -25,5 +26,5 @@ def round_up(count: int, step: int) -> int:
 
 
 def capacity_for(need_bytes: int) -> int:
-    """The size of a new segment for ``need_bytes``: whole pages, and coarser steps where the rounding is negligible."""
+    """The size of a new segment for ``need_bytes``: whole pages, or coarser steps where the rounding is negligible."""
     return round_up(max(need_bytes, 1), PAGE_BYTES if need_bytes < 16 * _LARGE_STEP_BYTES else _LARGE_STEP_BYTES)

@@ -1,12 +1,12 @@
 """The template of a sample: its structure, types and shapes, learnt from earlier samples.
 
 In:  samples of one structure (nested dict, list, tuple, namedtuple of tensors, arrays, numbers, strings).
-Out: rows written into a segment as samples are produced, and the batch ``default_collate`` would have made,
-     viewing those rows.
+Out: rows written into a segment as samples are produced, and the batch that ``default_collate`` would have made, as
+     views of these rows.
 Runs in: worker (learn, write), trainer and collating worker (read).
 
 Every sample is checked against the template: if it differs in any shape, dtype, type or key, its batch goes through
-torch's own collate, for its result or its error.
+torch's own collate, which returns its own result or raises its own error.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _LEAF = ("leaf",)
 
 @dataclass(frozen=True, slots=True)
 class TemplateLeaf:
-    """One value inside a sample. ``dtype`` is that of the batch; None for texts, which are only listed."""
+    """One value inside a sample. ``dtype`` is the batch's dtype, or None for texts, which a batch only lists."""
 
     kind: str
-    """tensor, array, scalar (numpy's), number, text"""
+    """What the value is: tensor, array, scalar (numpy's), number or text."""
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     row_bytes: int
     exact_type: type
-    """The type a matching value must have; for arrays and numpy scalars the numpy dtype is checked too."""
+    """The type that a matching value must have; for arrays and numpy scalars the numpy dtype must match too."""
     np_dtype: np.dtype | None = None
 
     @property
@@ -48,7 +48,7 @@ class TemplateLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The structure of a sample: containers as nested tuples, values as leaves in order."""
+    """The structure of a sample: its containers as nested tuples, and its values as leaves in order."""
 
     shape: Any
     """("leaf",) | ("dict", keys, children) | ("list" | "tuple" | namedtuple type, children)"""
@@ -60,7 +60,7 @@ class Template:
 
 
 def is_default_collate(collate_fn: Callable[..., Any]) -> bool:
-    """Whether rows may be written in place: torch's own collate with nothing registered by the user."""
+    """Whether rows may be written in place: ``collate_fn`` is torch's own, and the user registered nothing with it."""
     return collate_fn is torch_collate.default_collate and torch_collate.default_collate_fn_map == _PRISTINE_COLLATE_MAP
 
 
@@ -75,15 +75,15 @@ def learn(sample: Any) -> Template | None:
 
 
 def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
-    """A function that gives a sample's values in leaf order, or None if the sample does not match.
+    """A function that returns a sample's values in leaf order, or None if the sample does not match the template.
 
-    It checks everything that a batch's layout depends on. Tensors that are not plain bytes (sparse, on a device,
-    requiring gradients) are refused when they are written.
+    The function checks everything on which a batch's layout depends. Tensors that are not plain bytes (sparse, on a
+    device, requiring gradients) are refused later, when a row is written.
     """
     checks = [_check(leaf) for leaf in template.leaves]
     if template.shape == _LEAF:
         leaf, check = template.leaves[0], checks[0]
-        if leaf.kind == "tensor":  # the most common sample of all, without a second call
+        if leaf.kind == "tensor":  # the most common kind of sample, handled without a second call
             kind, dtype, shape = leaf.exact_type, leaf.dtype, leaf.shape
 
             def match_tensor(v: Any) -> Sequence[Any] | None:
@@ -113,7 +113,8 @@ def matcher(template: Template) -> Callable[[Any], Sequence[Any] | None]:
 
 
 def _flat_matcher(template: Template, checks: list[Callable[[Any], bool]]) -> Callable[[Any], Sequence[Any] | None]:
-    """The same for one container of values: most samples are, and small ones take longest to compare."""
+    """A faster matcher for one container of values. Most samples are such containers, and small samples gain most from
+    it."""
     head, types = template.shape[0], [leaf.exact_type for leaf in template.leaves]
     kind = dict if head == "dict" else list if head == "list" else tuple if head == "tuple" else head
     further = [(i, check) for i, check in enumerate(checks) if template.leaves[i].needs_more_than_type]
@@ -144,7 +145,7 @@ def _check(leaf: TemplateLeaf) -> Callable[[Any], bool]:
     if leaf.kind == "tensor":
         return lambda v: type(v) is kind and v.dtype is dtype and v.shape == shape
     if leaf.kind == "array":
-        # torch refuses arrays with negative strides, so they are left to it.
+        # torch refuses arrays with negative strides, so these arrays are left to torch.
         return lambda v: type(v) is kind and v.dtype == np_dtype and v.shape == shape and min(v.strides, default=0) >= 0
     if kind is int:
         return lambda v: type(v) is kind and -(1 << 63) <= v < 1 << 63

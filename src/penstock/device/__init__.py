@@ -1,1 +1,2 @@
-"""The way from the arena to the accelerator: page-locked segments, fences before their reuse, copies ahead of need."""
+"""The way from the arena to the accelerator: page-locked segments, fences before segments are reused, and copies made
+before they are needed."""

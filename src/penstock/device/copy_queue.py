@@ -1,7 +1,7 @@
 """Copies of batches to a device, started before the user needs them.
 
 In:  host batches, in order.
-Out: the same batches on the device, for the current stream; their segments, once they are copied.
+Out: the same batches on the device, for the current stream; the segments of the batches that are copied.
 Runs in: trainer: the training thread; ``release_copied`` also in the engine's.
 """
 
@@ -15,13 +15,14 @@ from typing import Any, Protocol
 from penstock.device.fence import QueueMark
 
 MOST_AHEAD = 2
-"""Batches of device memory that may be ahead of the user."""
+"""The number of batches that may be on the device before the user asks for them."""
 _MOST_COPYING = 3
-"""Copies queued at a time: enough to keep the link busy. More would only keep segments from being refilled."""
+"""The number of copies queued at a time: enough to keep the link busy. More copies would only keep segments from being
+refilled."""
 _MOST_STEPS = 4
-"""Batches by which the training loop may be ahead of the device. The allocator reuses memory that was copied on one
-stream and used on another only after the device has finished that use, so a loop that never waits would fill the
-device."""
+"""The number of batches by which the training loop may be ahead of the device. The allocator reuses memory that was
+copied on one stream and used on another only after the device has finished that use, so a loop that never waits would
+fill the device's memory."""
 
 
 class CopyStream(Protocol):
@@ -39,7 +40,7 @@ class BatchCopy:
     def __init__(self, data: Any, host: Any, copied: QueueMark, arrived: Callable[[], None]) -> None:
         self.data = data
         self.host = host
-        """The source, kept until the copy is done: it keeps its segment from being refilled."""
+        """The source, kept until the copy is done so that its segment is not refilled."""
         self.copied = copied
         self.arrived = arrived
 
@@ -53,7 +54,7 @@ class CopyQueue:
         self._copying: deque[BatchCopy] = deque()
         """Copies that were not done at the last check."""
         self._steps: deque[QueueMark] = deque()
-        """For each batch handed out, a mark of the end of the work that the user had queued before."""
+        """For each batch handed out, a mark behind the work that the user had queued before."""
 
     def send(self, host: Any, arrived: Callable[[], None]) -> BatchCopy:
         """Start copying a batch. ``arrived`` is called from any thread, once the source is copied and released."""
@@ -80,14 +81,14 @@ class CopyQueue:
             while self._copying and self._copying[0].copied.passed():
                 done.append(self._copying.popleft())
             unfinished = list(self._copying)
-        # Outside the lock: dropping the last reference to a batch may run the user's code.
+        # This is done outside the lock: dropping the last reference to a batch may run the user's code.
         for copy in done:
             copy.host = None
             copy.arrived()
         return unfinished
 
     def close(self) -> None:
-        """Wait for all copies: the memory they read is about to be unmapped."""
+        """Wait for all copies, because the memory that they read is about to be unmapped."""
         self._stream.wait()
         self.release_copied()
         self._steps.clear()

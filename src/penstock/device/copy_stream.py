@@ -1,12 +1,12 @@
 """A CUDA stream used only for copying batches to one device.
 
 In:  host batches.
-Out: the same batches on the device, and marks that pass when a copy, or the user's work so far, is done.
+Out: the same batches on the device, and marks that pass when a copy is done, or when the user's work so far is done.
 Runs in: trainer: the training thread; marks are queried from any thread.
 
 Plain tensors are copied on this stream. Everything else with a ``to`` method (sparse and nested tensors, batch types)
-is moved when it is handed over, on the user's stream: which tensors such an object holds is visible to its own code
-only, and memory of one stream may be used on another only after ``record_stream``.
+is moved when it is handed over, on the user's stream. Only the object's own code sees which tensors it holds, and
+memory of one stream may be used on another stream only after ``record_stream`` was called for each tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.device.tree import is_ordinary, leaves, map_leaves
 
 
 class StreamMark:
-    """All work queued on one stream when the mark is made."""
+    """A mark behind all work that is queued on one stream when the mark is made."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(blocking=True)
@@ -39,13 +39,13 @@ class CudaCopyStream:
         self._stream = torch.cuda.Stream(self.device)
 
     def copy(self, host: Any) -> tuple[Any, StreamMark]:
-        """Start copying; returns the batch with its plain tensors on the device, and a mark that passes when they are
-        copied."""
+        """Start copying. Returns the batch with its plain tensors on the device, and a mark that passes when these
+        tensors are copied."""
         with torch.cuda.stream(self._stream):
             return map_leaves(self._copied, host), StreamMark(self._stream)
 
     def user_mark(self) -> StreamMark:
-        """The end of all work queued on the current stream."""
+        """A mark behind all work that is queued on the current stream."""
         return StreamMark(torch.cuda.current_stream(self.device))
 
     def hand_over(self, data: Any, copied: StreamMark) -> Any:
@@ -74,7 +74,7 @@ def move(data: Any, device: torch.device) -> Any:
 
 
 def _moved(leaf: Any, device: torch.device) -> Any:
-    """The leaf moved, if it has a ``to`` method; otherwise the leaf itself."""
+    """The leaf on the other device if the leaf has a ``to`` method; otherwise the leaf itself."""
     if isinstance(leaf, torch.Tensor):
         return leaf.to(device, non_blocking=True)
     move = getattr(leaf, "to", None)
@@ -88,7 +88,7 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 
 def is_plain(leaf: Any) -> bool:
     """Whether a leaf is a dense tensor that consists of its memory, dtype and shape only."""
-    # The copy of a tensor that requires gradients would keep the original alive.
+    # A copy of a tensor that requires gradients would keep the original tensor alive.
     return (
         type(leaf) is torch.Tensor
         and leaf.layout is torch.strided
@@ -103,7 +103,7 @@ def plain_bytes(data: Any) -> int:
 
 
 def stays_on_host(data: Any) -> bool:
-    """Whether the batch contains something, not a plain tensor, that could keep arena memory alive."""
+    """Whether the batch contains an object, other than a plain tensor, that could keep arena memory alive."""
     return not is_ordinary(data) or not all(is_plain(leaf) or isinstance(leaf, _VALUES) for leaf in leaves(data))
 
 

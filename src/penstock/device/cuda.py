@@ -1,7 +1,7 @@
 """Page-locking and device-wide events, through CUDA calls that torch does not offer.
 
 In:  addresses of segments.
-Out: page-locked segments; marks that pass when all work queued so far on the devices is done.
+Out: page-locked segments; marks that pass when all work that was queued on the devices by then is done.
 Runs in: trainer.
 """
 
@@ -18,7 +18,8 @@ import torch
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for every device."""
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: this thread's calls do not invalidate a graph that another thread captures."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: with it, this thread's calls do not invalidate a graph that another thread
+captures."""
 
 
 def page_lock(address: int, size_bytes: int) -> str | None:
@@ -37,7 +38,7 @@ def page_unlock(address: int) -> None:
 
 @contextlib.contextmanager
 def ignoring_captures() -> Iterator[None]:
-    """CUDA calls inside do not disturb a graph that another thread is capturing."""
+    """Let CUDA calls inside the block not disturb a graph that another thread is capturing."""
     driver = _driver()
     if driver is None:
         yield
@@ -56,7 +57,7 @@ def can_mark_all_work() -> bool:
 
 
 class DeviceMark:
-    """All work queued on every device in use when the mark is made."""
+    """A mark behind all work that is queued on every device in use when the mark is made."""
 
     def __init__(self, events: list[torch.cuda.Event]) -> None:
         self._events = events
@@ -70,7 +71,7 @@ class DeviceMark:
 
 
 def mark_all_work() -> DeviceMark | None:
-    """Mark the end of all work queued now, on every stream. None while this thread captures a graph."""
+    """Mark the end of all work queued now, on every stream. Returns None while this thread captures a graph."""
     if torch.cuda.is_current_stream_capturing():
         return None
     events = []
@@ -79,7 +80,8 @@ def mark_all_work() -> DeviceMark | None:
             continue
         with torch.cuda.device(index):
             event = torch.cuda.Event()
-            # record() creates the event; the driver then records it again, for the context instead of one stream.
+            # record() creates the event. The driver then records the event again, for the whole context instead of one
+            # stream.
             event.record()
             _record_for_context(event)
             events.append(event)

@@ -1,7 +1,7 @@
-"""The ``device=`` of a DataLoader.
+"""The argument ``device=`` of a DataLoader.
 
-In:  what the user wrote.
-Out: a torch.device that exists here; ConfigError otherwise.
+In:  the value that the user passed.
+Out: a torch.device that exists on this machine; otherwise ConfigError is raised.
 Runs in: trainer.
 """
 
@@ -29,8 +29,10 @@ def parse_device(device: Any) -> torch.device | None:
         if (parsed.index or 0) >= count:
             why = f"torch finds {count} CUDA devices here; leave device= out, or use another device"
             if torch.version.cuda is None and torch.version.hip is None:
-                why = "this torch was built without CUDA; install one with it, or leave device= out"
+                why = "this torch was built without CUDA; install a torch with CUDA, or leave device= out"
             raise ConfigError(f"device={device!r}: {why}")
     elif parsed.type in ("mps", "xpu") and not getattr(torch, parsed.type).is_available():
-        raise ConfigError(f"device={device!r}: torch finds no such device here; leave device= out, or use another one")
+        raise ConfigError(
+            f"device={device!r}: torch finds no such device here; leave device= out, or use another device"
+        )
     return parsed

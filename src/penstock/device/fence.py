@@ -1,7 +1,7 @@
-"""A fence between the moment the user drops a batch and the moment the arena refills its segment.
+"""A fence between the moment when the user drops a batch and the moment when the arena refills the batch's segment.
 
-In:  things the device may still be reading, dropped by any thread.
-Out: the same things, once all work queued on the device at that moment is done.
+In:  things that the device may still be reading, dropped by any thread.
+Out: the same things, once all work that was queued on the device when they were dropped is done.
 Runs in: trainer. Any thread puts things in; only the training thread makes marks, because recording an event while
 another thread captures a CUDA graph would invalidate the graph.
 """
@@ -19,11 +19,11 @@ class QueueMark(Protocol):
     """A point in the device's queues."""
 
     def passed(self) -> bool:
-        """Whether the device is past it."""
+        """Whether the device has passed this point."""
         ...
 
     def wait(self) -> None:
-        """Wait until it is."""
+        """Wait until the device has passed this point."""
         ...
 
 
@@ -36,11 +36,12 @@ class Fence(Generic[T]):
         self._waiting: deque[tuple[QueueMark, list[T]]] = deque()
 
     def put(self, thing: T) -> None:
-        """Hold ``thing`` back. Any thread, even inside the garbage collector."""
+        """Hold ``thing`` back. Any thread may call this, even inside the garbage collector."""
         self._fresh.append(thing)
 
     def advance(self) -> list[T]:
-        """Mark the things put in since the last call; return those that have passed. Training thread only."""
+        """Mark the things that were put in since the last call; return the things whose marks have passed. Only the
+        training thread may call this."""
         passed: list[T] = []
         while self._waiting and self._waiting[0][0].passed():
             passed += self._waiting.popleft()[1]

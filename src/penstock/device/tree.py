@@ -39,7 +39,7 @@ def leaves(data: Any) -> Iterator[Any]:
 
 
 def is_ordinary(data: Any) -> bool:
-    """Whether a batch's containers hold only their items, no further attributes."""
+    """Whether a batch's containers hold only their items and no further attributes."""
     if _is_leaf(data):
         return True
     if type(data) is dict:

@@ -1,7 +1,7 @@
-"""A loader and its cache: the cache it was given or creates, and the dataset that reads through it.
+"""A loader and its cache: the cache that the loader is given or creates, and the dataset that reads through this cache.
 
-In:  the argument ``cache`` of a loader, its dataset.
-Out: the cache; the dataset, wrapped unless it uses the cache itself.
+In:  the argument ``cache`` of a loader; the loader's dataset.
+Out: the cache; the dataset, which is wrapped unless it uses the cache itself.
 Runs in: trainer.
 """
 
@@ -18,14 +18,14 @@ from penstock.cache.keys import keys_of
 from penstock.errors import ConfigError
 
 _PREFIX = "loader-"
-"""Begins the names of caches that loaders create."""
+"""The beginning of the names of caches that loaders create."""
 
 
 def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
-    """The cache of a loader, created if ``given`` is a size, and the dataset reading through it.
+    """The cache of a loader, created if ``given`` is a size, and the dataset that reads through this cache.
 
     A dataset with a method ``keys(index)`` uses the cache itself; if its attribute ``cache`` is None, this function
-    sets it. Of any other dataset, whole samples are cached.
+    sets it. For any other dataset, the cache keeps whole samples.
     """
     users = _users_of(dataset)
     own = _first_cache(users)
@@ -33,17 +33,17 @@ def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
         cache = given
         if own is not None and own.name != cache.name:
             raise ConfigError(
-                f"{type(dataset).__name__} uses the cache {own.name}, but the loader was given {cache.name}. Pass the "
-                "dataset's cache to the loader."
+                f"{type(dataset).__name__} uses the cache {own.name}, but cache= of the loader is {cache.name}. Pass "
+                "the dataset's cache to the loader."
             )
     elif own is not None and own.name.startswith(_PREFIX):
-        # An earlier loader of this dataset created it; the latest size applies.
+        # An earlier loader of this dataset created the cache; the latest size applies.
         cache = own
         cache.resize(given)
     elif users and (own is not None or not any(hasattr(user, "cache") for user in users)):
         raise ConfigError(
-            f"{type(dataset).__name__} keeps samples, or parts of them, in a cache itself. Create a penstock.Cache, "
-            "use it in the dataset, and pass the same one to the loader."
+            f"{type(dataset).__name__} itself keeps samples or parts of samples in a cache. Create a penstock.Cache, "
+            "use it in the dataset, and pass the same cache to the loader."
         )
     else:
         # Loaders of the same dataset in other processes of the node use the same name.
@@ -55,7 +55,7 @@ def attach(given: Any, dataset: Any) -> tuple[Cache, Any]:
 
 
 def cache_inside(dataset: Any) -> Cache | None:
-    """The cache that a dataset reads through by itself, such as one that ``Cache.wrap`` returned."""
+    """The cache through which a dataset reads by itself, such as a dataset that ``Cache.wrap`` returned."""
     return _first_cache(_users_of(dataset))
 
 
@@ -64,7 +64,7 @@ def _first_cache(users: list[Any]) -> Cache | None:
 
 
 def _users_of(dataset: Any) -> list[Any]:
-    """The parts of a dataset that use a cache themselves; none unless all of its parts do."""
+    """The parts of a dataset that use a cache themselves; empty unless all parts of the dataset use a cache."""
     if isinstance(dataset, Subset):
         return _users_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):

@@ -1,11 +1,12 @@
-"""One loader's forecast for its cache: which keys it is going to need, in which order, and how far it is.
+"""One loader's forecast for its cache: the keys that the loader will need, in order, and how far the loader is.
 
 In:  the sampler's batches, read ahead; the keys that each index needs.
 Out: the same batches; a forecast in the cache, for all ranks of the node.
 Runs in: trainer.
 
-A short epoch is read completely before its first batch. Of a long epoch, only so much is read that the user does not
-have to wait; from then on, two more batches are read for each delivered one, up to the room for forecasts in the cache.
+A short epoch is read completely before its first batch. Of a long epoch, only so much is read at first that the user
+does not have to wait. After that, two more batches are read for each delivered batch, until the cache's room for
+forecasts is full.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ from penstock.errors import CacheError
 _FIRST_USES = 1 << 17
 _MOST_USES = 1 << 19
 _USE_BYTES = 16
-"""The size of one use in a forecast, its key included."""
+"""The size of one entry of a forecast, including its key."""
 _FORECASTS_SHARE = 32
-"""All forecasts together take at most this part of the cache, or two while they are replaced."""
+"""All forecasts together take at most one part in this many of the cache, or two such parts while a forecast is
+replaced."""
 _REMEMBERED = 1 << 16
 _CANNOT = (CacheError, TooLong, OSError)
-"""Raised by a cache that is closed, or that a stopped process holds locked."""
+"""The exceptions of a cache that is closed, or that a stopped process holds locked."""
 
 
 class ForecastClaim:
-    """The cache's claim of the forecast in force. It ends with its loader, so it refers to nothing of the loader."""
+    """The loader's claim on the cache's current forecast. It ends with the loader, so it refers to no object of the
+    loader."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -49,11 +52,12 @@ class ForecastClaim:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process made the claim, and not its parent."""
+        """Whether this process made the claim, instead of its parent."""
         return os.getpid() == self._pid
 
     def end(self) -> None:
-        """Withdraw the forecast. Any thread, also inside the garbage collector. Does nothing in a forked child."""
+        """Withdraw the forecast. Any thread may call this, even inside the garbage collector. Does nothing in a forked
+        child."""
         number, self.number = self.number, None
         if number is not None and self.is_own:
             self._cache.withdraw(number)
@@ -63,7 +67,7 @@ class CacheForecast:
     """The forecasts of one loader, epoch by epoch."""
 
     def __init__(self, cache: Cache, keys: Callable[[Any], Any], *, batched: bool) -> None:
-        """``keys``: returns an index's keys. ``batched``: whether the sampler yields lists of indices."""
+        """``keys`` returns the keys of an index. ``batched``: whether the sampler yields lists of indices."""
         self._cache = cache
         self._keys = keys
         self._batched = batched
@@ -72,12 +76,13 @@ class CacheForecast:
 
     @classmethod
     def of(cls, cache: Cache, dataset: Any, *, batched: bool) -> CacheForecast | None:
-        """None if the dataset does not name its keys or the cache's policy reads no forecasts."""
+        """The forecast of a loader; None if the dataset does not name its keys, or if the cache's policy reads no
+        forecasts."""
         keys = keys_of(dataset)
         return None if keys is None or not cache.uses_forecasts else cls(cache, keys, batched=batched)
 
     def begin(self, batches: Iterator[Any], following: Iterator[Any], first: int) -> Iterator[Any]:
-        """The epoch's batches from number ``first`` on, which are forecast to the cache.
+        """The epoch's batches from number ``first`` on; the cache gets their forecast.
 
         ``following``: the batches of the next epoch, as far as they are known.
         """
@@ -101,11 +106,11 @@ class CacheForecast:
         return self._batches()
 
     def position(self, number: int) -> int:
-        """The position that workers note on values that batch ``number`` uses."""
+        """The position that workers note on the values that batch ``number`` uses."""
         return 0 if self.claim.number is None else position_of(self.claim.number, number - self._first)
 
     def advance(self, number: int) -> None:
-        """All batches before ``number`` have been fetched."""
+        """Note that all batches before ``number`` have been fetched."""
         if not self.claim.is_own or not self._is_active:
             return
         self._now = number - self._first
@@ -135,7 +140,7 @@ class CacheForecast:
             raise self._failure
 
     def _read_ahead(self) -> bool:
-        """Add one more batch to the forecast; False if none is known."""
+        """Add one more batch to the forecast; False if no further batch is known."""
         if not self._is_active or self._failure is not None:
             return False
         if self._draw():
@@ -147,7 +152,7 @@ class CacheForecast:
         return True
 
     def _draw(self) -> bool:
-        """Read one more batch from the sampler. An exception is kept and raised in the place of the batch."""
+        """Read one more batch from the sampler. An exception is kept and raised later, in place of the batch."""
         if self._is_drawn:
             return False
         try:
@@ -173,7 +178,7 @@ class CacheForecast:
             self._stop()
             warnings.warn(
                 f"dataset.keys() failed ({problem!r}). Until the epoch ends, the cache evicts the least recently used "
-                "values instead of those needed last.",
+                "values instead of the values that are needed last.",
                 RuntimeWarning,
                 stacklevel=2,
             )

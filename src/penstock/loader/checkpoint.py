@@ -1,19 +1,19 @@
-"""Where an iteration stands, to be saved and continued later.
+"""The position of an iteration, which can be saved and continued later.
 
-In:  what the iterator has delivered.
-Out: the dictionary of ``state_dict``: small, with a version, checked when it is loaded.
+In: the progress of the iterator.
+Out: the dictionary of ``state_dict``. It is small, has a version, and is checked when it is loaded.
 Runs in: trainer.
 
-A state names a batch, not what was read ahead: batches in flight are fetched again, with the same randomness. Map-style
-datasets can continue with any number of workers; where batches belong to workers in turn (iterable datasets,
-seeding="worker") the number must be the same.
+A state names the next batch and contains no batches that were read ahead: these are fetched again, with the same
+randomness. Map-style datasets can continue with any number of workers; where batches belong to workers in turn
+(iterable datasets, seeding="worker"), the number of workers must be the same.
 
-A state taken when all batches were delivered, the last one included, continues with the next epoch. The state alone
-decides the batches of the iteration that continues from it. The epochs after that draw from the global generators: a
-script that seeds them as the interrupted one did would repeat its orders, so they go on from where they were.
+A state taken after the last batch of an epoch was delivered continues with the next epoch. The state alone decides the
+batches of the iteration that continues from it. Later epochs draw from the global generators. A script that seeds these
+as the interrupted script did would repeat the earlier orders, so the generators then continue from their saved states.
 
-What varies in a state lies in tuples: torch.distributed.checkpoint loads into the structure of a state that was taken
-before the first batch, and takes a tuple as one value.
+Parts of a state whose structure varies lie in tuples. torch.distributed.checkpoint loads into the structure of a state
+that was taken before the first batch, and treats a tuple as one value.
 """
 
 from __future__ import annotations
@@ -35,38 +35,39 @@ from penstock.workers.setup import keeps_state
 
 VERSION = 2
 KEPT_BATCHES_AGO = 16
-"""How many batches back a state can be asked for: frameworks read a batch or two ahead."""
+"""The largest ``batches_ago`` for which a state is kept. Frameworks read a batch or two ahead."""
 
 
 class Waypoint(NamedTuple):
-    """The iteration after some batch."""
+    """The position of an iteration after one of its batches."""
 
     batches: int
-    """Batches delivered in this epoch."""
+    """The number of batches delivered in this epoch."""
     turn: int
-    """Number of the next batch; larger than ``batches`` if turns of exhausted workers were skipped."""
+    """The number of the next batch; larger than ``batches`` if turns of exhausted workers were skipped."""
     sampler: Any
-    """The sampler's own state, if it has one."""
+    """The sampler's own state, if the sampler has a state."""
     resume: dict[int, Resume]
     """Where each worker continues, if batches belong to workers in turn."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Position:
-    """The latest iteration of a loader. The loader keeps it after the iterator is gone."""
+    """The latest iteration of a loader. The loader keeps this position after the iterator is gone."""
 
     base_seed: int | None
-    """None before it is drawn: the generators determine it."""
+    """The base seed of the epoch; None before it is drawn from the generators."""
     epoch: int
-    """Which epoch of its (persistent) workers this is."""
+    """The number of the epoch, as counted since the start of the (persistent) workers."""
     generators: Generators
-    """All generators as they were before the sampler made its iterator."""
+    """The states of all generators before the sampler made its iterator."""
     draws_seed: bool
-    """Whether the base seed was drawn after that, as in every epoch but the later ones of persistent workers."""
+    """Whether the base seed was drawn after the sampler made its iterator. Only later epochs of persistent workers draw
+    none."""
     sampler_epoch: int | None = None
-    """Number of this epoch, for a sampler that is told it or counts it."""
+    """The number of this epoch, if the sampler takes or counts such a number."""
     drawn: int = 0
-    """Batches of indices drawn from the sampler in this epoch."""
+    """The number of batches of indices drawn from the sampler in this epoch."""
     waypoints: deque[Waypoint] = field(default_factory=lambda: deque(maxlen=KEPT_BATCHES_AGO + 1))
     finished: bool = False
     """Whether every batch was delivered."""
@@ -81,14 +82,14 @@ class Position:
 
 
 class Generators:
-    """The global generators and the loader's own, at one moment."""
+    """The states of the global generators and of the loader's own generator at one moment."""
 
     __slots__ = ("_global", "_own", "_own_state", "_state", "seed")
 
     def __init__(self, own: torch.Generator | None, state: dict[str, Any] | None = None) -> None:
         self._own = own
         self.seed = torch.initial_seed()
-        """What torch's global generator was seeded with last."""
+        """The latest seed of torch's global generator."""
         self._state = state
         self._global = None if state else the_watch().snapshot()
         self._own_state = None if own is None or state else own.get_state()
@@ -102,7 +103,8 @@ class Generators:
 
     @classmethod
     def begin(cls, own: torch.Generator | None, state: dict[str, Any] | None) -> tuple[Generators, Generators]:
-        """Bring them to where ``state`` was saved, if one is given. Returns them as they were and as they are now."""
+        """Set the generators to the states in ``state``, if it is given. Returns the generators' states before and
+        after this."""
         kept = cls(own)
         if state is None:
             return kept, kept
@@ -115,26 +117,26 @@ class Generators:
             self._own.set_state(self.state["own"])
 
     def restore_global(self) -> None:
-        """Only the global ones: the loader's own continues from where its sampler left it."""
+        """Restore the global generators only. The loader's own generator continues from where the sampler left it."""
         set_generators(self.state["global"])
 
     def go_on(self, state: dict[str, Any]) -> None:
-        """The sampler has drawn what ``state`` says: bring the global generators back to where they are here, unless
-        they were seeded as when the state was saved. Then they go on from there."""
+        """Set the global generators after the sampler has drawn the batches of ``state``. They return to the states
+        kept here. But if they were seeded as when ``state`` was saved, they continue from the saved states."""
         if self.seed != state["seed"]:
             self.restore_global()
         elif (now := state["now"][0]) is not None:
             set_generators(now["global"])
 
     def plain(self) -> dict[str, Any]:
-        """Without numpy arrays, which ``torch.load`` refuses with ``weights_only=True``."""
+        """The value without numpy arrays, which ``torch.load`` refuses with ``weights_only=True``."""
         python, numpy, torchs = self.state["global"]
         return {"global": (python, (numpy[0], list(map(int, numpy[1])), *numpy[2:]), torchs), "own": self.state["own"]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What must be the same when a state is loaded as when it was saved."""
+    """The settings that must be the same when a state is loaded as when it was saved."""
 
     kind: str
     dataset_length: int | None
@@ -142,21 +144,21 @@ class Shape:
     drop_last: bool
     seeding: str
     workers: int | None
-    """None unless batches belong to workers in turn."""
+    """The number of workers; None unless batches belong to workers in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Around:
-    """What a state has from the loader itself."""
+    """The parts of a state that come from the loader itself."""
 
     dataset: Any
     generator: torch.Generator | None
     """The loader's own."""
     persistent: bool
     sampler_epoch: int | None
-    """Number of the sampler's next epoch, if it has one."""
+    """The number of the sampler's next epoch, if the sampler has such a number."""
     sampler: Any
-    """The sampler's own state now, if it has one."""
+    """The sampler's own state now, if the sampler has a state."""
 
 
 def to_dict(position: Position, shape: Shape, around: Around, *, batches_ago: int) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def to_dict(position: Position, shape: Shape, around: Around, *, batches_ago: in
 
 
 def next_epoch(state: dict[str, Any]) -> dict[str, Any] | None:
-    """The state at the start of the epoch after that of ``state``; None if an earlier version did not save it."""
+    """The state at the start of the epoch after the epoch of ``state``; None if an earlier version did not save it."""
     if state["now"][0] is None:
         return None
     persistent, shape = state["persistent"], state["shape"]
@@ -200,7 +202,7 @@ def next_epoch(state: dict[str, Any]) -> dict[str, Any] | None:
         "drawn": 0,
         "sampler": state["next_sampler"],
         "sampler_epoch": state["next_sampler_epoch"],
-        # The generators of persistent workers go on; their streams begin again.
+        # The generators of persistent workers continue, but the workers' streams begin again.
         "resume": tuple((worker, 0, memo) for worker, _, memo in state["resume"]) if goes_on else (),
         "generators": state["now"],
         "draws_seed": not persistent,
@@ -210,12 +212,12 @@ def next_epoch(state: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def resume_of(state: dict[str, Any] | None) -> dict[int, Resume]:
-    """Where each worker continues."""
+    """The point from which each worker continues."""
     return {} if state is None else {worker: Resume(batches, memo) for worker, batches, memo in state["resume"]}
 
 
 def _state_of(dataset: Any) -> Any:
-    """The dataset's own state, if it keeps one that can be saved."""
+    """The dataset's own state, if the dataset has a state that can be saved."""
     if not keeps_state(dataset):
         return None
     try:
@@ -223,8 +225,8 @@ def _state_of(dataset: Any) -> Any:
         pickle.dumps(found)
     except Exception as problem:
         warnings.warn(
-            f"the loader's state does not contain that of {type(dataset).__name__}: {problem!r}; after loading it, the "
-            "samples delivered so far are read again and dropped",
+            f"the loader's state does not contain that of {type(dataset).__name__}: {problem!r}. A loader that loads "
+            "this state reads the samples delivered so far again and drops them",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -233,7 +235,7 @@ def _state_of(dataset: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without numpy arrays, which ``torch.load`` refuses with ``weights_only=True``."""
+    """The value without numpy arrays, which ``torch.load`` refuses with ``weights_only=True``."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if type(value) in (tuple, list):
@@ -242,7 +244,7 @@ def _plain(value: Any) -> Any:
 
 
 def nothing_begun(shape: Shape, around: Around) -> dict[str, Any]:
-    """The state of a loader that was never iterated: the start of the first epoch, if it began now."""
+    """The state of a loader that was never iterated: the start of a first epoch that begins now."""
     position = Position(
         base_seed=None,
         epoch=0,
@@ -255,7 +257,7 @@ def nothing_begun(shape: Shape, around: Around) -> dict[str, Any]:
 
 
 def read(state: Any, shape: Shape, *, counts_epochs: bool) -> dict[str, Any]:
-    """``state`` as this version writes it. Raises if it is no state, or one of a different loader.
+    """``state`` in the form of this version. Raises ConfigError if it is no state, or the state of a different loader.
 
     ``counts_epochs``: whether the loader's sampler counts epochs.
     """
@@ -293,6 +295,6 @@ def _check(state: Any, shape: Shape) -> None:
     for name, value in vars(shape).items():
         if saved.get(name) != value:
             raise ConfigError(
-                f"the state was saved with {name.replace('_', ' ')} {saved.get(name)!r} and this loader has {value!r}: "
-                "it would not continue with the same batches; use the same value, or begin the epoch again"
+                f"the state was saved with {name.replace('_', ' ')} {saved.get(name)!r}, but this loader has {value!r} "
+                "and would not continue with the same batches; use the saved value, or begin the epoch again"
             )

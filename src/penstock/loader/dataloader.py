@@ -1,6 +1,6 @@
-"""DataLoader: torch's, with memory bounded in bytes.
+"""The DataLoader: torch's DataLoader with memory bounded in bytes.
 
-In:  everything torch.utils.data.DataLoader takes, and a budget.
+In:  all arguments of torch.utils.data.DataLoader, and a memory budget.
 Out: an iterable of batches.
 Runs in: trainer.
 """
@@ -44,38 +44,41 @@ _T_co = TypeVar("_T_co", covariant=True)
 class DataLoader(TorchDataLoader[_T_co]):
     """A drop-in for :class:`torch.utils.data.DataLoader` whose memory is bounded in bytes.
 
-    All of torch's arguments keep their meaning and order. Further ones:
+    All of torch's arguments keep their meaning and order. ``num_workers`` takes one more value; the others are new:
 
     Args:
         num_workers: as in torch, or ``"auto"``: when the loader is created, a separate process reads samples for a
-            second or two, and a plan made from the measurement gives the number. It reads back as that number. Streams
-            get 1, since a stream that ignores ``get_worker_info()`` would give all its samples once per worker;
-            ``seeding="worker"`` and datasets that could not be read get one per core.
-        memory: what batches in flight and the workers' private memory may take together: ``"8GB"``, bytes, a fraction
-            of the available memory, or ``"auto"`` (half of it, divided among the ranks of the node).
+            second or two, and a plan made from the measurement gives the number, which the attribute then holds. A
+            stream gets 1 worker, because a stream that ignores ``get_worker_info()`` would give all its samples once
+            per worker. ``seeding="worker"`` and datasets that could not be read get one worker per core.
+        memory: the most memory that batches in flight and the workers' private memory may take together: ``"8GB"``,
+            bytes, a fraction of the available memory, or ``"auto"`` (half of the available memory, divided among the
+            ranks of the node).
         autotune: whether workers and depth may change while training runs; ``num_workers="auto"`` sets it. It has no
-            effect yet: only ``resize()`` changes them.
-        device: where batches are delivered, e.g. ``"cuda"``: a separate stream copies them ahead out of page-locked
-            memory, at most two batches ahead.
+            effect yet: only ``resize()`` changes workers and depth.
+        device: where batches are delivered, such as ``"cuda"``. A separate stream copies at most two batches ahead,
+            from page-locked memory.
         seeding: ``"batch"`` makes randomness depend on seed, epoch, rank and place in the epoch only, so that
-            batches are the same for any number of workers; ``"worker"`` is torch's own assignment.
+            batches are the same for any number of workers; ``"worker"`` seeds each worker once and gives
+            batches to workers in turn, as torch does.
         backend: ``"process"``, ``"thread"``, or None for the platform's best. Threads share Python's, numpy's and
-            torch's global generators with each other and with the training loop, so they are not seeded: batches of a
-            dataset that draws from them differ from those of processes, and from run to run.
-        cache: a ``penstock.Cache``, or the size of one: it keeps samples by index in memory that all processes of the
-            node share. A dataset with ``keys(index)`` uses a cache for parts of its samples itself; the loader then
-            gives that cache a forecast of the keys, and reads the sampler ahead for it.
+            torch's global generators with each other and with the training loop, so threads do not seed these
+            generators: if a dataset draws from them, its batches differ from the batches of processes, and from run to
+            run.
+        cache: a ``penstock.Cache``, or the size of a new cache. The cache keeps samples by index in memory that all
+            processes of the node share. A dataset with ``keys(index)`` itself caches parts of its samples; the loader
+            then gives the cache a forecast of the keys, for which it reads the sampler ahead.
         name: the loader's name in monitors.
         threads_per_worker: how many samples each worker process fetches at a time, for samples that wait for a network
-            or a disk. It needs a dataset that may be read by several threads at once, and batches of at least as many
-            samples. Batches stay the same: a dataset that draws from Python's, numpy's or torch's global generator is
-            fetched one sample after the other, with a warning. Without workers, with ``batch_size=None`` and for
-            datasets with ``__getitems__`` it has no effect; with streams and threads as workers it is an error.
+            or a disk. It needs a dataset that several threads may read at once, and batches of at least as many
+            samples. Batches stay the same: if a dataset draws from Python's, numpy's or torch's global generator, its
+            samples are fetched one after the other, with a warning. The argument has no effect without workers, with
+            ``batch_size=None`` and for datasets with ``__getitems__``; for streams and thread workers it is an error.
     """
 
     _rules = LoaderRules()
     _settings_keys: Mapping[str, str] = MappingProxyType({})
-    """Argument -> its name in the settings that it came from, which advice uses."""
+    """The name of each argument in the settings from which it came; advice uses these names."""
 
     def __init__(
         self,
@@ -128,11 +131,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._counters = Counters()
         self._fetcher: InlineFetcher | None = None
         self._iterators: tuple[weakref.ref[PipelineIterator], ...] = ()
-        """Oldest first; replaced as a whole, so that other threads can read it at any time."""
+        """The iterators, oldest first. The tuple is replaced as a whole, so that other threads can read it at any
+        time."""
         self._latest: weakref.ref[PipelineIterator | PlainIterator] | None = None
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
-        """A loaded state that the next iteration continues from."""
+        """A loaded state from which the next iteration continues."""
         self._device = parse_device(device)
         self.memory = memory
         self.autotune = autotune or is_auto
@@ -143,7 +147,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.threads_per_worker = threads_per_worker
         self.cache: Cache | None = None
         self._cache_inside: Cache | None = None
-        """A cache that the dataset reads through without the loader's help: the loader only shows its figures."""
+        """A cache that the dataset reads through by itself: the loader only shows the cache's figures."""
         uncached = dataset
         if cache is not None:
             # Imported here because caches need Linux.
@@ -190,10 +194,11 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     @classmethod
     def from_settings(cls, dataset: Dataset[_T_co], source: Source, section: str = "train", **overrides: Any) -> Self:
-        """A loader with the arguments of a settings file or mapping, under any team's names (``penstock.settings``).
+        """A loader with the arguments of a settings file or mapping, which may use any team's names
+        (``penstock.settings``).
 
-        ``section``: ``"train"``, or ``"eval"``, ``"val"`` or ``"test"``, which inherit from training what they do not
-        set themselves. ``overrides``: arguments that replace those of the file.
+        ``section``: ``"train"``, or ``"eval"``, ``"val"`` or ``"test"``, which inherit from "train" the values that
+        they do not set. ``overrides``: arguments that replace the file's arguments.
         """
         from penstock.settings import load
 
@@ -203,8 +208,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         return loader
 
     def _plan_workers(self, dataset: Any) -> None:
-        """Begin with the number of workers that a plan gives. ``dataset`` has no cache: a plan must not fill it."""
-        # Plans run loaders themselves.
+        """Begin with the number of workers that a plan gives. ``dataset`` has no cache, because a plan must not fill a
+        cache."""
+        # Imported here because plans run loaders.
         from penstock.lab.auto_workers import LoaderRequest, first_workers
 
         is_own_collate = self.collate_fn not in (default_collate, default_convert)
@@ -227,9 +233,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Any:
-        # Workers that own batches cannot change in number while they run: another number needs a new iterator.
+        # The number of workers that own batches cannot change while they run: another number needs a new iterator.
         kept = self._iterator
-        # Nor can those of an iteration that Ctrl-C or an error cut short go on.
+        # An iteration that Ctrl-C or an error cut short cannot go on and needs a new iterator too.
         if isinstance(kept, PipelineIterator) and (
             self._state is not None or kept.is_outgrown(self.num_workers) or not (kept.engine and kept.engine.can_go_on)
         ):
@@ -252,12 +258,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         return iterator
 
     def forget_state(self, state: dict[str, Any]) -> None:
-        """An iteration has begun to continue from the loaded ``state``."""
+        """Note that an iteration has begun to continue from the loaded ``state``."""
         if self._state is state:
             self._state = None
 
     def __setattr__(self, attr: str, value: Any) -> None:
-        # While __init__ runs, an assignment only stores the value; afterwards it turns a valve.
+        # While __init__ runs, an assignment only stores the value. Later, an assignment also applies the value.
         if attr in ("num_workers", "prefetch_factor") and "_iterator" in self.__dict__:
             self._turn_valve(attr, value)
         else:
@@ -274,11 +280,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._apply()
 
     def resize(self, workers: int | None = None, depth: int | None = None) -> None:
-        """Change the number of workers, or of batches ahead in total, now: also in the middle of an epoch. No batch is
-        lost, repeated or reordered.
+        """Change the number of workers, or the total number of batches ahead, now, even in the middle of an epoch. No
+        batch is lost, repeated or reordered.
 
-        New workers join when they have started; others leave when their tasks are done; with 0 the training thread
-        fetches. For iterable datasets and seeding="worker" the number of workers changes when the next epoch begins.
+        New workers join when they have started; others leave when their tasks are done; with 0 workers the training
+        thread fetches batches. For iterable datasets and seeding="worker" the number of workers changes when the next
+        epoch begins.
         """
         if workers is not None:
             _check_count("workers", workers, least=0)
@@ -304,9 +311,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             iterator.resize(self)
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
-        """Where the latest iteration stands; ``load_state_dict`` on a loader like this one continues there.
+        """The position of the latest iteration; a loader like this one continues from it after ``load_state_dict``.
 
-        ``batches_ago``: the state that many batches earlier, for training loops that read ahead.
+        ``batches_ago``: return the state of this many batches earlier, for training loops that read ahead.
         """
         if self._state is not None:
             return self._state
@@ -411,13 +418,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         )
 
     def close(self) -> None:
-        """Stop all workers and release all memory except batches still held. May be called twice."""
+        """Stop all workers and release all memory except batches that are still held. May be called twice."""
         for iterator in self._live():
             iterator.close()
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles and copies are independent loaders: they take nothing along that runs."""
+        """Pickles and copies are independent loaders: they contain no iterators, workers or other running parts."""
         running = dict.fromkeys(("_iterator", "_latest", "_position", "_counters", "_fetcher"))
         return {**self.__dict__, **running, "_iterators": ()}
 

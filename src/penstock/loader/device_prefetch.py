@@ -1,7 +1,7 @@
-"""Batches on the device before the user asks for them.
+"""Copies batches to the device before the user asks for them.
 
 In:  ready batches of the engine.
-Out: the next batch, on the device; an error of one is raised in its turn.
+Out: the next batch, on the device. The error of a batch is raised in the batch's turn.
 Runs in: trainer, in the training thread.
 """
 
@@ -32,13 +32,13 @@ class Sent:
     device_bytes: int = 0
     copy: BatchCopy | None = None
     host: Any = None
-    """The batch as the engine gave it, if it could not be sent ahead; it is sent again in its turn."""
+    """The batch in host memory, if it could not be sent ahead; it is sent again in its turn."""
     error: Exception | None = None
-    """What its sampler, dataset or collate function raised."""
+    """The exception of the batch's sampler, dataset or collate function."""
 
 
 class AheadOnDevice:
-    """Takes batches from an engine and sends them to the device, a few ahead of the user."""
+    """Takes batches from an engine and sends them to the device, a few batches ahead of the user."""
 
     def __init__(self, engine: Engine | InlineSource, device: torch.device) -> None:
         self._copy_queue = CopyQueue(CudaCopyStream(device))
@@ -48,7 +48,7 @@ class AheadOnDevice:
     def follow(self, engine: Engine | InlineSource) -> None:
         """Take batches from ``engine`` from now on."""
         self._engine: Any = engine
-        # Not a method of this object: that would keep device memory until the next garbage collection.
+        # This is no method of the object, because a method would keep device memory until the next garbage collection.
         engine.watch_device(functools.partial(_poll, self._copy_queue))
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class AheadOnDevice:
         return sum(sent.device_bytes for sent in self._sent)
 
     def next(self, wait: Callable[[], Batch | DrawnBatch]) -> Sent:
-        """The next batch, to be handed out; ``wait`` waits for one when none is ahead."""
+        """The next batch to hand out; ``wait`` waits for a batch if no batch was sent ahead."""
         if not self._sent:
             self._sent.append(self._send_ahead(wait()))
         first = self._sent.popleft()
@@ -69,18 +69,19 @@ class AheadOnDevice:
         return first
 
     def hand_out(self, sent: Sent) -> Any:
-        """The batch on the device. Raises its error, if it has one; the next batch is not affected."""
+        """The batch on the device. Raises the batch's error, if there is one; the next batch is not affected."""
         if sent.error is not None:
             error, sent.error = sent.error, None
             try:
                 raise error
             finally:
-                # Its traceback refers to this frame and so to the error: a cycle that only the garbage collector frees.
+                # The error's traceback refers to this frame, and so to the error: only the garbage collector frees such
+                # a cycle.
                 del error
         return self._copy_queue.hand_out(sent.copy or self._send_now(sent))
 
     def restart(self) -> None:
-        """Drop what was sent ahead: another epoch begins."""
+        """Drop the batches that were sent ahead, because another epoch begins."""
         for sent in self._sent:
             if sent.copy is None:
                 sent.batch.stop_passing()
@@ -98,7 +99,7 @@ class AheadOnDevice:
         try:
             return Sent(found, plain_bytes(host), self._send(found, host))
         except Exception as full:
-            # Usually the device is full now. The traceback's frames would keep the data alive.
+            # Usually the device's memory is full now. The traceback's frames would keep the data alive.
             traceback.clear_frames(full.__traceback__)
             return Sent(found, host=host)
 
@@ -107,7 +108,7 @@ class AheadOnDevice:
         try:
             return self._send(sent.batch, host)
         except Exception:
-            # Some of it may be on its way nevertheless.
+            # Parts of the batch may be on their way to the device nevertheless.
             sent.batch.stop_passing()
             raise
 
@@ -116,6 +117,7 @@ class AheadOnDevice:
 
 
 def _poll(copy_queue: CopyQueue) -> bool:
-    """Release what the device has copied. Any thread, also while another one captures a CUDA graph."""
+    """Release memory that the device has copied. Any thread may call this, even while another thread captures a CUDA
+    graph."""
     with ignoring_captures():
         return bool(copy_queue.release_copied())

@@ -1,7 +1,7 @@
-"""The epochs of samplers: which of them count epochs or keep a state, and which batches come in the next one.
+"""The epochs of samplers: which samplers count epochs or keep a state, and which batches come in the next epoch.
 
 In:  a loader's sampler or batch sampler.
-Out: the sampler in it that counts epochs, is told them, or keeps a state; the batches of the next epoch.
+Out: the inner sampler that counts epochs, takes their number, or keeps a state; the batches of the next epoch.
 Runs in: trainer.
 """
 
@@ -19,14 +19,14 @@ from penstock.data.samplers import CountingSampler
 
 
 def counting_sampler(sampler: Any) -> CountingSampler | None:
-    """The sampler, or the one inside it, if its order depends on the number of the epoch alone."""
+    """The sampler, or the sampler inside it, if its order depends on the number of the epoch alone; otherwise None."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, CountingSampler) else None
 
 
 def numbered_sampler(sampler: Any) -> Any:
-    """The sampler, or the one inside it, that takes the number of its epoch from ``set_epoch``, as DistributedSampler
-    does; None without one."""
+    """The sampler, or the sampler inside it, if it takes the number of the epoch from ``set_epoch``, as
+    DistributedSampler does; otherwise None."""
     for candidate in (sampler, getattr(sampler, "sampler", None)):
         if callable(getattr(candidate, "set_epoch", None)) and isinstance(getattr(candidate, "epoch", None), int):
             return candidate
@@ -34,14 +34,14 @@ def numbered_sampler(sampler: Any) -> Any:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """Number of the epoch that the sampler gives next, if it has one."""
+    """The number of the epoch that the sampler gives next, if the sampler has such a number."""
     numbered = numbered_sampler(sampler)
     return None if numbered is None else numbered.epoch
 
 
 def state_keeper(sampler: Any) -> Any:
-    """The sampler, or the one inside it, with a state of its own; None for one that the number of its epoch
-    describes."""
+    """The sampler, or the sampler inside it, if it has a state of its own. None if the number of the epoch is its whole
+    state."""
     if counting_sampler(sampler) is not None:
         return None
     for candidate in (sampler, getattr(sampler, "sampler", None)):
@@ -51,13 +51,14 @@ def state_keeper(sampler: Any) -> Any:
 
 
 def state_of(sampler: Any) -> Any:
-    """The state of a sampler that keeps one."""
+    """The state of a sampler, if it keeps a state."""
     keeper = state_keeper(sampler)
     return None if keeper is None else keeper.state_dict()
 
 
 def is_unseen(sampler: Any) -> bool:
-    """Whether the user cannot notice that it is read ahead: it is torch's, and has no generator of the user's."""
+    """Whether the user cannot notice that the sampler is read ahead: it is torch's own, and the user gave it no
+    generator."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(inner) in (SequentialSampler, _InfiniteConstantSampler):
         return True
@@ -65,19 +66,20 @@ def is_unseen(sampler: Any) -> bool:
 
 
 def brought_to(sampler: Any, saved: Any, epoch_seen: int | None) -> tuple[Iterator[Any] | None, bool]:
-    """A new iterator of the sampler, if it needs one after ``saved``, its own state, or another number of the epoch
-    than was seen when it made its iterator; and whether it now is where it was saved."""
+    """Bring the sampler to ``saved``, its own state. Returns a new iterator if the sampler needs one: after a loaded
+    state, or if the number of the epoch is not ``epoch_seen``, which its iterator was made with. Also returns whether a
+    state was loaded."""
     keeper = state_keeper(sampler)
     by_state = keeper is not None and saved is not None
     if keeper is not None and by_state:
         keeper.load_state_dict(saved)
-    # DistributedSampler decides on the order when its iterator is made.
+    # DistributedSampler decides the order when its iterator is made.
     return (iter(sampler) if by_state or epoch_of(sampler) != epoch_seen else None), by_state
 
 
 def next_epoch_of(sampler: Any, epoch: int | None = None) -> Iterator[Any]:
     """The batches that a sampler will give in the epoch after this one, as far as they can be foreseen. ``epoch``: the
-    number of this epoch, for a sampler that counts."""
+    number of this epoch, for a sampler that counts epochs."""
     if type(sampler) is BatchSampler:
         first = next(inner := next_epoch_of(sampler.sampler, epoch), None)
         if first is None:
@@ -87,7 +89,7 @@ def next_epoch_of(sampler: Any, epoch: int | None = None) -> Iterator[Any]:
     if type(sampler) is SequentialSampler:
         return iter(sampler)
     if type(sampler) is DistributedSampler:
-        # Without set_epoch() the same order comes again, which this gets wrong; otherwise epochs count up.
+        # This assumes that epochs count up. Without set_epoch() the same order comes again, and the result is wrong.
         following = copy.copy(sampler)
         following.epoch += 1
         return iter(following)

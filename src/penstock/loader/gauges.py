@@ -1,4 +1,4 @@
-"""Gauges of a loader beyond its stats: its workers, its waiting, its latest crashes, its settings.
+"""Gauges of a loader in addition to its stats: workers, waiting time, latest crashes, settings.
 
 In:  a loader that may be iterating in another thread.
 Out: values at this moment, for monitors and measurements.
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def workers_now(loader: DataLoader[Any]) -> list[WorkerNow]:
-    """The workers of all iterations under way. What changes during the call may be a moment old."""
+    """The workers of all running iterations. Values that change during the call may be a moment old."""
     found = [worker for iterator in loader._live() for worker in iterator.workers_now()]
     return sorted(found, key=lambda worker: worker.worker_id)
 
 
 def waited_s(loader: DataLoader[Any]) -> float:
-    """Time the training loop has waited so far, including a wait under way."""
+    """The seconds that the training loop has waited so far, including the current wait."""
     counters = loader._counters
     since_s = counters.waits_since_s
     now_s = 0.0 if since_s is None else max(0.0, time.perf_counter() - since_s)
@@ -31,22 +31,22 @@ def waited_s(loader: DataLoader[Any]) -> float:
 
 
 def is_iterating(loader: DataLoader[Any]) -> bool:
-    """Whether an iteration has begun and not ended."""
+    """Whether an iteration has begun but not ended."""
     return loader._counters.began_s is not None and loader._counters.ended_s is None
 
 
 def recent_crashes(loader: DataLoader[Any], count: int) -> list[str]:
-    """How the last ``count`` workers that were replaced had crashed, as far as that is remembered."""
+    """How the last ``count`` replaced workers had crashed, as far as the crashes are remembered."""
     return list(loader._counters.crashes)[-count:] if count else []
 
 
 def depth_as_set(loader: DataLoader[Any]) -> int | None:
-    """The depth that ``resize`` was given last; None: the engine decides."""
+    """The depth that was last passed to ``resize``; None if the engine decides."""
     return loader._depth
 
 
 def depth_ceiling(loader: DataLoader[Any]) -> int | None:
-    """The most batches that ``prefetch_factor`` allows ahead; None: it is not set."""
+    """The most batches that ``prefetch_factor`` allows ahead; None if it is not set."""
     return loader._depth_ceiling
 
 
@@ -56,16 +56,16 @@ def awaits_next_epoch(loader: DataLoader[Any]) -> bool:
 
 
 def cache_name(loader: DataLoader[Any]) -> str | None:
-    """The name of the cache whose figures its stats show."""
+    """The name of the cache whose figures the loader's stats show."""
     cache = loader.cache or loader._cache_inside
     return None if cache is None else str(cache.name)
 
 
 def settings_keys(loader: DataLoader[Any]) -> Mapping[str, str]:
-    """Argument -> its name in the settings it came from."""
+    """The name of each argument in the settings from which it came."""
     return loader._settings_keys
 
 
 def plan_of(loader: DataLoader[Any]) -> Any:
-    """The plan of ``num_workers="auto"``; None without one."""
+    """The plan of ``num_workers="auto"``; None without a plan."""
     return None if loader._first_workers is None else loader._first_workers.plan

@@ -1,15 +1,15 @@
-"""The iterator of a DataLoader: draws indices, takes batches from the engine, keeps its position.
+"""The iterator of a DataLoader: it draws indices, takes batches from the engine and keeps its position.
 
 In:  a DataLoader; its sampler's indices, drawn in the training thread only.
 Out: batches.
 Runs in: trainer.
 
-As in torch, indices for the first batches are drawn when the iterator is made, and without workers when the first batch
-is asked for. An iterator that continues from a state always waits for the first ``next()``: frameworks tell a sampler
-its epoch in between.
+As in torch, indices for the first batches are drawn when the iterator is made, or, without workers, when the first
+batch is requested. An iterator that continues from a state always waits for the first ``next()``: frameworks set the
+sampler's epoch in between.
 
-It builds on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are torch's. It keeps
-no reference to its loader: dropping the loader must stop the workers at once.
+The iterator is based on torch's own base iterator, so that the base seed, the sampler, warnings and pinning are
+torch's. It keeps no reference to its loader, because dropping the loader must stop the workers at once.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ if TYPE_CHECKING:
     from penstock.loader.engine.worker_set import WorkerNow
 
 _DRAWN_AHEAD = 16
-"""At least this many batches of indices are drawn ahead, if the user cannot notice how far the sampler was read."""
+"""The least number of batches of indices that are drawn ahead, if the user cannot notice how far the sampler was
+read."""
 
 
 class PipelineIterator(_BaseDataLoaderIter):
-    """Iterates with any number of workers, including 0, and can change that number while it runs."""
+    """Iterates with any number of workers, including 0, and can change the number of workers while it runs."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
         kept, before = Generators.begin(loader.generator, state)
@@ -77,16 +78,16 @@ class PipelineIterator(_BaseDataLoaderIter):
         is_map = self._dataset_kind != _DatasetKind.Iterable
         self._bound = not is_map or loader.seeding == "worker"
         self._finishes_drawn = loader.seeding == "worker" and self._persistent_workers
-        """Whether the workers finish all that was drawn before they begin another epoch, as in torch."""
+        """Whether the workers finish all drawn batches before they begin another epoch, as in torch."""
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._fetcher = fetcher_of(loader, self._dataset)
         self._lists_indices = is_map and self._fetcher.lists_indices
         self._awaits_workers = False
-        """Whether the next batch is to come from workers, of which there are none yet."""
+        """Whether the next batch must come from workers that are not started yet."""
         self._finalizer: Callable[[], Any] | None = None
         self.engine = self._build_engine(loader, resume_of(state)) if self._num_workers else None
         self._source: Any = self.engine or InlineSource(self._fetcher, self._counters)
-        """The engine, or what takes its place without workers."""
+        """The engine; without workers, the InlineSource that takes its place."""
         self._end_with(self.engine)
         self._begin_epoch(before, state)
         if state is not None:
@@ -113,7 +114,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._finalizer = weakref.finalize(self, _end, engine, self._counters, claim)
 
     def _start_workers(self) -> None:
-        """Go on with an engine, whose workers continue with the next batch."""
+        """Continue with an engine, whose workers fetch from the next batch on."""
         self._awaits_workers = False
         if (loader := self._loader()) is None:
             return
@@ -149,9 +150,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._begin_epoch(before, None)
 
     def _take_over(self, state: dict[str, Any]) -> None:
-        """Take over seeds and sampler of the iterator that the state was saved from."""
+        """Take over the seeds and the sampler of the iterator whose state was saved."""
         if not state["draws_seed"]:
-            # torch's base class has just drawn a base seed, which the saved iterator had not.
+            # torch's base class has just drawn a base seed; the saved iterator had not drawn it at this point.
             Generators(self._generator, state["generators"][0]).restore()
             self._sampler_iter = iter(self._index_sampler)  # type: ignore[arg-type]
         if state["base_seed"] is not None:
@@ -183,9 +184,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         self.position.waypoints.append(self._at)
         self._counters.begin_iteration()
         self._resumed = state
-        """The state that the first ``next()`` continues from; None from then on."""
+        """The state from which the first ``next()`` continues; None afterwards."""
         self._came_from: dict[str, Any] | None = None
-        """The state that this iteration continued from, until the first batch."""
+        """The state from which this iteration continued; None after the first batch."""
         self._after_seed = None if state is None else Generators(None)
         self.position.sampler_epoch = epoch_of(self._index_sampler)
         if state is None:
@@ -199,7 +200,7 @@ class PipelineIterator(_BaseDataLoaderIter):
             self._sampler_iter = self._cache_forecast.begin(self._sampler_iter, following, self._at.turn)
 
     def _continue(self, state: dict[str, Any]) -> None:
-        """Bring the sampler to where ``state`` was taken."""
+        """Bring the sampler to the position in ``state``."""
         self._resumed, self._came_from = None, state
         loader = self._loader()
         if loader is not None:
@@ -215,14 +216,14 @@ class PipelineIterator(_BaseDataLoaderIter):
             for _ in range(self._at.turn):
                 next(self._sampler_iter, None)
         self._begin_forecast()
-        # As far as the saved iterator had drawn: a sampler may draw from the generators batch by batch.
+        # Draw as far as the saved iterator had drawn: a sampler may draw from the generators batch by batch.
         self._draw_ahead(max(1, state["drawn"] - self._at.turn, self._wanted_ahead()))
         kept.go_on(state)
         if self._sampler_done and not self._source.undelivered:
             self._begin_next(state)
 
     def _begin_next(self, state: dict[str, Any]) -> None:
-        """Nothing is left of the epoch in which ``state`` was taken: begin the next one."""
+        """Begin the next epoch, because nothing is left of the epoch in which ``state`` was taken."""
         loader = self._loader()
         if loader is not None and state["batches"]:
             self.close()
@@ -231,7 +232,7 @@ class PipelineIterator(_BaseDataLoaderIter):
                 self._continue(self._resumed)
 
     def notice_end(self) -> None:
-        """Find out whether the sampler is at its end, once all the batches are delivered that it says it has."""
+        """Find out whether the sampler is at its end, once as many batches are delivered as its length says."""
         try:
             most = len(self._index_sampler)  # type: ignore[arg-type]
         except TypeError:
@@ -249,11 +250,11 @@ class PipelineIterator(_BaseDataLoaderIter):
     # -- indices ----------------------------------------------------------------------------
 
     def _wanted_ahead(self) -> int:
-        """How many batches of indices should be drawn and not delivered."""
+        """How many batches of indices should be drawn ahead of delivery."""
         if self.engine is not None and self._num_workers:
             as_torch = self._most_ahead * self._num_workers
             return max(_DRAWN_AHEAD, as_torch, 2 * self.engine.depth) if self._reads_unseen else as_torch
-        # The end of a sampler with a state must be noticed while its state is still that of this epoch.
+        # The end of a sampler with a state must be noticed while the sampler still has its state of this epoch.
         return 0 if self._keeper is None else 1
 
     @functools.cached_property
@@ -265,7 +266,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._draw_ahead(self._wanted_ahead())
 
     def _draw_ahead(self, count: int) -> None:
-        """Draw until ``count`` batches of indices are drawn and not delivered, or the sampler ends."""
+        """Draw until ``count`` batches of indices are drawn but not delivered, or the sampler ends."""
         on_device = len(self._ahead) if self._ahead is not None and self._finishes_drawn else 0
         while not self._sampler_done and self._source.undelivered + on_device < count:
             self._draw()
@@ -275,7 +276,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         indices: Any = None
         failure: SamplerFailure | None = None
         if not self._drawn and self._cache_forecast is None:
-            # Before the first index is drawn, since that begins the sampler's epoch.
+            # This happens before the first index is drawn, because that draw begins the sampler's epoch.
             self.position.sampler_epoch = epoch_of(self._index_sampler)
         try:
             indices = self._next_index()
@@ -301,7 +302,7 @@ class PipelineIterator(_BaseDataLoaderIter):
     # -- batches ----------------------------------------------------------------------------
 
     def __next__(self) -> Any:
-        # torch's own __next__ costs as much as a small batch, and only profilers and iterable datasets need it.
+        # torch's own __next__ takes as much time as a small batch, and only profilers and iterable datasets need it.
         profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         if profiled or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
@@ -319,7 +320,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         except StopIteration:
             if self._came_from is None or not self.position.finished:
                 raise
-            # Only the workers know the end of a stream.
+            # The end of a stream is known in the workers only.
             self._begin_next(self._came_from)
             if self._exhausted:
                 raise
@@ -338,7 +339,7 @@ class PipelineIterator(_BaseDataLoaderIter):
 
     def _next_on_device(self) -> Any:
         if self._ahead is None:
-            # After the workers were forked: they must not inherit a CUDA context.
+            # This comes after the workers were forked, because they must not inherit a CUDA context.
             assert self._device is not None
             self._ahead = AheadOnDevice(self._source, self._device)
         sent = self._ahead.next(self._wait_for_next)
@@ -349,7 +350,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         return data
 
     def _wait_for_next(self) -> Batch | DrawnBatch:
-        """Wait for the next batch. Ends the epoch if there is none."""
+        """Wait for the next batch. Ends the epoch if there is no further batch."""
         if self._awaits_workers:
             self._start_workers()
         self._draw_ahead(1)
@@ -376,7 +377,7 @@ class PipelineIterator(_BaseDataLoaderIter):
         if (wanted := self._wanted_ahead()) > 0:
             self._draw_ahead(wanted)
         if self._cache_forecast is not None:
-            # Without workers it has yet to be fetched.
+            # Without workers the batch is not fetched yet.
             self._cache_forecast.advance(batch.number + batch.ready)
         self._note_end()
 
@@ -393,8 +394,8 @@ class PipelineIterator(_BaseDataLoaderIter):
     # -- valves -----------------------------------------------------------------------------
 
     def resize(self, loader: DataLoader[Any]) -> None:
-        """Apply the loader's settings now; workers that own batches change when the next epoch begins instead. The
-        first workers of an iterator that has none start with its next batch, in the training thread."""
+        """Apply the loader's settings now. Workers that own batches change only when the next epoch begins. If the
+        iterator has no workers, its first workers start with the next batch, in the training thread."""
         engine, workers = self.engine, loader.num_workers
         if engine is None:
             self._awaits_workers = workers > 0
@@ -406,11 +407,11 @@ class PipelineIterator(_BaseDataLoaderIter):
         engine.set_workers(workers)
 
     def is_outgrown(self, workers: int) -> bool:
-        """Whether ``workers`` is a number that this iterator cannot change to."""
+        """Whether this iterator cannot change its number of workers to ``workers``."""
         return self._bound and workers != self._num_workers
 
     def workers_now(self) -> list[WorkerNow]:
-        """What every worker does at this moment."""
+        """The current work of every worker."""
         return [] if self.engine is None else self.engine.workers_now()
 
     def set_memory(self, memory_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Warnings that come up inside the engine, kept until the training thread can give them to the user.
+"""Warnings that arise inside the engine, kept until the training thread can give them to the user.
 
 In:  texts, from any thread, usually under the engine's lock.
-Out: warnings, from next(): a filter that turns them into exceptions then raises one between two batches.
+Out: warnings, given in next(). A filter that turns warnings into exceptions then raises between two batches.
 Runs in: trainer.
 """
 
@@ -25,13 +25,13 @@ class Notices:
         self.texts.append(text)
 
     def give(self) -> None:
-        """In the training thread, without the lock: warn, with the user's line as the place."""
+        """Warn, with the user's line as the place. The training thread calls this without the lock."""
         while self.texts:
             warnings.warn(self.texts.popleft(), RuntimeWarning, stacklevel=_users_level())
 
 
 def _users_level() -> int:
-    """The ``stacklevel``, for the caller, of the frame that called penstock."""
+    """The ``stacklevel`` with which the caller's warning points to the frame that called penstock."""
     frame, level = sys._getframe(1), 1
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame, level = frame.f_back, level + 1

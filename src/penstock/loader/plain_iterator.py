@@ -1,7 +1,7 @@
 """torch's own iterator without workers, with counters and a position.
 
 In:  a DataLoader without workers over an iterable dataset or data pipe, or with seeding="worker".
-Out: batches, exactly torch's.
+Out: exactly the batches that torch gives.
 Runs in: trainer.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PlainIterator(_SingleProcessDataLoaderIter):
-    """For iterable datasets, data pipes and seeding="worker" without workers."""
+    """The iterator for iterable datasets, data pipes and seeding="worker" without workers."""
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None = None) -> None:
         kept, before = Generators.begin(loader.generator, state)
@@ -34,11 +34,11 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         self._counters = loader._counters
         self._device = loader._device
         self._drawn: list[Any] = []
-        """Indices that were drawn to find out whether the sampler is at its end."""
+        """The indices that were drawn to find out whether the sampler is at its end."""
         self._resumed = state
-        """The state that the first ``next()`` continues from; None from then on."""
+        """The state from which the first ``next()`` continues; None afterwards."""
         self._came_from: dict[str, Any] | None = None
-        """The state that this iteration continued from, until the first batch."""
+        """The state from which this iteration continued; None after the first batch."""
         self.position = Position(base_seed=int(self._base_seed), epoch=0, generators=before, draws_seed=True)
         self.position.sampler_epoch = epoch_of(self._index_sampler)
         self._num_yielded = 0 if state is None else state["batches"]
@@ -50,7 +50,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
 
     def _continue(self, state: dict[str, Any]) -> None:
         """Move past the batches delivered before ``state`` was taken; a stream without a state of its own is read again
-        up to there."""
+        up to that position."""
         self._resumed, self._came_from = None, state
         if (loader := self._loader()) is not None:
             loader.forget_state(state)
@@ -71,7 +71,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         kept.go_on(state)
 
     def _begin_next(self) -> bool:
-        """If nothing is left of the epoch in which the state was taken, begin the next one."""
+        """Begin the next epoch if nothing is left of the epoch in which the state was taken."""
         state, loader = self._came_from, self._loader()
         if state is None or not state["batches"] or loader is None:
             return False
@@ -82,7 +82,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         return True
 
     def notice_end(self) -> None:
-        """Find out whether the sampler is at its end, once all the batches are delivered that it says it has."""
+        """Find out whether the sampler is at its end, once as many batches are delivered as its length says."""
         try:
             most = len(self._index_sampler)  # type: ignore[arg-type]
         except TypeError:
@@ -91,7 +91,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
             self.position.finished = True
 
     def _draw(self) -> bool:
-        """Draw one batch of indices ahead; False if there is none."""
+        """Draw one batch of indices ahead; False if the sampler has ended."""
         if not self._drawn:
             with contextlib.suppress(StopIteration):
                 self._drawn.append(super()._next_index())
@@ -99,7 +99,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
 
     def _next_index(self) -> Any:
         if not self._num_yielded and not self._drawn:
-            # Before the first index is drawn, since that begins the sampler's epoch.
+            # This happens before the first index is drawn, because that draw begins the sampler's epoch.
             self.position.sampler_epoch = epoch_of(self._index_sampler)
         return self._drawn.pop() if self._drawn else super()._next_index()
 
@@ -108,7 +108,8 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         self.position.waypoints.append(Waypoint(batches=batches, turn=batches, sampler=sampler, resume={}))
 
     def __next__(self) -> Any:
-        # torch's own __next__ costs as much as a small batch, and only profilers and streams of a known length need it.
+        # torch's own __next__ takes as much time as a small batch, and only profilers and streams of known length need
+        # it.
         profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         if profiled or self._IterableDataset_len_called is not None:
             return super().__next__()

@@ -1,4 +1,4 @@
-"""Fill a disk cache before training with latents, embeddings or other samples that are expensive to compute.
+"""Fills a disk cache before training with latents, embeddings or other samples that are expensive to compute.
 
 In:  a dataset whose samples are expensive; a cache with a disk store.
 Out: every sample on disk; a line that shows the progress.
@@ -22,24 +22,24 @@ from penstock.loader.dataloader import DataLoader
 from penstock.units import format_bytes
 
 _MOST_IN_VAIN = 32
-"""After this many samples in a row that could not be kept, the rest is not tried."""
+"""After this many samples in a row that could not be kept, the remaining samples are not tried."""
 _SHOWN_EVERY_S = 0.5
 _SHOWN_EVERY_SHARE = 0.1
-"""Where a line cannot be overwritten, a new one comes after this share of the samples."""
+"""If a line cannot be overwritten, a new line is shown after every such share of the samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precomputed:
-    """What ``precompute`` did."""
+    """The result of ``precompute``."""
 
     computed: int
-    """Samples computed now and kept."""
+    """The number of samples that were computed in this call and kept."""
     found: int
-    """Samples that were on disk already."""
+    """The number of samples that were on disk already."""
     not_kept: int
-    """Samples without room, or of a kind that cannot be kept on disk, and those that were not tried."""
+    """The number of samples that had no room, cannot be kept on disk, or were not tried."""
     dataset: CachedDataset
-    """The dataset to train on: it reads the computed samples."""
+    """The dataset to train on, which reads the computed samples."""
 
 
 def precompute(
@@ -50,10 +50,11 @@ def precompute(
     progress: bool | None = None,
     fingerprint: str | None = None,
 ) -> Precomputed:
-    """Compute every sample that is not in the disk cache yet, and keep it there.
+    """Compute every sample that is not in the disk cache yet, and keep it in the cache.
 
-    After an interruption, the next call continues where it stopped. ``num_workers``: 0 computes in this process, which
-    suits an encoder on a GPU. ``progress``: whether to show a line on stderr; by default only on a terminal.
+    After an interruption, the next call continues where the interrupted call stopped. ``num_workers``: with 0, samples
+    are computed in this process, which suits an encoder on a GPU. ``progress``: whether to show a line on stderr; by
+    default only on a terminal.
     """
     if cache.disk is None:
         raise ConfigError('precompute() keeps samples on disk; give the cache a folder: Cache(..., disk="path")')
@@ -77,9 +78,13 @@ def precompute(
         stats = cache.stats()
         warnings.warn(
             f"precompute() kept {found + kept} of {total} samples"
-            + (f" and stopped after {in_vain} in a row that could not be kept" if in_vain >= _MOST_IN_VAIN else "")
+            + (
+                f" and stopped after {in_vain} samples in a row that could not be kept"
+                if in_vain >= _MOST_IN_VAIN
+                else ""
+            )
             + f"; the disk store holds {format_bytes(stats.disk_bytes)} of {format_bytes(stats.disk_limit_bytes)}. "
-            "Raise disk_limit if it is full. Only detached CPU tensors, arrays, texts and numbers can be kept",
+            "Raise disk_limit if the store is full. Only detached CPU tensors, arrays, texts and numbers can be kept",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -87,7 +92,7 @@ def precompute(
 
 
 class _Missing(Dataset):
-    """Computes missing samples and returns only whether each was kept: the samples themselves do not travel."""
+    """Computes missing samples and returns only whether each sample was kept: the samples themselves do not travel."""
 
     def __init__(self, cached: CachedDataset, missing: list[int]) -> None:
         self._cached = cached
@@ -101,7 +106,7 @@ class _Missing(Dataset):
 
 
 class _ProgressLine:
-    """Samples done, the rate, and the time left."""
+    """A line that shows the samples done, the rate and the time left."""
 
     def __init__(self, total: int, *, wanted: bool | None, out: TextIO | None = None) -> None:
         self._total = total

@@ -1,7 +1,7 @@
-"""How many ranks of the training share this node, which divide its memory.
+"""How many ranks of the training share this node and divide its memory.
 
-In:  launchers' variables, torch.distributed, the processes beside this one.
-Out: a number, found without asking the other ranks: they may never answer.
+In:  environment variables of launchers, torch.distributed, other processes of the node.
+Out: a number, found without a request to the other ranks, which may never answer.
 Runs in: trainer.
 """
 
@@ -17,7 +17,7 @@ from penstock.environment import is_one_node, local_ranks
 
 
 def ranks_here() -> int:
-    """Ranks of the training on this node, this process included; 1 without a training of several processes."""
+    """The number of ranks on this node, this process included; 1 if the training has a single process."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return local_ranks()
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -25,15 +25,15 @@ def ranks_here() -> int:
 
 
 def _unlaunched(world: int) -> int:
-    """Ranks on this node if no launcher set variables, as with ``torch.multiprocessing.spawn``."""
+    """The number of ranks on this node if no launcher set variables, as with ``torch.multiprocessing.spawn``."""
     if is_one_node():
         return world
-    # Ranks that one process has started are its children, and all of them are there once torch.distributed runs.
+    # Ranks that one process has started are its children, and all ranks exist once torch.distributed runs.
     return min(world, _siblings()) if multiprocessing.parent_process() is not None else 1
 
 
 def _siblings() -> int:
-    """Processes with this one's parent that run the same program, this one included."""
+    """The number of processes that have this process's parent and run the same program, this process included."""
     try:
         here = psutil.Process()
         beside = psutil.Process(os.getppid()).children()

@@ -1,9 +1,10 @@
-"""The loader's rules: how work is cut, how far ahead it runs, how memory is reused.
+"""The loader's rules: how work is cut, how far ahead the loader runs, how memory is reused.
 
 In:  nothing.
-Out: ``LoaderRules``: numbers and pure functions of them, the same for all loaders; ``Order``: what one loader's
-     arguments decide.
-Runs in: trainer. The planner's simulator gets ``LoaderRules`` passed in, so that both follow the same rules.
+Out: ``LoaderRules``: numbers, the same for all loaders, and pure functions of these numbers; ``Order``: the settings
+     that follow from one loader's arguments.
+Runs in: trainer. The planner's simulator gets ``LoaderRules`` passed in, so that the loader and the simulator follow
+         the same rules.
 
 Only speed and memory depend on ``LoaderRules``. The content of a batch never does.
 """
@@ -20,76 +21,79 @@ from penstock.workers.stretches import stretch_rows
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderRules:
-    """The rules that hold where the user has set nothing. Tests change single numbers to force every path."""
+    """The rules that apply to everything that the user has not set. Tests change single numbers to force every path."""
 
     # -- cutting work -------------------------------------------------------------------
 
     task_s: float = 0.005
-    """A batch that takes less than this is fetched by one worker; longer ones are cut into tasks of about this
+    """A batch that takes less time than this is fetched by one worker; a longer batch is cut into tasks of about this
     length."""
     queue_s: float = 0.006
-    """Short tasks are queued on a worker up to this much work, so that it never waits for the trainer."""
+    """Short tasks are queued on a worker up to this much work, so that the worker never waits for the trainer."""
     patient_s: float = 0.020
-    """Tasks of at least this length are never queued behind another task: a slow sample would delay them."""
+    """Tasks of at least this length are never queued behind another task, because a slow sample would delay them."""
     most_queued: int = 24
-    """The most tasks a worker has at a time."""
+    """The most tasks that a worker has at a time."""
     absent_from: float = 0.125
-    """A trainer that answers later than this share of a task's time, while its loop has to wait, counts as absent:
-    workers then have work queued for as long as it stays away, however long their tasks are."""
+    """A trainer counts as absent if it answers later than this share of a task's time while its loop has to wait.
+    Workers then have work queued for the whole absence, however long their tasks are."""
     split_always: bool = False
     """Whether every batch is cut into single stretches, however short it is."""
     whole_share: float = 0.25
-    """Share of what the workers leave of the budget at their start. Up to it, each worker builds whole batches if
-    samples are not written in place: sharing such a batch means encoding its samples, and a custom collate function
-    would get copies of them."""
+    """A share of the part of the budget that the workers leave at their start. If whole batches fit into this share,
+    each worker builds whole batches when samples are not written in place. Workers that share such a batch must encode
+    its samples, and a custom collate function would get copies of the samples."""
 
     # -- running ahead ------------------------------------------------------------------
 
     ahead_share: float = 0.125
-    """Share of the batches' memory up to which the depth may grow where the loop loses time."""
+    """The share of the batches' memory up to which the depth may grow if the loop loses time."""
     cheap_share: float = 1 / 64
-    """The same where it is not yet known whether that helps."""
+    """The share of the batches' memory that batches ahead may take before it is known whether more batches ahead
+    help."""
     ahead_per_worker: int = 2
-    """Batches ahead per worker where one worker builds each batch, as in torch, and the most where a batch has bytes
-    that are not counted."""
+    """The number of batches ahead per worker if one worker builds each batch, as in torch; also the most batches ahead
+    per worker if a batch has bytes that are not counted."""
     bound_per_worker: int = 4
-    """The most batches ahead per worker where batches belong to workers in turn: if one is always slow, the others
-    would only run away from it."""
+    """The most batches ahead per worker if batches belong to workers in turn. If one worker is always slow, the others
+    would only get further ahead of it."""
     remembered: float = 0.9
-    """Share of what idle workers could have made that still counts one batch later."""
+    """The share of the batches that idle workers could have made which still counts one batch later."""
     tolerated: float = 0.03
-    """Share of the time that the loop may wait beside idle workers without the depth growing."""
+    """The share of the time that the loop may wait while workers are idle before the depth grows."""
     new_page_s: float = 4e-9
-    """What a byte of one more batch ahead costs: several times the time in which its page is made. The depth grows by
-    one batch for every such time that the loop loses."""
+    """The cost in seconds of each byte of one more batch ahead: several times the time to make the byte's share of a
+    page. The depth grows by one batch whenever the loop has lost the cost of a batch."""
     new_batch_s: float = 0.001
-    """The same for a batch of no bytes, so that a moment's delay does not fill the arena with tiny batches."""
+    """The cost of one more batch ahead in addition to its bytes, so that a short delay does not fill the arena with
+    tiny batches."""
     least_price: float = 0.25
-    """The depth grows by no more than one over this many batches for each batch's time that the loop loses."""
+    """The least cost of one more batch ahead, in times that workers together take for a batch."""
     shrink_after: int = 64
-    """After this many batches, at least, the depth shrinks if fewer ahead would have done."""
+    """The depth shrinks after at least this many batches if fewer batches ahead would have sufficed."""
 
     # -- memory -------------------------------------------------------------------------
 
     auto_memory_share: float = 0.5
-    """Share of the available memory that memory="auto" takes."""
+    """The share of the available memory that memory="auto" takes."""
     most_slots: int = 256
-    """The most batches in the arena at a time: being filled, ready or lent."""
+    """The most batches in the arena at a time, counting batches that are being filled, ready or lent."""
     recent_batches: int = 8
     """A batch of unknown size gets as much room as the largest of this many earlier batches."""
     most_own_bytes: int = 4 << 20
-    """The most that is set aside for the engine's own objects in the trainer, counted against the budget."""
+    """The most bytes that are set aside for the engine's own objects in the trainer; they count against the budget."""
     reuse_up_to: float = REUSE_UP_TO
     """A free segment is reused if it is at most this many times as large as the need."""
     reuse_any_below_bytes: int = REUSE_ANY_BELOW_BYTES
-    """A free segment up to this size is reused whatever the need."""
+    """A free segment up to this size is reused for any need that fits it."""
     recent_needs: int = RECENT_NEEDS
     """A free segment that is too large for each of this many latest needs is closed first."""
     idle_release_s: float = 10.0
-    """A loader that delivers no batch for this long closes its free segments. It keeps what is ready, for which the
-    user comes back after the step or the validation, unless the machine has less memory left than that takes."""
+    """A loader that delivers no batch for this long closes its free segments. It keeps ready batches for the user's
+    return after the step or the validation, unless the machine has less memory left than the arena uses."""
     epoch_end_release_s: float = 1.0
-    """After the last batch of an epoch everything is released after this long, enough for the next epoch to begin."""
+    """This many seconds after the last batch of an epoch everything is released. The next epoch usually begins
+    sooner."""
 
     def stretch_rows(self, batch_rows: int) -> int:
         """How many consecutive rows share one seed; a task always has whole stretches."""
@@ -106,8 +110,8 @@ class LoaderRules:
     ) -> int:
         """How many rows of a splittable batch one task has.
 
-        ``row_s``: seconds a worker takes per row, None while no task is done. ``most_open``: batches that memory allows
-        to be filled at a time. ``threads``: how many rows of a task a worker fetches at a time.
+        ``row_s``: seconds that a worker takes per row, None while no task is done. ``most_open``: how many batches
+        memory allows to be filled at a time. ``threads``: how many rows of a task a worker fetches at a time.
         """
         stretch = stretch_rows(batch_rows)
         if self.split_always or row_s is None:
@@ -119,13 +123,14 @@ class LoaderRules:
             least_rows = max(threads, math.ceil(self.task_s / row_s))
             rows = min(batch_rows, stretch * math.ceil(least_rows / stretch))
         if rows * workers > batch_rows * most_open:
-            # Few batches fit the budget: these must have work for all workers.
+            # Only a few batches fit the budget, so these must have work for all workers.
             rows = max(stretch, batch_rows * most_open // workers // stretch * stretch)
         return rows
 
     def builds_whole(self, batch_bytes: int | None, *, workers: int, memory_bytes: int) -> bool:
-        """Whether each worker builds batches of ``batch_bytes`` (None: unknown) alone if samples are not written in
-        place. It then holds the samples and the result. ``memory_bytes``: what the workers leave at their start."""
+        """Whether each worker alone builds batches of ``batch_bytes`` (None if unknown), if samples are not written in
+        place. Each worker then holds the samples and the result. ``memory_bytes``: the part of the budget that the
+        workers leave at their start."""
         if self.split_always:
             return False
         return batch_bytes is None or 2 * batch_bytes * workers <= self.whole_share * memory_bytes
@@ -154,10 +159,10 @@ class LoaderRules:
         absence_s: float = 0.0,
         cheap: int = 0,
     ) -> int:
-        """The least number of batches ahead that keeps all workers busy with tasks of ``rows`` rows, at least 2.
+        """The least number of batches ahead that keeps all workers busy with tasks of ``rows`` rows; never below 2.
 
-        ``cheap``: how many batches are cheap; up to that many, workers that build whole batches have a next one, and
-        have work for as long as the trainer is absent.
+        ``cheap``: how many batches ahead are cheap. Up to this number, workers that build whole batches get a next
+        batch, and enough work for the trainer's absence.
         """
         tasks_per_batch = max(1, math.ceil(batch_rows / max(1, rows)))
 
@@ -167,22 +172,24 @@ class LoaderRules:
         least = keeps_busy(self.tasks_queued(row_s, rows, in_order=in_order))
         wanted = keeps_busy(self.tasks_queued(row_s, rows, in_order=in_order, absence_s=absence_s))
         if row_s and absence_s >= self.absent_from * row_s * rows:
-            # What workers finish while the trainer is absent stays in their place until it is back.
+            # Tasks that workers finish while the trainer is absent keep their place in the queue until the trainer is
+            # back.
             wanted += math.ceil(absence_s * workers / (row_s * max(1, batch_rows)))
         if rows >= batch_rows:
             wanted = max(wanted, self.ahead_per_worker * workers)
         return max(least, min(wanted, cheap))
 
     def most_ahead(self, batch_bytes: int, limit_bytes: int, workers: int, *, per_worker: int = 0) -> int:
-        """How many batches of ``batch_bytes`` are worth their memory, out of the ``limit_bytes`` that batches may take.
+        """How many batches ahead are worth their memory, if each takes ``batch_bytes`` and all may take
+        ``limit_bytes``.
 
-        ``per_worker``: how many for each worker, where more would not help, or where a batch has bytes that are
-        not counted; 0: any number.
+        ``per_worker``: the most batches for each worker, if more would not help or a batch has bytes that are not
+        counted; 0 for any number.
         """
         return self._within(int(self.ahead_share * limit_bytes), batch_bytes, per_worker * workers)
 
     def cheap_ahead(self, batch_bytes: int, limit_bytes: int, workers: int, *, per_worker: int = 0) -> int:
-        """How many batches are so cheap that they may be ahead before it is known whether that helps."""
+        """How many batches are so cheap that they may be ahead before it is known whether more batches ahead help."""
         return self._within(int(self.cheap_share * limit_bytes), batch_bytes, per_worker * workers)
 
     def _within(self, share_bytes: int, batch_bytes: int, most: int) -> int:
@@ -190,16 +197,16 @@ class LoaderRules:
         return min(count, most) if most else count
 
     def ahead_price(self, batch_bytes: int, batch_s: float) -> float:
-        """How many batches' time the loop must lose before one more of ``batch_bytes`` is ahead; workers together take
-        ``batch_s`` for one."""
+        """How much time, counted in batches, the loop must lose before one more batch of ``batch_bytes`` is ahead.
+        ``batch_s``: the time that workers together take for a batch."""
         return max(self.least_price, (self.new_batch_s + self.new_page_s * batch_bytes) / max(batch_s, 1e-6))
 
     def slots(self, depth: int, *, user_holds: int = 1) -> int:
-        """How many batches the arena may hold at a time: those ahead and those the user holds."""
+        """How many batches the arena may hold at a time: the batches ahead and the batches that the user holds."""
         return min(depth + user_holds, self.most_slots)
 
     def own_bytes(self, memory_bytes: int) -> int:
-        """Bytes set aside for the engine's own objects, out of a budget of ``memory_bytes``."""
+        """The bytes set aside for the engine's own objects, out of a budget of ``memory_bytes``."""
         return min(self.most_own_bytes, memory_bytes // 25)
 
     def capacity_bytes(self, need_bytes: int) -> int:
@@ -212,26 +219,26 @@ class LoaderRules:
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:
-    """torch's promise: at most ``prefetch_factor`` batches ahead per worker."""
+    """The most batches ahead: as torch promises, at most ``prefetch_factor`` batches per worker."""
     return None if prefetch_factor is None else max(1, workers * prefetch_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How one loader assigns work; fixed for an epoch."""
+    """How one loader assigns work; this is fixed for an epoch."""
 
     rows: bool
-    """Rows are written in place, under torch's default collate."""
+    """Whether rows are written in place, as torch's default collate allows."""
     splittable: bool
-    """Several workers may fetch rows of one batch."""
+    """Whether several workers may fetch rows of one batch."""
     bound: bool
-    """Batches belong to workers in turn, as in torch: iterable datasets and seeding="worker"."""
+    """Whether batches belong to workers in turn, as in torch: for iterable datasets and seeding="worker"."""
     keeps_generators: bool
-    """Workers' generators continue from batch to batch and from epoch to epoch: seeding="worker"."""
+    """Whether workers' generators continue from batch to batch and from epoch to epoch: for seeding="worker"."""
     in_order: bool
     batch_rows: int
-    """Nominal batch length, for estimates until batches are drawn; 1 where a custom batch sampler decides."""
+    """The nominal length of batches, for estimates until batches are drawn; 1 if a custom batch sampler decides."""
     threads: int = 1
     """How many rows of a task a worker fetches at a time."""
     chunk_bytes: int = 0
-    """Up to so many bytes of samples are in a worker's hands before they are written."""
+    """The most bytes of samples that a worker holds before it writes them."""

@@ -1,4 +1,4 @@
-"""A loader's own figures, always on.
+"""A loader's own figures, which are always collected.
 
 In:  counters that iterators and engines update.
 Out: ``LoaderStats``.
@@ -27,28 +27,29 @@ class StageTimes:
     """Time per stage, summed over workers (fetch, collate) or in the training process (wait, deliver)."""
 
     fetch_s: float
-    """In the dataset, including writing rows."""
+    """Seconds spent in the dataset, including the writing of rows."""
     collate_s: float
     wait_s: float
-    """The training loop waiting in next()."""
+    """Seconds that the training loop waited in next()."""
     deliver_s: float
-    """Making ready batches the user's."""
+    """Seconds spent turning ready batches into the user's data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderStats:
-    """A loader's gauges at one moment. Counters run over the loader's life, rates over its latest iteration."""
+    """A loader's gauges at one moment. Counters cover the loader's whole life; rates cover its latest iteration."""
 
     workers: int
     depth: int
-    """Batches that may be ahead of the user now."""
+    """The number of batches that may be ahead of the user now."""
     in_flight_bytes: int
-    """Bytes of the arena now: being filled, ready, lent, or kept for reuse."""
+    """Bytes of the arena's segments now: those being filled, ready, lent, or kept for reuse."""
     peak_in_flight_bytes: int
     lent_bytes: int
-    """Bytes of batches the user holds, as far as the arena lends them."""
+    """Bytes of the batches that the user holds and the arena lends."""
     copied_bytes: int
-    """Bytes, in all, of batches that became the user's own because the user kept more than the arena can lend."""
+    """The total bytes of batches that became the user's own, because the user kept more batches than the arena can
+    lend."""
     workers_private_bytes: int
     memory_bytes: int
     """The budget."""
@@ -57,7 +58,7 @@ class LoaderStats:
     samples_per_s: float
     wait_s: float
     stall_fraction: float
-    """Share of the latest iteration that the training loop spent waiting for data."""
+    """The share of the latest iteration's time that the training loop spent waiting for data."""
     worker_restarts: int
     shared_batches: bool
     """Whether rows of one batch come from several workers."""
@@ -67,7 +68,7 @@ class LoaderStats:
     stages: StageTimes
 
     def __str__(self) -> str:
-        """The figures that tell how a loader does, one per line."""
+        """The figures that show how well a loader works, one topic per line."""
         now, most, private, budget = map(
             format_bytes,
             (self.in_flight_bytes, self.peak_in_flight_bytes, self.workers_private_bytes, self.memory_bytes),
@@ -75,8 +76,8 @@ class LoaderStats:
         batches, samples = counted(self.batches, "batch", "batches"), counted(self.samples, "sample")
         rows = {
             "delivered": f"{batches}, {samples}, {self.samples_per_s:,.1f} samples/s",
-            "waiting": f"{self.wait_s:.1f} s for data; {self.stall_fraction:.0%} of the latest iteration",
-            "memory": f"{now} in flight (at most {most}) and {private} in workers, of a budget of {budget}",
+            "waiting": f"{self.wait_s:.1f} s for data in all; {self.stall_fraction:.0%} of the latest iteration's time",
+            "memory": f"{now} in batches (at most {most} so far) and {private} in workers, of a budget of {budget}",
             "workers": f"{self.workers}, up to {counted(self.depth, 'batch', 'batches')} ahead; "
             f"{counted(self.worker_restarts, 'restart')}",
         }
@@ -86,13 +87,13 @@ class LoaderStats:
         return "\n".join(f"{name:<10}{text}" for name, text in rows.items())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What a notebook shows."""
+        """Print the text that a notebook shows."""
         printer.text(str(self))
 
 
 @dataclass
 class Counters:
-    """The running totals behind the stats: owned by the loader, updated by its iterators and engines."""
+    """The running totals from which the stats are made. The loader owns them; its iterators and engines update them."""
 
     clock: Callable[[], float] = time.perf_counter
     batches: int = 0
@@ -112,10 +113,10 @@ class Counters:
     iteration_samples: int = 0
     iteration_wait_s: float = 0.0
     waits_since_s: float | None = None
-    """Since when the training loop has been waiting for a batch; None if it is not."""
+    """Since when the training loop has been waiting for a batch; None if it is not waiting."""
     restarts_by_worker: dict[int, int] = field(default_factory=dict)
     crashes: deque[str] = field(default_factory=lambda: deque(maxlen=_CRASHES))
-    """How the workers that were replaced last had crashed."""
+    """How the latest replaced workers had crashed."""
 
     def begin_iteration(self) -> None:
         self.began_s, self.ended_s = self.clock(), None
@@ -135,7 +136,7 @@ class Counters:
         self.restarts += 1
 
     def note_engine_closed(self, last: EngineGauges) -> None:
-        """Keep what the stats still need of an engine that closes."""
+        """Keep the gauges of an engine that closes, because the stats still need them."""
         self.peak_bytes = max(self.peak_bytes, last.peak_in_flight_bytes)
         self.copied_bytes += last.copied_bytes
         self.depth, self.shared_batches = last.depth, last.splits_batches

@@ -1,1 +1,1 @@
-"""Workers: processes and threads behind one interface, and the code that runs in them (``child``)."""
+"""Workers: processes and threads behind one interface. ``child`` has the code that runs in them."""

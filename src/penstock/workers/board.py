@@ -1,10 +1,10 @@
-"""The board: the task and row that each worker is at now, readable even after the worker crashed.
+"""The board: it shows each worker's current task and row, and can be read even after the worker crashed.
 
-In:  a worker's current task and row.
-Out: the same, for the trainer.
+In:  the current task and row of a worker.
+Out: the same task and row, for the trainer.
 Runs in: worker (writes its own place), trainer (reads).
 
-A killed worker cannot report anything, so this is shared memory: one page, two numbers per worker.
+A killed worker cannot report anything, so the board is shared memory: one page, with two numbers per worker.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PLACES = PAGE_BYTES // 16
 
 
 class BoardPlace:
-    """One worker's place on the board, for writing."""
+    """The place of one worker on the board; the worker writes to it."""
 
     def __init__(self, segment: Segment, worker_id: int) -> None:
         cells = segment.array().view(np.int64)
         start = 2 * (worker_id % _PLACES)
-        self._cells = cells[start : start + 2].data  # a memoryview stores a number three times as fast
+        self._cells = cells[start : start + 2].data  # a memoryview stores a number three times as fast as an array
 
     def begin(self, task: int) -> None:
         self._cells[1] = _NOTHING
@@ -40,7 +40,7 @@ class BoardPlace:
 
 
 class Board:
-    """All places, for reading. The trainer's."""
+    """All places on the board; the trainer reads them."""
 
     def __init__(self) -> None:
         self.segment = create_segment(BOARD_SEGMENT, PAGE_BYTES)
@@ -48,7 +48,8 @@ class Board:
         self._cells[:] = _NOTHING
 
     def in_hand(self, worker_id: int) -> tuple[int, int]:
-        """The worker's current or last task, and its row (the first of a few small ones); negative: none."""
+        """The number of the worker's current or last task, and its row (the first of a few small rows); negative if
+        there is none."""
         start = 2 * (worker_id % _PLACES)
         return int(self._cells[start]), int(self._cells[start + 1])
 

@@ -1,12 +1,12 @@
-"""One worker's channel to the trainer: whole messages in both directions, with descriptors; a crash is seen as end of
-file.
+"""One worker's channel to the trainer. It carries whole messages in both directions, with descriptors; a crash appears
+as end of file.
 
 In:  messages (any picklable object), optionally with a file descriptor.
-Out: the same on the other side, in order.
+Out: the same messages and descriptors on the other side, in order.
 Runs in: trainer (never blocks: messages that the socket does not accept wait in an outbox) and worker (blocks).
 
-A channel belongs to exactly two processes. Every forked child closes the trainer's ends that it inherits; otherwise the
-trainer would wait for ever for the rest of a message that a crashed worker had half written.
+A channel belongs to exactly two processes. Every forked child closes the trainer's ends of channels that it inherits.
+Otherwise the trainer would wait for ever for the rest of a message of which a crashed worker wrote only a half.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from penstock.workers.fork_hygiene import keep_from_children
 from penstock.workers.protocol import Done, Fetch, Outcome
 
 _HEADER = struct.Struct("<I?B")
-"""Length of the body, whether a descriptor comes with it, and the body's form."""
+"""The length of the body, whether a descriptor comes with the body, and the body's form."""
 _READ_BYTES = 64 << 10
 _OUT_OF_SOMETHING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
-# Not every platform has these; where they are missing, workers are threads and use no channel.
+# Not every platform has these constants; where they are missing, workers are threads and use no channel.
 _FDS_SPACE = socket.CMSG_SPACE(64 * 4) if hasattr(socket, "CMSG_SPACE") else 0
 _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -50,7 +50,7 @@ class Channel:
         self._sock = sock
         self._inbox = bytearray()
         self._read = bytearray()
-        """The buffer that the worker's side reads into; empty until its first read."""
+        """The buffer into which the worker's side reads; empty until the first read."""
         self._outbox: deque[tuple[memoryview, list[int]]] = deque()
         self._fds: deque[int] = deque()
 
@@ -60,20 +60,21 @@ class Channel:
     # -- trainer: never blocks ----------------------------------------------------
 
     def post(self, message: object, *, fd: int | None = None) -> None:
-        """Queue a message; ``flush`` sends it. Raises nothing if the worker has crashed; the next read does."""
+        """Queue a message; ``flush`` sends it. If the worker has crashed, this call raises nothing, but the next read
+        raises."""
         data = _framed(message, fd is not None)
         if fd is None:
             self._outbox.append((memoryview(data), []))
             return
-        # At once if possible: the owner may close its descriptor before a queued message is sent, so that takes a
-        # duplicate, and the process may be out of descriptors.
+        # The message is sent at once if possible. The owner may close its descriptor before a queued message is sent,
+        # so a queued message needs a duplicate, and the process may be out of descriptors.
         self.flush()
         sent = 0 if self._outbox else self._send(memoryview(data), [fd])
         if sent < len(data):
             self._outbox.append((memoryview(data)[sent:], [] if sent else [os.dup(fd)]))
 
     def flush(self) -> None:
-        """Send the queued messages, as far as the socket accepts them."""
+        """Send as many queued messages as the socket accepts."""
         while self._outbox:
             self._join_small()
             data, fds = self._outbox[0]
@@ -88,7 +89,8 @@ class Channel:
                 self._outbox[0] = (data[sent:], fds)
 
     def _send(self, data: memoryview, fds: list[int]) -> int:
-        """Returns how many bytes the socket accepted: all of them, if its other end is closed."""
+        """Returns the number of bytes that the socket accepted; all bytes count as accepted if the other end is
+        closed."""
         try:
             if not fds:
                 return self._sock.send(data, _DONTWAIT)
@@ -102,8 +104,8 @@ class Channel:
             return len(data)
 
     def end_reading(self) -> None:
-        """Nothing is read any more: a worker that is in the middle of a report stops sending it. What was posted
-        still arrives, followed by the end of the stream if not all of it could be sent."""
+        """Stop reading: a worker that is in the middle of a report stops sending it. Posted messages still arrive,
+        followed by the end of the stream if some of them could not be sent."""
         self.flush()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR if self._outbox else socket.SHUT_RD)
@@ -132,7 +134,7 @@ class Channel:
         messages = []
         while (frame := self._next_frame()) is not None:
             messages.append(frame[0])
-        # Messages that a worker sent before its crash still count; the next call reports the crash.
+        # Messages that a worker sent before its crash are still returned; the next call reports the crash.
         if closed and not messages:
             raise ChannelClosed
         return messages
@@ -140,16 +142,18 @@ class Channel:
     # -- worker: blocks -------------------------------------------------------------
 
     def send(self, *messages: object) -> None:
-        """Send messages in one go. If one cannot be pickled, raises what pickle raises, before anything is sent."""
+        """Send messages in one go. If a message cannot be pickled, pickle's exception is raised before anything is
+        sent."""
         self._sock.sendall(b"".join([_framed(message, False) for message in messages]))
 
     def receive(self, *, wait: bool) -> list[tuple[Any, int | None]]:
-        """Messages that have arrived, each with the descriptor that came with it; at least one if ``wait``."""
+        """The messages that have arrived, each with the descriptor that came with it; at least one message if
+        ``wait``."""
         self._read = self._read or bytearray(_READ_BYTES)
         received = []
         while not received:
             try:
-                # Not socket.recv_fds, because it ignores its flags.
+                # socket.recv_fds is not used because it ignores its flags.
                 count, ancillary, _, _ = self._sock.recvmsg_into(
                     [self._read], _FDS_SPACE, _CLOEXEC if wait else _CLOEXEC | _DONTWAIT
                 )
@@ -204,25 +208,25 @@ def _framed(message: object, with_fd: bool) -> bytes:
 
 
 # -- messages as bytes --------------------------------------------------------------------
-# marshal takes half of pickle's time. It accepts plain types of Python only, and would turn a number of numpy, which an
-# index may be, into bytes without an error; so each message is checked first.
+# marshal takes half of pickle's time, but it accepts plain types of Python only. An index may be a number of numpy,
+# which marshal would turn into bytes without an error; so each message is checked first.
 
 
 def pack(message: object) -> tuple[int, bytes]:
-    """The form of a message's body, and the body. Raises what pickle raises for objects that cannot travel."""
+    """The form of a message's body, and the body. Raises pickle's own exceptions for objects that cannot travel."""
     if type(message) is Fetch:
         if message.text_room is None and _are_plain(message.indices):
             return _FETCH, marshal.dumps(tuple(message))
     elif type(message) is Done and message.error is None and message.memo is None:
         outcome = message.outcome
         if outcome.text_span is None:
-            # Texts are exactly str or bytes, because a template asks for the exact type.
+            # Texts are exactly str or bytes, because a template checks the exact type.
             return _DONE, marshal.dumps((message.task, tuple(outcome), *message[2:]))
     return _PICKLED, encode_inline(message)
 
 
 def unpack(form: int, body: bytes) -> Any:
-    """The message again."""
+    """Rebuild a message from its form and body."""
     if form == _FETCH:
         return Fetch._make(marshal.loads(body))
     if form == _DONE:
@@ -249,7 +253,8 @@ def channel_pair() -> tuple[Channel, socket.socket]:
 
 
 def close_other_ends(own: socket.socket) -> None:
-    """In a worker: close the ends of workers that were being started when this one was forked."""
+    """Close the channel ends of other workers that were being started when this worker was forked; called in a
+    worker."""
     for sock in list(_worker_ends):
         if sock is not own:
             sock.close()

@@ -1,7 +1,7 @@
-"""The position, in the forecast of its loader, of the batch that a thread is fetching.
+"""The position of the batch that a thread is fetching, in the forecast of the batch's loader.
 
 In:  the position of every task, from the code that fetches.
-Out: the same position, for a cache that looks up a key meanwhile.
+Out: the same position, for a cache that looks up a key during the fetch.
 Runs in: both.
 """
 
@@ -22,5 +22,5 @@ def begin(position: int) -> None:
 
 
 def current() -> int:
-    """0 if this thread fetches no batch of a loader with a forecast."""
+    """The position of this thread's batch; 0 if this thread fetches no batch of a loader with a forecast."""
     return _now.position

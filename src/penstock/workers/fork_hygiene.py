@@ -1,7 +1,7 @@
-"""What a process inherits when it is started: which sockets and pipes it closes, and how it treats Ctrl-C.
+"""What a new process does with what it inherits: which sockets and pipes it closes, and how it treats Ctrl-C.
 
 In:  sockets and pipes of the trainer.
-Out: forked children without them; a block in which new processes start with Ctrl-C blocked.
+Out: forked children without these sockets and pipes; a block in which new processes start with Ctrl-C blocked.
 Runs in: trainer, command line, and forked children right after the fork.
 """
 
@@ -28,8 +28,8 @@ _held_back: Callable[[int, FrameType | None], Any] | None = None
 
 
 def keep_from_children(end: Closable) -> None:
-    """Have forked children close ``end``; otherwise a peer that waits for it to close would wait for the children
-    too."""
+    """Make forked children close ``end``; otherwise a peer that waits until ``end`` is closed would also wait for the
+    children."""
     with _lock:
         _trainer_only.add(end)
 
@@ -52,8 +52,8 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def ctrl_c_blocked() -> Iterator[None]:
-    """A process started inside inherits SIGINT blocked. It unblocks it once it can handle Ctrl-C silently. Here Ctrl-C
-    takes effect at the end of the block, so that no start is left half done."""
+    """A process that is started inside the block inherits SIGINT blocked, and unblocks it once it can handle Ctrl-C
+    silently. In this process Ctrl-C takes effect at the end of the block, so that no start is left half done."""
     with ctrl_c_held_back():
         if not hasattr(signal, "pthread_sigmask"):
             yield

@@ -1,21 +1,21 @@
-"""The global random generators around the user's code in the trainer: they are left as they were, and watched for use.
+"""The global random generators while user code runs in the trainer: they are restored afterwards and watched for use.
 
 In:  a block that calls the user's code.
-Out: the generators as they were before it (``KeptGenerators``); which of them it used (``GeneratorWatch``).
-Runs in: both; the watch in the trainer only.
+Out: the generators as they were before the block (``KeptGenerators``); which generators it used (``GeneratorWatch``).
+Runs in: both; the watch runs in the trainer only.
 
-Saving, seeding and restoring the generators takes as long as fetching dozens of small samples, and most datasets use
-none of them. A watch finds out cheaply whether a block did. It notices draws and seeding, since they change the state,
-and calls that read or set a state, since during the block
+Saving, seeding and restoring the generators takes as long as fetching dozens of small samples, and most datasets use no
+global generator. A watch finds out cheaply whether a block used one. It notices draws and seeding, since these change
+the state. It also notices calls that read or set a state, because during the block
 
-- Python's hidden ``Random`` instance has a class that notices every access to its ``gauss_next``, as by ``getstate``,
+- Python's hidden ``Random`` instance has a class that notices every access to ``gauss_next``, such as by ``getstate``,
   ``setstate``, ``seed`` and ``gauss``;
 - numpy's functions use another bit generator, which notices any code that reads its state;
 - ``torch.default_generator`` is an object that notices every access and passes it on; the functions in ``torch.random``
-  use it too.
+  use this object too.
 
-It does not notice code that holds ``torch.default_generator`` under a name of its own and reads its seed or its state
-without drawing from it.
+A watch does not notice code that holds ``torch.default_generator`` under another name and reads the generator's seed or
+state without drawing from it.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.random.mtrand import get_bit_generator, set_bit_generator  # loaded later, it costs each worker 5 MiB
+from numpy.random.mtrand import get_bit_generator, set_bit_generator  # a later import costs each worker 5 MiB
 
 from penstock.workers.rng import get_generators, seed_numpy, seed_python, seed_torch
 
 _STATE_WORDS = 624
-"""Of a Mersenne twister, which all three generators are."""
+"""The number of words in the state of a Mersenne twister; all three generators are Mersenne twisters."""
 _STATE_BYTES = 4 * (_STATE_WORDS + 1)
-"""Of Python's and numpy's: the words, and how many of them are used."""
+"""The size of Python's and numpy's states: the words, and the number of used words."""
 _TORCH_BYTES = 2544
-"""Of torch's: seed, position and words, then the second halves of pairs of normal deviates."""
+"""The size of torch's state: seed, position and words, then the second halves of pairs of normal deviates."""
 
 
 class KeptGenerators:
     """A block after which the global generators have the states that they had before it.
 
     Reading and writing numpy's state takes 70 µs, longer than fetching a small sample. Therefore a numpy generator
-    that is unused since it was seeded is not read but replaced for the duration of the block. In a batch of one 4 KB
-    sample without workers, this halves the time; so it does in a cache miss of 4 KB.
+    that is unused since it was seeded is not read but replaced for the duration of the block. This halves the time of a
+    batch of one 4 KB sample without workers, and the time of a cache miss of 4 KB.
 
-    A watch does not notice the block: what happens in it does not depend on the generators' states before.
+    A watch ignores the block, because the block's results do not depend on the generators' states before it.
     """
 
     def __enter__(self) -> None:
@@ -62,7 +62,7 @@ class KeptGenerators:
         self._generator = get_bit_generator()
         self._numpy: Any = None
         self._substitute: Any = None
-        # Only in the main thread: of two threads, one could restore the substitute of the other.
+        # Only in the main thread: with two threads, one thread could restore the substitute of the other thread.
         if threading.current_thread() is threading.main_thread() and _is_unused(self._generator):
             self._substitute = _substitutes.pop() if _substitutes else np.random.MT19937(0)
             set_bit_generator(self._substitute)
@@ -83,9 +83,9 @@ class KeptGenerators:
 
 
 _SEEDING_FACTOR = 1812433253
-"""Of the recurrence by which ``np.random.seed(number)`` fills a Mersenne twister's state."""
+"""The factor in the recurrence by which ``np.random.seed(number)`` fills a Mersenne twister's state."""
 _FRESH_WORD, _FRESH_USED = 0x80000000, 623
-"""The first word, and the number of used words, of a Mersenne twister that numpy seeded at import."""
+"""The first word and the number of used words of a Mersenne twister that numpy seeded at import."""
 _Words = ctypes.c_uint32 * (_STATE_WORDS + 1)
 """A Mersenne twister in numpy's memory: its state, and the number of used words."""
 _substitutes: list[Any] = []
@@ -93,17 +93,15 @@ _substitutes: list[Any] = []
 
 
 def _is_unused(generator: Any) -> bool:
-    """Whether no number was drawn since numpy was imported or ``np.random.seed(number)`` was called.
-
-    In that case numpy does not hold the second of a pair of normal deviates either, which replacing would lose.
-    """
+    """Whether no number was drawn since numpy was imported or ``np.random.seed(number)`` was called. If so, numpy does
+    not hold the second of a pair of normal deviates either; replacing the generator would lose it."""
     if type(generator) not in (np.random.MT19937, MT19937):
         return False
     words = _Words.from_address(generator.ctypes.state_address)
     used = words[_STATE_WORDS]
     if used == _FRESH_USED and words[0] == _FRESH_WORD:
         return True
-    # After seeding, all words count as used, and each is computed from the one before it; checking three is enough.
+    # After seeding, all words count as used. Each word is computed from the word before it, so three are checked.
     return used == _STATE_WORDS and all(
         words[at] == (_SEEDING_FACTOR * (words[at - 1] ^ words[at - 1] >> 30) + at) & 0xFFFFFFFF for at in (1, 2, 3)
     )
@@ -113,7 +111,7 @@ def _is_unused(generator: Any) -> bool:
 
 
 class _Raw(Protocol):
-    """The state of a generator. Bytes that are equal mean that nothing was drawn."""
+    """The state of a generator. If its bytes are equal to earlier bytes, nothing was drawn in between."""
 
     @property
     def raw(self) -> Any: ...
@@ -127,13 +125,13 @@ class WatchedGenerator:
         self._unused = state.raw
         self.seed = seed
         self.is_touched = False
-        """Whether its state was read or set."""
+        """Whether the generator's state was read or set."""
 
     def begin(self) -> None:
         raise NotImplementedError
 
     def end(self) -> bool:
-        """Leave the generator as it was before ``begin``; returns whether it was used. Does no harm without one."""
+        """Restore the generator's state from before ``begin``, if any; returns whether it was used."""
         raise NotImplementedError
 
     def is_used(self) -> bool:
@@ -193,7 +191,7 @@ class _WatchedNumpy(WatchedGenerator):
         self._own = get_bit_generator()
         self._own_state: _Raw | None = None
         self._whole: Any = None
-        """The state of the user's generator when numpy last held no second half of a pair of normal deviates."""
+        """The latest state of the user's generator while numpy held no second half of a pair of normal deviates."""
         self._kept: Any = None
 
     def begin(self) -> None:
@@ -205,7 +203,7 @@ class _WatchedNumpy(WatchedGenerator):
         set_bit_generator(self._stand_in)
 
     def _look_at(self, own: Any) -> None:
-        """Keep the state if numpy holds the second half of a pair of normal deviates, which replacing would lose."""
+        """Keep the state if numpy holds the second half of a pair of normal deviates, which replacing loses."""
         self._own, self._own_state, self._whole = own, None, None
         if type(own) is np.random.MT19937:
             self._own_state = _memory(own.ctypes.state_address, _STATE_BYTES)
@@ -236,7 +234,7 @@ class _WatchedNumpy(WatchedGenerator):
 
 
 class MT19937(np.random.MT19937):
-    """Takes the place of the user's generator during a block. numpy expects this name of the class."""
+    """Takes the place of the user's generator during a block. numpy expects the class to have this name."""
 
     @property
     def state(self) -> Any:
@@ -262,7 +260,8 @@ class _WatchedTorch(WatchedGenerator):
         self._kept, self._kept_raw = _DEFAULT.get_state(), self._unused
 
     def begin(self, *, is_seeded: bool = False) -> None:
-        """``is_seeded``: operations that are passed ``torch.default_generator`` draw from a state that counts."""
+        """``is_seeded``: whether the block seeds this generator. Operations that are passed ``torch.default_generator``
+        then draw from its real state."""
         self.snapshot()
         self._unused = self._kept_raw
         self.is_touched = False
@@ -285,13 +284,13 @@ class _WatchedTorch(WatchedGenerator):
         is_used = self.is_used()
         if is_used or self._unused is not self._kept_raw:
             _DEFAULT.set_state(self._kept)
-            # Bytes beside the state may differ now.
+            # The bytes next to the state may differ now.
             self._kept_raw = self._state.raw
             self._stand_in_unused = self._stand_in_state.raw
         return is_used
 
     def snapshot(self) -> torch.Tensor:
-        """The state, which is shared with other snapshots."""
+        """The generator's state; the tensor is shared with other snapshots."""
         raw = self._state.raw
         if raw != self._kept_raw:
             self._kept, self._kept_raw = _DEFAULT.get_state(), raw
@@ -309,7 +308,7 @@ class _NoticingGenerator(torch.Generator):
 
 
 class GeneratorWatch:
-    """A block after which the global generators are as they were before it, and which says which of them it used.
+    """A block that leaves the global generators as they were before it, and reports which generators it used.
 
     There is one block at a time, in the main thread.
     """
@@ -348,7 +347,7 @@ class GeneratorWatch:
         return [each for each, is_used in zip(self.generators, (by_python, by_numpy, by_torch), strict=True) if is_used]
 
     def snapshot(self) -> tuple[Any, Any, Any]:
-        """The states of all three now, for ``states_of``."""
+        """The current states of all three generators, for ``states_of``."""
         if not self.is_free():
             return get_generators()
         return self.python.snapshot(), self.numpy.snapshot(), self.torch.snapshot()
@@ -377,7 +376,7 @@ def the_watch() -> GeneratorWatch:
 
 
 def _active_watch() -> GeneratorWatch | None:
-    """The watch, if this thread is inside its block."""
+    """The watch, if this thread is inside the watch's block."""
     is_on = the_watch.cache_info().currsize and the_watch().is_on
     return the_watch() if is_on and threading.current_thread() is threading.main_thread() else None
 
@@ -387,7 +386,7 @@ def _active_watch() -> GeneratorWatch | None:
 
 class _Public:
     def __init__(self, read: Callable[[], Any]) -> None:
-        """``read`` gives a state by the generator's own functions."""
+        """``read`` returns a state by the generator's own functions."""
         self._read = read
 
     @property
@@ -396,7 +395,7 @@ class _Public:
 
 
 def _words(raw: Any) -> tuple[int, ...]:
-    """The state as Python's ``setstate`` takes it."""
+    """The state in the form that Python's ``setstate`` takes."""
     if not isinstance(raw, bytes):
         return raw
     used, *words = struct.unpack(f"i{_STATE_WORDS}I", raw)
@@ -408,7 +407,7 @@ def _memory(address: int, size: int) -> _Raw:
 
 
 def _memory_of_python(generator: random.Random) -> _Raw | None:
-    """The memory of the generator's state, if it lies where CPython puts it: it is read in 0.1 µs, not in 7."""
+    """The memory of the generator's state if it lies where CPython puts it. Reading it takes 0.1 µs instead of 7 µs."""
     offset = object.__basicsize__
     if random.Random.__basicsize__ < offset + _STATE_BYTES:
         return None
@@ -422,7 +421,7 @@ def _memory_of_python(generator: random.Random) -> _Raw | None:
 
 
 def _state_of_torch(generator: torch.Generator) -> _Raw:
-    """The state's memory, read in 0.1 µs instead of 3, if it lies where it is looked for."""
+    """The memory of the generator's state if it lies at the expected offset. Reading it takes 0.1 µs, not 3 µs."""
     offset = _torch_offset()
     if offset is None:
         return _Public(lambda: bytes(torch.Generator.get_state(generator).numpy()))
@@ -431,14 +430,14 @@ def _state_of_torch(generator: torch.Generator) -> _Raw:
 
 @functools.cache
 def _torch_offset() -> int | None:
-    """Where in a generator its state begins; None unless every kind of draw is seen to change what lies there."""
+    """The offset of the state in a generator; None unless every kind of draw changes the bytes at this offset."""
     seed = 0x1234567890ABCDE
     trial: Any = torch.Generator().manual_seed(seed)
     offset = ctypes.string_at(trial._cdata, 128).find(seed.to_bytes(8, sys.byteorder))
     if offset < 0:
         return None
     memory = _memory(trial._cdata + offset, _TORCH_BYTES)
-    # Normal deviates come in pairs: every second call only takes what the one before it has kept.
+    # Normal deviates come in pairs: every second call only returns the deviate that the call before it kept.
     for draw in (torch.rand, torch.randn, torch.randn, torch.rand):
         for kind in (torch.float32, torch.float64):
             before = memory.raw

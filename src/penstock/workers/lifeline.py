@@ -1,15 +1,16 @@
-"""The start of a worker process: it is tied to its trainer before it imports anything large.
+"""Ties a worker process to its trainer before the process imports anything large.
 
 In:  the trainer's ``Lifeline``; what ``child.main`` needs.
 Out: a worker that the kernel kills when the trainer has ended, whatever the worker is doing then.
-Runs in: both: the trainer holds the line, workers are tied to it.
+Runs in: both; the trainer holds the lifeline, and workers are tied to it.
 
-The line is a pipe that no process writes to. It reaches its end when the trainer, the only process that could write to
-it, has ended. The kernel then sends every worker SIGKILL, even one that is stopped, or one whose sample never lets
-another thread run. PR_SET_PDEATHSIG, in contrast, follows the thread or helper process that started the worker.
+The lifeline is a pipe that no process writes to. The pipe reaches its end when the trainer, the only process that could
+write to it, has ended. The kernel then sends every worker SIGKILL, even a worker that is stopped, or a worker whose
+sample never lets another thread run. PR_SET_PDEATHSIG, in contrast, follows the thread or helper process that started
+the worker.
 
-Linux before 5.6 sends that signal to all workers as soon as one of them ends, so there a worker watches its socket
-instead.
+Linux before 5.6 sends this SIGKILL to all workers as soon as one worker ends, so on such a kernel a worker watches its
+socket instead.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FIRST_LINUX = (5, 6)
 
 
 class Lifeline:
-    """The trainer's side, one for all its workers."""
+    """The trainer's side of the lifeline; all its workers share it."""
 
     def __init__(self) -> None:
         read_fd, write_fd = os.pipe()
@@ -38,7 +39,7 @@ class Lifeline:
         keep_from_children(self._write)
 
     def tie(self) -> Tie:
-        """A tie for one worker, to pass to its process."""
+        """A tie for one worker; it is passed to the worker's process."""
         return Tie(self._read.fileno())
 
     def close(self) -> None:
@@ -47,7 +48,7 @@ class Lifeline:
 
 
 class Tie:
-    """A worker's side. A process that unpickles it is tied from then on."""
+    """A worker's side of the lifeline. A process that unpickles it is tied from then on."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -56,14 +57,15 @@ class Tie:
         return _tied, (reduction.DupFd(self._fd),)
 
     def hold(self, release: str = platform.release()) -> bool:
-        """Have the kernel, which is of this ``release``, kill this process when the trainer has ended; False if it
-        cannot do that."""
+        """Make the kernel kill this process when the trainer has ended; returns False if the kernel cannot do that.
+        ``release`` is the kernel's version."""
         if sys.platform != "linux" or _version(release) < _FIRST_LINUX:
             return False
         import fcntl
 
         try:
-            # Forked siblings share one open file and so one receiver of signals: this process needs its own.
+            # Forked siblings share one open file, which has one receiver of signals, so this process needs an open file
+            # of its own.
             own = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_NONBLOCK)
             fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
             fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
@@ -73,7 +75,7 @@ class Tie:
         poller = select.poll()
         poller.register(own, 0)
         if poller.poll(0):
-            os._exit(1)  # the trainer had ended before: no signal will come
+            os._exit(1)  # the trainer ended before this call, so no signal will come
         return True
 
 
@@ -89,7 +91,7 @@ def _tied(sent: Any) -> Tie:
 
 
 def begin(tie: Tie, sock: Any, setup: Any, start: Any) -> None:
-    """Entry point of a worker process."""
+    """The entry point of a worker process."""
     tied = tie.hold()
     from penstock.workers.child.main import main
 

@@ -1,7 +1,7 @@
-"""Worker processes, started by any of multiprocessing's methods.
+"""Worker processes, started by any of multiprocessing's start methods.
 
 In:  ``Setup`` and the start method.
-Out: ``ProcessStarter``, which starts workers; ``ProcessWorker``, the trainer's side of one.
+Out: ``ProcessStarter``, which starts workers; ``ProcessWorker``, the trainer's side of one worker.
 Runs in: trainer.
 """
 
@@ -128,7 +128,7 @@ class ProcessStarter:
         )
         process = self._context.Process(  # type: ignore[attr-defined]
             target=begin,
-            # The tie comes first: it is unpickled, and takes effect, before the imports of the dataset begin.
+            # The tie comes first, so that it is unpickled and takes effect before the dataset's imports begin.
             args=(self._lifeline.tie(), theirs, self._setup, start),
             name=f"penstock-worker-{worker_id}",
             daemon=True,
@@ -143,7 +143,7 @@ class ProcessStarter:
             channel.close()
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. The dataset, collate_fn or worker_init_fn "
-                f"cannot be pickled, but the start method {self._context.get_start_method()!r} requires that; define "
+                f"cannot be pickled, but the start method {self._context.get_start_method()!r} pickles them; define "
                 'them at module level, or pass multiprocessing_context="fork" where the platform has it.',
                 stacklevel=2,
             )

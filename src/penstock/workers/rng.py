@@ -1,7 +1,7 @@
-"""Seeds of the global random generators, so that batches do not depend on which worker fetches them, or how often.
+"""Seeds of the global random generators. Batches do not depend on which worker fetches them, or how often.
 
 In:  the epoch's base seed, rank, epoch and batch number (trainer); the batch's seed and a row (worker).
-Out: seeded global generators: Python's ``random``, numpy's legacy one, torch's; their states.
+Out: seeded global generators (Python's ``random``, numpy's legacy generator, torch's) and their states.
 Runs in: both.
 
 Rows of a batch are seeded in stretches whose length depends on the batch's length alone. A task consists of whole
@@ -24,8 +24,8 @@ _COLLATE = 1 << 32
 
 
 class GeneratorUsed(BaseException):
-    """A global generator was used while a thread fetched a sample beside others: what it drew depends on timing. Not an
-    Exception, because a dataset may catch those."""
+    """A global generator was used while several threads fetched samples: the numbers drawn depend on timing. This is no
+    Exception, because a dataset may catch every Exception."""
 
 
 class _Here(threading.local):
@@ -36,7 +36,8 @@ _here = _Here()
 
 
 def note_beside_others() -> None:
-    """From now on this thread fetches samples beside others of its process, with which it shares the generators."""
+    """Note that this thread fetches samples at the same time as other threads of its process, with which it shares the
+    generators."""
     _here.beside_others = True
 
 
@@ -46,7 +47,7 @@ def is_beside_others() -> bool:
 
 
 def mix(*words: int) -> int:
-    """One well-spread 64-bit number from several (splitmix64's finaliser over a running sum)."""
+    """Mix several numbers into one well-spread 64-bit number (splitmix64's finaliser over a running sum)."""
     state = 0
     for word in words:
         state = (state + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -86,11 +87,11 @@ seed_python: Callable[[int], None] = random.seed
 
 
 def seed_numpy(seed: int) -> None:
-    np.random.seed(seed & 0xFFFFFFFF)  # a 64-bit seed goes through an array, which takes five times as long
+    np.random.seed(seed & 0xFFFFFFFF)  # a 64-bit seed goes through an array and takes five times as long as this one
 
 
 def seed_torch(seed: int) -> None:
-    # torch.manual_seed also visits every accelerator and takes ten times as long.
+    # torch.manual_seed also visits every accelerator and takes ten times as long as this call.
     torch.default_generator.manual_seed(seed >> 1)
 
 

@@ -1,4 +1,4 @@
-"""The user's part of fetching, which every worker of a pipeline gets.
+"""The user's part of fetching: dataset, functions and arguments, which every worker of a pipeline gets.
 
 In:  the loader's dataset, collate function and arguments.
 Out: ``Setup``.
@@ -22,33 +22,33 @@ from penstock.errors import ConfigError
 
 CHUNK_BYTES = 1 << 20
 THREADS_CHUNK_BYTES = 16 << 20
-"""The same where workers are threads: after every call a thread waits for the GIL, which takes as long as copying some
-hundred kilobytes."""
+"""The bytes of samples written per call where workers are threads. After every call a thread waits for the GIL, which
+takes as long as copying some hundred kilobytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The user's part of fetching, the same for every worker of a pipeline."""
+    """The user's part of fetching, which is the same for every worker of a pipeline."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
     auto_collation: bool
-    """False for batch_size=None: each index is one finished batch."""
+    """Whether samples are collated into batches; False for batch_size=None, where each index is one finished batch."""
     drop_last: bool
     batch_rows: int
-    """Samples per batch of an iterable dataset."""
+    """The number of samples per batch of an iterable dataset."""
     hold_bytes: int
-    """The most that a worker holds of an iterable dataset's first batch before it asks for room for a whole one: the
-    dataset may have far fewer samples."""
+    """The most bytes of an iterable dataset's first batch that a worker holds before it asks for room for a whole
+    batch. The dataset may have far fewer samples than a batch."""
     keeps_generators: bool
-    """Whether generators are not seeded again for each batch (seeding="worker"), so that a replacement must take over
-    their states."""
+    """Whether generators are not seeded again for each batch (seeding="worker"), so that a replacement of a worker must
+    take over the generators' states."""
 
     threads: int = 1
-    """How many samples of a task each worker process fetches at a time, where it fetches them one by one."""
+    """How many samples of a task each worker process fetches at a time, if it does not fetch them as one list."""
 
     chunk_bytes: int = CHUNK_BYTES
-    """Samples are written to their rows in one call per this many bytes; larger ones one by one."""
+    """The bytes of samples that are written to their rows in one call; larger samples are written one by one."""
 
     @property
     def fetches_in_threads(self) -> bool:
@@ -68,7 +68,7 @@ class Setup:
 
 
 def reseed_pipes(dataset: Any, shared_seed: int) -> None:
-    """torch's way of giving all copies of a data pipe the same randomness."""
+    """Give all copies of a data pipe the same randomness, as torch does."""
     generator = torch.Generator()
     generator.manual_seed(shared_seed)
     apply_random_seed(dataset, generator)
@@ -76,7 +76,7 @@ def reseed_pipes(dataset: Any, shared_seed: int) -> None:
 
 def keeps_state(dataset: Any) -> bool:
     """Whether a dataset has a state that can be saved, as torchdata defines it: ``state_dict`` without arguments and
-    ``load_state_dict`` with one. Other libraries use these names for methods of their own."""
+    ``load_state_dict`` with one argument. Other libraries use these names for methods of their own."""
     save, load = getattr(dataset, "state_dict", None), getattr(dataset, "load_state_dict", None)
     if not callable(save) or not callable(load):
         return False
@@ -91,12 +91,12 @@ def keeps_state(dataset: Any) -> bool:
 
 
 def fetches_whole_lists(dataset: Any) -> bool:
-    """Whether ``__getitems__`` is called with all indices of a batch, since it must see them together."""
+    """Whether ``__getitems__`` is called with all indices of a batch at once."""
     return bool(getattr(dataset, "__getitems__", None)) and not can_split(dataset)
 
 
 def is_read_by_index(dataset: Any) -> bool:
-    """Whether samples can be asked for one at a time. A plain ``Subset`` has ``__getitems__`` and only passes indices
+    """Whether samples can be requested one at a time. A plain ``Subset`` has ``__getitems__`` but only passes indices
     on."""
     if type(dataset) is Subset:
         return is_read_by_index(dataset.dataset)
@@ -104,10 +104,10 @@ def is_read_by_index(dataset: Any) -> bool:
 
 
 def check_threads_help(threads: int, *, num_workers: int, are_workers_threads: bool, is_iterable: bool) -> None:
-    """Refuse ``threads_per_worker`` where it could do nothing."""
+    """Refuse ``threads_per_worker`` where it would have no effect."""
     if are_workers_threads:
         raise ConfigError(
-            f"threads_per_worker={threads}: workers are threads already, with one sample at a time each; use "
+            f"threads_per_worker={threads}: the workers are threads, and each fetches one sample at a time; use "
             f"num_workers={max(1, num_workers) * threads} instead"
         )
     if is_iterable:
@@ -120,8 +120,8 @@ def check_threads_help(threads: int, *, num_workers: int, are_workers_threads: b
 def can_split(dataset: Any) -> bool:
     """Whether rows of one batch may be fetched by several workers.
 
-    A dataset says so with ``splittable``. One that says nothing must see whole batches if it has ``__getitems__``, or
-    if it wraps a dataset that says ``splittable = False``.
+    The attribute ``splittable`` of a dataset decides. A dataset without the attribute gets whole batches if it has
+    ``__getitems__``, or if it wraps a dataset with ``splittable = False``.
     """
     says = getattr(dataset, "splittable", None)
     if says is not None:
@@ -132,7 +132,7 @@ def can_split(dataset: Any) -> bool:
 
 
 def _wraps_whole(dataset: Any) -> bool:
-    """Whether a dataset wraps, as ``dataset`` or among its ``datasets``, one that says ``splittable = False``."""
+    """Whether a dataset wraps a dataset with ``splittable = False``, in its attribute ``dataset`` or ``datasets``."""
     several = getattr(dataset, "datasets", ())
     inner = [getattr(dataset, "dataset", None), *(several if isinstance(several, list | tuple) else ())]
     for each in inner:

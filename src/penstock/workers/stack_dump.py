@@ -1,4 +1,4 @@
-"""The Python stack of a worker, read from outside, even if the worker hangs in C code that holds the GIL.
+"""Reads the Python stack of a worker from outside, even if the worker hangs in C code that holds the GIL.
 
 In:  a signal to the worker.
 Out: its Python stack as text.
@@ -22,8 +22,9 @@ _SIGNAL = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 
 
 def prepare(*, all_threads: bool = False) -> int:
-    """In the worker: prepare the answer. Returns the descriptor it will be written to, or -1 if that is impossible.
-    ``all_threads``: samples are fetched in threads, and not in the main one alone."""
+    """Prepare the answer; called in the worker. Returns the descriptor to which the stack will be written, or -1 if
+    that is impossible. ``all_threads``: whether samples are fetched in several threads instead of in the main thread
+    alone."""
     if _SIGNAL is None or not hasattr(os, "memfd_create"):
         return -1
     fd = os.memfd_create("penstock-trace", os.MFD_CLOEXEC)
@@ -32,7 +33,7 @@ def prepare(*, all_threads: bool = False) -> int:
 
 
 def stack_of(pid: int | None, fd: int) -> str | None:
-    """In the trainer: the worker's stack, most recent call first, or None if it cannot be read."""
+    """The worker's stack, most recent call first, or None if it cannot be read; called in the trainer."""
     if pid is None or fd < 0 or _SIGNAL is None:
         return None
     answer = Path(f"/proc/{pid}/fd/{fd}")
@@ -55,14 +56,15 @@ def stack_of(pid: int | None, fd: int) -> str | None:
 
 
 def _users_part(stack: str) -> str:
-    """The stacks of threads that run the user's code, if there are any; otherwise of all."""
+    """The stacks of the threads that run the user's code; if there are no such threads, the stacks of all threads."""
     stacks = stack.strip().split("\n\n")
     busy = [each for each in stacks if _OWN_CODE not in "".join(each.splitlines()[1:2])]
     return "\n".join(_users_frames(each) for each in busy or stacks)
 
 
 def _users_frames(stack: str) -> str:
-    """A stack down to penstock's call of the user's code; the frames below are the same for every worker."""
+    """The frames of a stack down to penstock's call of the user's code. The frames below this call are the same for
+    every worker."""
     kept: list[str] = []
     for line in stack.strip().splitlines():
         if _OWN_CODE in line and len(kept) > 1:

@@ -1,4 +1,4 @@
-"""Stretches: the consecutive rows of a batch that share one seed, and are never divided between tasks.
+"""Stretches: consecutive rows of a batch that share one seed and are never divided between tasks.
 
 In:  the length of a batch.
 Out: rows per stretch.
@@ -8,7 +8,8 @@ Runs in: both. Imports neither torch nor numpy.
 from __future__ import annotations
 
 STRETCHES_PER_BATCH = 8
-"""Seeding costs 8 µs a stretch; more than this many workers do not gain from sharing one batch."""
+"""The most stretches in a batch. Seeding costs 8 µs per stretch, and more workers than stretches cannot share one
+batch."""
 
 
 def stretch_rows(batch_rows: int) -> int:

@@ -1,7 +1,7 @@
 """Worker threads: for datasets that release the GIL, and for platforms where processes start slowly.
 
 In:  ``Setup``.
-Out: ``ThreadStarter``, which starts workers; ``ThreadWorker``, the trainer's side of one.
+Out: ``ThreadStarter``, which starts workers; ``ThreadWorker``, the trainer's side of one worker.
 Runs in: trainer.
 """
 
@@ -48,7 +48,7 @@ class ThreadWorker:
             kept=None,
         )
         self._thread = threading.Thread(
-            # The generators belong to the whole process, so only a stream continues.
+            # The generators belong to the whole process, so only the stream of an iterable dataset continues.
             target=self._run,
             args=(loop, resume if setup.is_iterable else None),
             name=f"penstock-worker-{worker_id}",
@@ -105,7 +105,7 @@ class ThreadWorker:
 
     def reap(self, deadline_s: float) -> int | None:
         # A thread cannot be killed; a daemon thread that is stuck in a sample ends with the process. The garbage
-        # collector may run this in the worker thread itself, which cannot join itself.
+        # collector may run this method in the worker thread, which cannot join itself.
         if self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline_s - time.monotonic()))
         self._channel.close()
@@ -126,20 +126,22 @@ class ThreadStarter:
         return ThreadWorker(worker_id, self._setup, self._segments, resume)
 
     def close(self) -> None:
-        """Nothing to release: threads and their channels end with each worker."""
+        """There is nothing to release: threads and their channels end with each worker."""
 
 
 def _compute_in_this_thread() -> None:
-    """Have torch's operations use no other threads while this one runs them, as in worker processes: the helpers of
-    several workers would take each other's cores. ``torch.set_num_threads`` would also slow down the training loop."""
-    torch.get_num_threads()  # torch sets the number when a thread first needs it
+    """Make torch run the operations of this thread in this thread alone, as in worker processes. Otherwise the helper
+    threads of several workers would compete for cores. ``torch.set_num_threads`` would also slow down the training
+    loop."""
+    torch.get_num_threads()  # torch sets the number of threads when a thread first needs it
     set_number = getattr(ctypes.CDLL(torch._C.__file__), "omp_set_num_threads", None)
     if set_number is not None:
         set_number(1)
 
 
 class _ThreadChannel:
-    """Both ends of a thread's channel: objects are passed unpickled; a socket pair wakes the trainer's selector."""
+    """Both ends of the channel of a worker thread. Objects are passed unpickled; a socket pair wakes the trainer's
+    selector."""
 
     def __init__(self) -> None:
         self.to_worker: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What the engine needs of workers, whether they are processes or threads.
+"""The interface of workers to the engine, for processes and threads.
 
 In:  nothing.
 Out: the protocols ``Worker`` and ``WorkerStarter``; how long a worker may take to stop.
@@ -16,7 +16,7 @@ from penstock.workers.board import Board
 from penstock.workers.protocol import Resume
 
 _STOP_S = 5.0
-"""How long a worker may take to stop before it is killed; torch waits as long."""
+"""How long a worker may take to stop before it is killed. torch waits for the same time."""
 
 
 class Worker(Protocol):
@@ -24,18 +24,18 @@ class Worker(Protocol):
 
     worker_id: int
     started: bool
-    """Whether it has reported ``Started``."""
+    """Whether the worker has reported ``Started``."""
     private_bytes: int
     trace_fd: int
     template: Template | None
-    """The template last sent to this worker."""
+    """The template that was sent last to this worker."""
 
     @property
     def pid(self) -> int | None: ...
     def fileno(self) -> int: ...
     def post(self, message: object) -> None: ...
     def flush(self) -> bool:
-        """Send queued messages; True if some remain queued."""
+        """Send queued messages; True if some messages remain queued."""
         ...
 
     def read_available(self) -> list[Any]:
@@ -46,14 +46,14 @@ class Worker(Protocol):
     def detach(self, number: int) -> None: ...
     def has_attached(self, number: int) -> bool: ...
     def stop(self) -> None:
-        """Ask it to stop, without waiting; it is not heard any more."""
+        """Ask the worker to stop, without waiting; no message from it is read any more."""
         ...
 
     @property
     def is_gone(self) -> bool: ...
 
     def reap(self, deadline_s: float) -> int | None:
-        """Wait until it has ended, kill it at the deadline (monotonic clock), and return its exit code."""
+        """Wait until the worker has ended, kill it at the deadline (monotonic clock), and return its exit code."""
         ...
 
 
@@ -73,5 +73,5 @@ class WorkerStarter(Protocol):
 
 
 def stop_deadline_s() -> float:
-    """When a worker that is asked to stop now is killed, on the monotonic clock."""
+    """The time on the monotonic clock at which a worker that is asked to stop now will be killed."""
     return time.monotonic() + _STOP_S

@@ -179,11 +179,11 @@ def test_the_error_for_a_dataset_that_cannot_be_cached_says_what_to_do(cache: pe
 
     with pytest.raises(ConfigError, match="get_or_load"):
         penstock.DataLoader(Stream(), cache=cache)
-    with pytest.raises(ConfigError, match="pass the same one to the loader"):
+    with pytest.raises(ConfigError, match="pass the same cache to the loader"):
         penstock.DataLoader(Frames(cache), cache="2MB")
     with penstock.Cache("2MB") as other:
         for dataset in (Frames(cache), Subset(Frames(cache), [1, 2]), cache.wrap(Plain())):
-            with pytest.raises(ConfigError, match="the loader was given"):
+            with pytest.raises(ConfigError, match="cache= of the loader is"):
                 penstock.DataLoader(dataset, cache=other)
     with pytest.raises(ValueError, match="plenty"):
         penstock.DataLoader(Plain(), cache="plenty")

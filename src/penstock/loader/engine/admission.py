@@ -1,14 +1,14 @@
-"""Admission: which batches may take memory, and which ones make room when memory is short.
+"""Admission: which batches may take memory, and which batches make room when memory is short.
 
-In:  batches drawn from the sampler, workers asking for room, memory coming back from the user.
+In:  batches drawn from the sampler; workers that ask for room; memory that comes back from the user.
 Out: batches opened in order; answers to workers.
 Runs in: trainer, under the engine's lock.
 
 Three rules keep the engine going and inside its budget:
-- Batches are opened in order, and only if their bytes fit beside everything that is open, ready or lent. The batch
-  that is due next is always opened; if it is larger than the whole budget it passes alone.
-- A need that exceeds what was promised waits, unless its batch is due: then later batches make room. They are fetched
-  again afterwards, with the same randomness.
+- Batches are opened in order, and only if their bytes fit into the budget together with everything that is open, ready
+  or lent. The batch that is due next is always opened; if it is larger than the whole budget, it passes alone.
+- A need that exceeds the promised memory waits, unless its batch is due: then later batches make room. These batches
+  are fetched again afterwards, with the same randomness.
 - Batches that the user still holds while waiting for the next one become the user's own, outside the budget.
 """
 
@@ -37,24 +37,25 @@ class Admission:
         self.shapes = Shapes(rules)
         self.notices = Notices()
         self.upcoming: deque[Batch] = deque()
-        """Batches drawn and not opened, in order."""
+        """Batches that were drawn but are not open yet, in order."""
         self.open: dict[int, Batch] = {}
-        """Batches being filled, or ready and not taken, in order."""
+        """Open batches, in order: those being filled, and those that are ready but not taken."""
         self.failure: BaseException | None = None
-        """An error that ends the epoch: the next next() raises it."""
+        """An error that ends the epoch; the following next() raises it."""
         self.trainer_waits = False
         self.user_holds = 1
-        """Batches the user held at the latest next(); a for loop holds one."""
+        """The number of batches that the user held at the latest next(); a for loop holds one batch."""
         self._refetches = refetches
         self._waiting: list[tuple[WorkerEntry, Task]] = []
-        """Workers that wait for room, and the task of each; a task that was answered has no need any more."""
+        """Workers that wait for room, each with its task. A task that got its answer has no ``need`` any more."""
         self._owing: set[Batch] = set()
-        """Open batches that have not taken all the memory promised to them."""
+        """Open batches that have not taken all the memory that was promised to them."""
         self._warned_alone = False
 
     @property
     def due(self) -> Batch | None:
-        """The batch to be delivered next, if it is open; if it was evicted, later ones may be open and it not."""
+        """The batch that is to be delivered next, or None if it is not open. After it was evicted, later batches may be
+        open."""
         first = next(iter(self.open.values()), None)
         if first is not None and self.upcoming and self.upcoming[0].number < first.number:
             return None
@@ -62,16 +63,16 @@ class Admission:
 
     @property
     def is_next_due(self) -> bool:
-        """Whether the first batch not opened yet is the one to be delivered next."""
+        """Whether the first batch that is not open is the batch to be delivered next."""
         return bool(self.upcoming) and self.due is None
 
     def most_open(self, rows: int) -> int:
-        """How many batches of ``rows`` rows fit the budget beside those the user holds."""
+        """How many batches of ``rows`` rows fit the budget together with the batches that the user holds."""
         expected = self.shapes.expected_bytes(rows)
         return max(1, self.arena.limit_bytes // expected - self.user_holds) if expected else sys.maxsize
 
     def fail(self, error: BaseException) -> None:
-        """End the epoch with ``error``, unless another one ends it already."""
+        """End the epoch with ``error``, unless another error has ended it already."""
         if self.failure is None:
             self.failure = error
 
@@ -82,9 +83,9 @@ class Admission:
     ) -> Batch | None:
         """Open the next batch if it is admitted.
 
-        ``slots`` limits batches open or lent, ``start_blind`` those opened before any size is known. ``copies``: how
-        many times the batch's bytes exist at once while it is made. ``rows_ahead``: whether its rows get a segment
-        now. ``private_bytes``: by how much its worker will grow.
+        ``slots`` limits the batches that are open or lent; ``start_blind`` limits the batches opened before any size is
+        known. ``copies``: how many times the batch's bytes exist at once while the batch is made. ``rows_ahead``:
+        whether the batch's rows get a segment now. ``private_bytes``: by how many bytes the batch's worker will grow.
         """
         if not self.upcoming:
             return None
@@ -107,7 +108,7 @@ class Admission:
         self.open[batch.number] = batch
         batch.ready = batch.failure is not None
         if not is_last:
-            # It was evicted and later ones were not: restore the order.
+            # The batch was evicted and later batches were not: restore the order.
             self.open = dict(sorted(self.open.items()))
         return batch
 
@@ -125,7 +126,8 @@ class Admission:
         return True
 
     def _lay_out_texts(self, batch: Batch) -> None:
-        """Take the segment for the texts, if they are long. Without one, workers ask when they have the texts."""
+        """Take the segment for the texts, if texts are long. Without this segment, workers ask for room when they have
+        the texts."""
         row_bytes = self.shapes.text_row_bytes
         segment = self.arena.take(row_bytes * batch.rows) if row_bytes else None
         if segment is not None:
@@ -138,8 +140,8 @@ class Admission:
         return True
 
     def _make_room(self, need_bytes: int, batch: Batch | None = None) -> bool:
-        """Make room for the due ``batch``, or for one that is due and not open yet (None)."""
-        # While the user computes, the loop variable still holds the last batch; it comes back by itself.
+        """Make room for the due ``batch``; None if the due batch is not open yet."""
+        # While the user computes, the loop variable still holds the last batch, whose memory comes back by itself.
         while self.trainer_waits and not self.arena.fits(need_bytes) and self.arena.hand_over_oldest():
             pass
         return self._take_from_others(batch, need_bytes)
@@ -147,7 +149,7 @@ class Admission:
     # -- asking for room ------------------------------------------------------------------
 
     def ask(self, worker: WorkerEntry, need: Need) -> None:
-        """A worker holds samples and waits for room."""
+        """Note that a worker holds samples and waits for room."""
         task = worker.tasks[need.task]
         task.need = need
         if not self._answer(worker, task, need):
@@ -157,15 +159,15 @@ class Admission:
         if not self._waiting:
             return
         for worker, task in self._waiting:
-            # Answering an earlier one may have made this one drop its samples.
+            # The answer to an earlier worker may have made this worker drop its samples.
             if task.need is not None:
                 self._answer(worker, task, task.need)
         self._unblock_due()
         self._waiting = [(worker, task) for worker, task in self._waiting if task.need is not None]
 
     def _unblock_due(self) -> None:
-        """Make workers drop their samples if they wait for room for a later batch and have a task of the due one queued
-        behind it: each would wait for the other."""
+        """Make workers drop their samples if they wait for room for a later batch and have a task of the due batch
+        queued behind it. Otherwise each of the two batches would wait for the other."""
         due = self.due
         if due is None or not self._refetches:
             return
@@ -174,7 +176,8 @@ class Admission:
                 worker.drop(task)
 
     def room_ahead(self, task: Task, worker: WorkerEntry) -> int:
-        """Room for what a task will encode, if its size can be estimated and fits: its worker then need not ask."""
+        """The segment for the objects that a task will encode, if their size can be estimated and fits. The worker then
+        need not ask for room."""
         expected = self.shapes.expected_bytes(task.batch.rows)
         if not expected or not self.arena.fits(expected, promised_bytes=self._owed(besides=task.batch)):
             return NO_SEGMENT
@@ -189,19 +192,19 @@ class Admission:
         return self._fits_now(batch, private_bytes + (self.shapes.expected_bytes(batch.rows) or 0))
 
     def drop_latest(self, due: Batch | None) -> None:
-        """Of the workers that wait for room for batches other than ``due``, make the one with the latest batch drop its
-        samples."""
+        """Find the workers that wait for room for batches other than ``due``, and make the worker with the latest batch
+        drop its samples."""
         later = [(w, t) for w, t in self._waiting if t.need is not None and t.batch is not due]
         if later:
             worker, task = max(later, key=lambda pair: pair[1].batch.number)
             worker.drop(task)
 
     def forget_worker(self, worker: WorkerEntry) -> None:
-        """The worker has crashed and waits for nothing any more."""
+        """Forget that the worker waits for room: it has crashed."""
         self._waiting = [(w, t) for w, t in self._waiting if w is not worker]
 
     def _answer(self, worker: WorkerEntry, task: Task, need: Need) -> bool:
-        """Give a worker room, or make it drop its samples; False if it has to wait."""
+        """Give a worker room, or make the worker drop its samples; False if the worker has to wait."""
         batch = task.batch
         if batch.evicted:
             worker.drop(task)
@@ -231,7 +234,8 @@ class Admission:
         return True
 
     def _lay_out_anew(self, batch: Batch) -> None:
-        """Its samples differ from the layout: the next need decides. Rows that other workers wrote stay for now."""
+        """Set the batch's layout aside, because its samples differ from the layout; the next need decides. Rows that
+        other workers wrote stay for now."""
         self.shapes.note_mismatch()
         assert batch.template is not None
         if batch.alone and batch.rows_segment is not None:
@@ -240,7 +244,7 @@ class Admission:
         batch.set_layout_aside()
 
     def keep_layout(self, batch: Batch) -> None:
-        """All its rows are at rest: release the row segments that hold none."""
+        """Release the row segments that hold no rows: no worker writes rows of this batch any more."""
         for segment in batch.unused_row_segments():
             self.arena.release(batch.drop_row_segment(segment))
 
@@ -250,8 +254,8 @@ class Admission:
         return batch is self.due and self._make_room(need_bytes, batch)
 
     def _take_from_others(self, batch: Batch | None, need_bytes: int) -> bool:
-        """Make room for the due batch: promises to others do not count, and then later batches are evicted. False if it
-        has to wait."""
+        """Make room for the due batch: ignore promises to other batches, then evict later batches. False if the due
+        batch has to wait."""
         stuck: list[Batch] = []
         while not self.arena.fits(need_bytes):
             others = [b for b in self.open.values() if b is not batch and b not in stuck and b.held_bytes]
@@ -269,14 +273,15 @@ class Admission:
         return True
 
     def _is_stuck(self, batch: Batch) -> bool:
-        """Whether each of its tasks is queued at a worker that waits for room: they would wait for each other."""
+        """Whether each task of the batch is queued at a worker that waits for room: the batch and these workers would
+        wait for each other."""
         blocked = [worker for worker, first in self._waiting if first.need is not None]
         return sum(task.batch is batch for worker in blocked for task in worker.tasks.values()) >= batch.running
 
     # -- releasing memory -----------------------------------------------------------------
 
     def keep_within(self) -> None:
-        """Evict the latest batches until the rest fits the budget, which may have shrunk; never the due one."""
+        """Evict the latest batches, but never the due batch, until the rest fits the budget, which may have shrunk."""
         while self._refetches and self.arena.in_use_bytes > self.arena.limit_bytes:
             later = [b for b in self.open.values() if b is not self.due and b.held_bytes and not b.evicted]
             if not later:
@@ -284,7 +289,7 @@ class Admission:
             self.evict(later[-1])
 
     def evict(self, batch: Batch) -> None:
-        """Release the batch's memory for one that is due sooner; it is fetched again later."""
+        """Release the batch's memory for a batch that is due sooner; the evicted batch is fetched again later."""
         batch.evicted = True
         batch.todo.clear()
         batch.wants_collate = False
@@ -295,11 +300,11 @@ class Admission:
             self.start_over(batch)
 
     def start_over(self, batch: Batch) -> None:
-        """Put an evicted batch, whose tasks have all come to rest, back among the upcoming ones."""
+        """Put an evicted batch back among the upcoming batches; none of its tasks is running any more."""
         self.release(batch)
         del self.open[batch.number]
         batch.evicted = batch.ready = False
-        # A copy, made in one step: the training thread adds batches without the lock.
+        # Iterate over a copy made in one step, because the training thread adds batches without the lock.
         self.upcoming.insert(sum(b.number < batch.number for b in list(self.upcoming)), batch)
 
     def release(self, batch: Batch) -> None:
@@ -311,11 +316,11 @@ class Admission:
         self.settled(batch)
 
     def settled(self, batch: Batch) -> None:
-        """The batch will take no more memory."""
+        """Note that the batch will take no more memory."""
         self._owing.discard(batch)
 
     def release_room(self, task: Task) -> None:
-        """Release room that a task was given and did not use."""
+        """Release the room that a task was given but did not use."""
         if task.room is not None:
             self.arena.release(task.batch.extra.pop(task.room.number))
             task.room = None
@@ -357,5 +362,6 @@ class Admission:
         self._warned_alone = True
         self.notices.add(
             f"a batch needs {format_bytes(need)}, and the workers leave {format_bytes(self.arena.limit_bytes)} of the "
-            "memory budget for batches: batches pass one at a time; raise memory=, or lower batch_size or num_workers"
+            "memory budget for batches, so batches pass one at a time; raise memory=, or lower batch_size or "
+            "num_workers"
         )

@@ -1,10 +1,12 @@
-"""How many batches may be ahead of the training loop: more where it waited in vain, fewer where they lie about.
+"""How many batches may be ahead of the training loop: more if the loop had to wait for batches, fewer if batches lie
+unused.
 
-In:  what the loop found when it asked for a batch, how long it waited, how long workers had nothing to do.
+In:  how many batches were ready when the loop asked for one, how long the loop waited, how long workers had nothing to
+     do.
 Out: the depth in force.
 Runs in: trainer, under the engine's lock.
 
-Times are counted in batches: as many as all workers together make in that time.
+A time is counted in batches: the number that all workers together make in this time.
 """
 
 from __future__ import annotations
@@ -15,23 +17,25 @@ from penstock.loader.rules import LoaderRules
 
 
 class Ahead:
-    """The depth, between the least that keeps workers busy with even samples and the most that memory is worth."""
+    """The depth. It lies between the least depth that keeps workers busy with even samples and the largest depth that
+    is worth its memory."""
 
     def __init__(self, rules: LoaderRules) -> None:
         self._rules = rules
         self.depth = self._least = self._most = 2
         self._price = 1.0
-        """The loss, in batches, that one more batch ahead must save to be worth its pages."""
+        """The loss of time, in batches, that one more batch ahead must prevent to be worth its pages."""
         self._missed = 0.0
-        """Batches that workers could have made lately while the depth left them nothing to do."""
+        """The number of batches that workers could have made lately while the depth left them nothing to do."""
         self._lost = 0.0
-        """Of these, the batches that the loop then waited for, beyond what is tolerated."""
+        """The number of these batches for which the loop then waited, beyond the tolerated wait."""
         self._taken = 0
         self._spare: int | None = None
-        """The fewest batches that were ready when the loop asked, in this stretch of ``_taken`` batches."""
+        """The fewest batches that were ready when the loop asked for a batch, in the latest ``_taken`` requests."""
 
     def bound(self, least: int, most: int, price: float) -> int:
-        """Keep the depth between two bounds, which follow the samples, as ``price`` does; returns the depth."""
+        """Keep the depth between ``least`` and ``most``; returns the depth. Both bounds and ``price`` depend on the
+        samples."""
         self._least, self._most, self._price = least, max(least, most), price
         self.depth = max(self._least, min(self.depth, self._most))
         return self.depth
@@ -41,11 +45,11 @@ class Ahead:
         return self.depth < self._most
 
     def note_idle(self, batches: float) -> None:
-        """Workers had nothing to do for as long as it takes to make ``batches``."""
+        """Note that workers had nothing to do for as long as it takes to make ``batches``."""
         self._missed = min(self._missed + batches, self._most)
 
     def note_wait(self, batches: float) -> None:
-        """The loop waited for as long as it takes to make ``batches``."""
+        """Note that the loop waited for as long as it takes to make ``batches``."""
         late = min(batches, self._missed)
         self._missed -= late
         self._lost += late
@@ -54,20 +58,21 @@ class Ahead:
             self._lost %= self._price
 
     def note_taken(self, batches: float, ready: int) -> None:
-        """The loop asked for a batch while ``ready`` ones were there, ``batches`` after it last asked."""
+        """Note that the loop asked for a batch while ``ready`` batches were ready. ``batches``: the time since the loop
+        last asked, counted in batches."""
         self._missed *= self._rules.remembered
         self._lost = max(0.0, self._lost - self._rules.tolerated * batches)
         self._spare = ready if self._spare is None else min(self._spare, ready)
         self._taken += 1
         if self._taken >= max(self._rules.shrink_after, 4 * self.depth):
-            # One of them was what the loop came for; the others were there for nothing.
+            # The loop needed one of these batches; the others were made earlier than necessary.
             surplus = max(0, self._spare - 1)
             self.depth = max(self._least, self.depth - math.ceil(surplus / 8))
             self._taken, self._spare = 0, None
 
     @property
     def most_spare(self) -> int:
-        """Counting ready batches beyond this many changes nothing."""
+        """The number of ready batches beyond which further ready batches make no difference."""
         return self.depth if self._spare is None else self._spare
 
     def _grow(self, batches: int) -> None:

@@ -1,7 +1,7 @@
-"""One batch on its way from sampler to user, and the tasks it is cut into.
+"""One batch on its way from the sampler to the user, and the tasks into which it is cut.
 
 In:  indices drawn from the sampler; outcomes of tasks.
-Out: the batch's state, and the work that is left.
+Out: the batch's state, and the work that is not done yet.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -22,10 +22,10 @@ from penstock.workers.protocol import NO_SEGMENT, Need, Outcome, Part, Span
 
 @dataclass(eq=False)
 class SamplerFailure:
-    """What the sampler raised instead of giving a batch.
+    """The exception that the sampler raised instead of giving a batch.
 
-    Only the iterator holds it: the traceback of the error refers to the iterator, and an engine that held it would keep
-    an iterator alive that the user has dropped, and its workers with it.
+    Only the iterator holds it, because the traceback of the error refers to the iterator. An engine that held it would
+    keep the iterator and its workers alive after the user has dropped the iterator.
     """
 
     error: BaseException
@@ -33,55 +33,56 @@ class SamplerFailure:
 
 @dataclass(eq=False)
 class Batch:
-    """A batch that was drawn. It is open from when memory is set aside for it until it is taken."""
+    """A batch that was drawn. It is open from the moment when memory is set aside for it until it is taken."""
 
     number: int
     indices: Any
     rows: int
     seed: int | None
     forecast_position: int = 0
-    """Its position in the loader's forecast, for a cache."""
+    """The batch's position in the loader's forecast, for a cache."""
     worker_id: int | None = None
-    """The worker it belongs to; None when every worker may take part."""
+    """The worker to which the batch belongs; None if every worker may take part."""
     failure: weakref.ref[SamplerFailure] | None = None
-    """What the sampler raised instead of giving this batch."""
+    """The failure of the sampler, if it raised instead of giving this batch."""
     sampler_state: Any = None
-    """The sampler's own state after it gave this batch."""
+    """The sampler's own state after the sampler gave this batch."""
     memo: Any = None
-    """The worker's state after it made this batch, where batches belong to workers in turn."""
+    """The worker's state after the worker made this batch; None unless batches belong to workers in turn."""
 
     todo: deque[range] = field(default_factory=deque)
-    """Row ranges that are not assigned."""
+    """Row ranges that are not assigned to a worker yet."""
     running: int = 0
-    """Tasks that are assigned and not done."""
+    """The number of tasks that are assigned but not done."""
     alone: bool = True
-    """Whether a single task has all its rows."""
+    """Whether a single task has all rows of the batch."""
     pieces: dict[int, tuple[range, Outcome]] = field(default_factory=dict)
-    """First row -> the rows and the outcome of the task that fetched from there."""
+    """The rows and the outcome of each task, by the first row of the task."""
     result: Outcome | None = None
     error: tuple[int, Any] | None = None
-    """Lowest failing row and its exception."""
+    """The lowest row that failed, and its exception."""
     template: Template | None = None
     rows_segment: Segment | None = None
     old_layouts: dict[int, Template] = field(default_factory=dict)
-    """Segment number -> layout of rows that were written before samples of another layout came."""
+    """The layout of rows that were written before samples of another layout came, by segment number."""
     extra: dict[int, Segment] = field(default_factory=dict)
-    """Its other segments, by number: texts, encoded parts and results."""
+    """The batch's other segments (texts, encoded parts, results), by number."""
     text_segment: Segment | None = None
-    """The one of these that was taken in advance for its texts; each row has ``text_row_bytes`` of it."""
+    """The segment that was taken in advance for the batch's texts; each row has ``text_row_bytes`` of it."""
     text_row_bytes: int = 0
     promised_bytes: int = 0
     careful: bool = False
-    """Whether a worker crashed while fetching it: its samples are then fetched one by one."""
+    """Whether a worker crashed while it fetched the batch; the batch's samples are then fetched one by one."""
     wants_collate: bool = False
     ready: bool = False
     leases: list[Lease] = field(default_factory=list)
-    """Leases of its segments while they are copied to a device."""
+    """The leases of the batch's segments while these are copied to a device."""
     evicted: bool = False
-    """Whether a batch that is due sooner needs its memory: it starts over once its tasks have come to rest."""
+    """Whether a batch that is due sooner needs this batch's memory. This batch starts over when none of its tasks is
+    running."""
 
     def open(self, promised_bytes: int) -> None:
-        """Start, or start over, with nothing done."""
+        """Start the batch, or start it over, with no row done."""
         self.todo = deque([range(self.rows)])
         self.pieces.clear()
         self.old_layouts.clear()
@@ -97,20 +98,21 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """How many samples it was made of: at the end of a stream, fewer than its rows."""
+        """How many samples the batch was made of: fewer than its rows at the end of a stream."""
         if self.result is not None:
             return self.result.rows or self.rows
         return self.row_count() if self.pieces else self.rows
 
     @property
     def collate_bytes(self) -> int:
-        """Private memory for collating it: tensors are read in place and copied once, pickles are also unpacked."""
+        """The private memory that collating the batch takes: tensors are read in place and copied once; pickles are
+        also unpacked."""
         copies = 2 if any(o.pickled is None and o.offsets for _, o in self.pieces.values()) else 1
         return sum(copies * outcome.used_bytes + 2 * outcome.text_bytes for _, outcome in self.pieces.values())
 
     @property
     def owed_bytes(self) -> int:
-        """Bytes promised when it was opened and not taken yet."""
+        """The bytes that were promised when the batch was opened and are not taken yet."""
         return max(0, self.promised_bytes - self.held_bytes)
 
     @property
@@ -118,7 +120,7 @@ class Batch:
         return [*([] if self.rows_segment is None else [self.rows_segment]), *self.extra.values()]
 
     def take_rows(self, count: int, stretch: int) -> range:
-        """The next ``count`` rows to fetch, cut so that tasks stay whole stretches."""
+        """The next ``count`` rows to fetch, cut so that every task consists of whole stretches."""
         rows = self.todo.popleft()
         if count < len(rows):
             count = max(stretch, count // stretch * stretch)
@@ -130,7 +132,7 @@ class Batch:
         return rows
 
     def indices_of(self, rows: range) -> Any:
-        """The indices of some rows; the sampler's own object for all of them."""
+        """The indices of some rows; for all rows, the sampler's own object."""
         return self.indices if len(rows) == self.rows else self.indices[rows.start : rows.stop]
 
     def text_room(self, rows: range) -> Span | None:
@@ -145,9 +147,9 @@ class Batch:
             self.error = (row, error)
 
     def set_layout_aside(self) -> None:
-        """Keep the rows written so far under the old layout, and start without one."""
+        """Keep the rows written so far under the old layout, and continue without a layout."""
         assert self.template is not None
-        # Rows of a layout that takes no bytes lie in no segment, even if the batch has one by now.
+        # Rows of a layout that takes no bytes lie in no segment, even if the batch has a segment by now.
         self.old_layouts[NO_SEGMENT] = self.template
         if self.rows_segment is not None:
             self.extra[self.rows_segment.number] = self.rows_segment
@@ -155,7 +157,7 @@ class Batch:
         self.template = self.rows_segment = None
 
     def unused_row_segments(self) -> list[Segment]:
-        """Row segments without a single row."""
+        """The row segments that hold no row."""
         used = {outcome.segment for _, outcome in self.pieces.values() if outcome.kind == "rows" and outcome.rows}
         used |= {outcome.rows_segment for _, outcome in self.pieces.values() if outcome.rows}
         candidates = [self.extra[n] for n in self.old_layouts if n in self.extra]
@@ -163,7 +165,8 @@ class Batch:
         return [segment for segment in candidates if segment.number not in used]
 
     def drop_row_segment(self, segment: Segment) -> Segment:
-        """Take out a row segment; if one with an older layout is left, that becomes the batch's."""
+        """Take a row segment out of the batch. If a segment with an older layout is left, it becomes the batch's row
+        segment."""
         if segment is self.rows_segment:
             self.rows_segment = None
             for number, template in self.old_layouts.items():
@@ -174,7 +177,8 @@ class Batch:
         return segment
 
     def stop_passing(self) -> None:
-        """Its copy is on the device, or has failed: segments still lent are the user's from now on."""
+        """Note that the copy to the device is done or has failed. From now on the user holds the segments that are
+        still lent."""
         for lease in self.leases:
             lease.stop_passing()
         self.leases.clear()
@@ -230,24 +234,24 @@ class Batch:
 
 @dataclass(eq=False)
 class Task:
-    """Work assigned to one worker."""
+    """The work that is assigned to one worker at a time."""
 
     number: int
     batch: Batch
     rows: range | None
-    """Rows to fetch; None to collate the batch."""
+    """The rows to fetch; None if the task is to collate the batch."""
     assigned_s: float
-    """When it was assigned, on the monotonic clock."""
+    """When the task was assigned, on the monotonic clock."""
     need: Need | None = None
-    """The question that its worker waits to have answered."""
+    """The request for room for which the task's worker waits."""
     room: Segment | None = None
-    """A segment for what this task encodes, given to it in advance."""
+    """The segment for the objects that this task encodes, given to the task in advance."""
     private_bytes: int = 0
-    """Private memory its worker is expected to need for it, beyond one sample."""
+    """The private memory that the task's worker is expected to need for it, beyond one sample."""
 
     @property
     def indices(self) -> Any:
-        """The sampler's indices of its rows."""
+        """The sampler's indices of the task's rows."""
         return self.batch.indices if self.rows is None else self.batch.indices_of(self.rows)
 
     def describe(self, row: int) -> str:

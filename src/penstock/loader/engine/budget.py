@@ -24,12 +24,12 @@ class MemoryBudget:
         self._workers.has_changed = True
 
     def update(self) -> None:
-        """Limit the arena anew if the workers' private memory may have changed."""
+        """Set the arena's limit again if the workers' private memory may have changed."""
         if self._workers.has_changed:
             self.limit_arena()
 
     def limit_arena(self) -> None:
-        """Give the arena what the workers leave."""
+        """Give the arena the part of the budget that the workers leave."""
         self._workers.has_changed = False
         taken_bytes = self._workers.expected_bytes(self.fetch_bytes())
         if taken_bytes is not None:
@@ -39,14 +39,14 @@ class MemoryBudget:
         self._workers.allow_keeping(self._may_keep)
 
     def set_slots(self, slots: int) -> None:
-        """How many batches are to fit: those ahead and those the user holds."""
+        """Set how many batches must fit: the batches ahead and the batches that the user holds."""
         if slots != self._slots:
             self._slots = slots
             self._workers.has_changed = True
 
     def _has_room_to_keep(self) -> bool:
-        """Whether workers may keep the memory of samples. At most it doubles what they take now, and no batch waits
-        for it."""
+        """Whether workers may keep the memory of samples. Kept memory at most doubles the memory that the workers take
+        now, and no batch waits for it."""
         batch_bytes = self._shapes.expected_bytes(self._pace.batch_rows)
         if not batch_bytes or not self._slots:
             return False
@@ -60,7 +60,7 @@ class MemoryBudget:
         return self._rules.builds_whole(expected, workers=self._workers.count, memory_bytes=left_bytes)
 
     def fetch_bytes(self) -> int:
-        """What a worker holds while it fetches its share of a batch."""
+        """The bytes that a worker holds while it fetches its share of a batch."""
         rows = self._pace.batch_rows
         if self._pace.in_place:
             sample_bytes = self._shapes.sample_bytes
@@ -71,7 +71,8 @@ class MemoryBudget:
         return (self._shapes.expected_bytes(rows) or 0) * self._pace.rows_per_task(rows, self._workers.count) // rows
 
     def task_bytes(self, batch: Batch) -> int:
-        """Private memory of a worker that builds ``batch`` alone, its samples not in place: samples and result."""
+        """The private memory of a worker that builds ``batch`` alone from samples that are not written in place: the
+        samples and the result."""
         if self._pace.in_place or self._pace.splits:
             return 0
         return 2 * (self._shapes.expected_bytes(batch.rows) or 0)

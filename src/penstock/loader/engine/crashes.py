@@ -1,7 +1,7 @@
-"""Crashes of workers: how one ended, how often the same sample was involved, and when that becomes an error.
+"""Crashes of workers: how a worker ended, how often the same sample was involved, and when crashes become an error.
 
-In:  crashes, with the task and the row of each; tasks that were done; the kernel's out-of-memory counter.
-Out: the batch's error, or the epoch's, after too many crashes in a row.
+In:  crashes, each with its task and row; finished tasks; the kernel's out-of-memory counter.
+Out: the error of the batch or of the epoch, after too many crashes in a row.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -18,26 +18,26 @@ from penstock.units import format_bytes
 
 _IN_A_ROW = 4
 _IMPORTS_IN_A_ROW = 2
-"""An import that failed twice would fail again."""
+"""The number of failed imports in a row after which another import would fail too."""
 
 
 class CrashCounter:
     def __init__(self, *, diagnosis: Callable[[], str | None]) -> None:
-        """``diagnosis`` gives the machine's explanation of a crash, if it has one."""
+        """``diagnosis`` returns the machine's explanation of a crash, or None."""
         self._diagnosis = diagnosis
         self._crashes: dict[tuple[int, int], int] = {}
-        """(batch, row) -> workers that crashed at it in a row."""
+        """The number of workers in a row that crashed at a (batch, row)."""
         self._idle_crashes = {True: 0, False: 0}
-        """Crashes without a task: of started workers since a task was last done (True), and of starting workers since
-        one last started (False)."""
+        """The number of crashes without a task. True: crashes of started workers since a task was last done. False:
+        crashes of starting workers since a worker last started."""
         self._failed_imports = 0
-        """Workers in a row that ended with a traceback before they started."""
+        """The number of workers in a row that ended with a traceback before they started."""
 
     def note_start(self) -> None:
         self._idle_crashes[False] = self._failed_imports = 0
 
     def note_done(self, task: Task) -> None:
-        """The task was done: earlier crashes at its rows no longer count."""
+        """Note that the task was done: earlier crashes at its rows no longer count."""
         self._idle_crashes = {True: 0, False: 0}
         if self._crashes:
             rows = range(task.batch.rows) if task.rows is None else task.rows
@@ -45,7 +45,7 @@ class CrashCounter:
                 del self._crashes[key]
 
     def count(self, worker: WorkerEntry, in_hand: tuple[int, int], how: str, *, workers: int) -> WorkerError | None:
-        """Count the crash of one of ``workers`` workers, which had the task and row ``in_hand``.
+        """Count the crash of a worker that had the task and row ``in_hand``; there are ``workers`` workers.
 
         A sample at which four workers in a row crashed gets an error. Returns an error for the epoch if every worker
         crashed four times in a row without reaching a sample.
@@ -67,17 +67,17 @@ class CrashCounter:
         return WorkerError(f"{crashes} workers in a row crashed {when}; the last one {how}{self._why()}")
 
     def count_failed_import(self, worker: WorkerEntry) -> WorkerError | None:
-        """Count a spawned worker that ended with a traceback while it started. Returns an error for the epoch if it is
-        not the first in a row."""
+        """Count a spawned worker that ended with a traceback while it started. Returns an error for the epoch if the
+        worker before it ended in this way too."""
         self._failed_imports += 1
         if self._failed_imports < _IMPORTS_IN_A_ROW:
             return None
         self._failed_imports = 0
         return WorkerError(
             f"worker {worker.worker_id} {worker.ending} before it started, like the worker before it; their tracebacks "
-            "are above. Each worker of this start method imports the main script, so everything that iterates a loader "
-            'must stand under `if __name__ == "__main__":` there, and all that the dataset needs must be importable. '
-            'Or pass multiprocessing_context="fork"'
+            "are above. A worker of this start method imports the main script, so code in the main script that "
+            'iterates a loader must stand under `if __name__ == "__main__":`, and everything that the dataset needs '
+            'must be importable. Or pass multiprocessing_context="fork"'
         )
 
     def _count_against(self, task: Task, row: int, how: str) -> None:
@@ -88,7 +88,7 @@ class CrashCounter:
         if crashes < _IN_A_ROW:
             return
         del self._crashes[key]
-        # The batch's own error, raised in its turn: the other batches are still delivered.
+        # This is the batch's own error, raised in the batch's turn: the other batches are still delivered.
         batch.note_error(
             max(0, row),
             CrashedSample(
@@ -103,7 +103,7 @@ class CrashCounter:
 
 
 class CrashedSample:
-    """The error of a batch whose workers crashed and so could not report one."""
+    """The error of a batch whose workers crashed and could not report an error."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -113,22 +113,23 @@ class CrashedSample:
 
 
 class OomWatch:
-    """Remembers the kernel's out-of-memory counter from when it is created."""
+    """Remembers the value that the kernel's out-of-memory counter had when this object was created."""
 
     def __init__(self) -> None:
         self._before = pressure().oom_kills
 
     def sentence(self) -> str | None:
-        """What to say if the kernel has killed for memory since; None if it has not, or the counter is unreadable."""
+        """The explanation if the kernel has killed a process for memory since then; None if it has not, or if the
+        counter cannot be read."""
         now = pressure().oom_kills
         if now is None or self._before is None or now <= self._before:
             return None
         found = limits()
         return (
-            f"the kernel's out-of-memory counter rose by {now - self._before} since the iteration began: the memory "
-            f"limit here is {format_bytes(found.memory_limit_bytes)} ({found.memory_limit_source}), of which "
-            f"{format_bytes(found.memory_available_bytes)} is left; lower num_workers, batch_size or memory=, load "
-            "less per sample, or raise the limit"
+            f"the kernel's out-of-memory counter rose by {now - self._before} since the iteration began. The memory "
+            f"limit here is {format_bytes(found.memory_limit_bytes)} ({found.memory_limit_source}), and "
+            f"{format_bytes(found.memory_available_bytes)} of it is left; lower num_workers, batch_size or memory=, "
+            "load less data per sample, or raise the limit"
         )
 
 

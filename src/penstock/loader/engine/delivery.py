@@ -1,7 +1,8 @@
-"""From a ready batch to what the user gets: tensors over its segment, page-locked where a device will read them.
+"""Turns a ready batch into the user's data: tensors over the batch's segment, which is page-locked where a device will
+read it.
 
 In:  batches whose rows or result lie in the arena.
-Out: nested data that keeps the segment lent for as long as anything refers to it.
+Out: nested data. The segment stays lent for as long as anything refers to this data.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -27,7 +28,8 @@ class Delivery:
         self._page_locks = page_locks
 
     def data_of(self, batch: Batch, stays_on_host: Callable[[Any], bool] | None) -> Any:
-        """The batch's data. ``stays_on_host`` says whether the user gets to see it in page-locked memory; None: yes."""
+        """The batch's data. ``stays_on_host`` returns whether the user gets the data in page-locked memory; None if
+        that is always so."""
         texts = self._texts(batch) if batch.result is None else []
         if self._page_locks is None:
             return self._decoded(batch, texts)
@@ -42,7 +44,7 @@ class Delivery:
         return data
 
     def _texts(self, batch: Batch) -> list[list[Any]]:
-        """The texts of a batch of rows. They become objects of the user's own, so their segments are free."""
+        """The texts of a batch of rows. The texts become Python objects of the user, so their segments are released."""
         texts = batch.texts()
         for segment in batch.extra.values():
             self._arena.release(segment)

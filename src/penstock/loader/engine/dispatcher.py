@@ -1,12 +1,12 @@
-"""The dispatcher: which worker gets which rows of which batch, and how many batches may be ahead.
+"""The dispatcher decides which worker gets which rows of which batch, and how many batches may be ahead.
 
 In:  batches drawn from the sampler; workers that can take tasks.
 Out: tasks for workers.
 Runs in: trainer. Every method is called under the engine's lock, by the training thread or the engine's own.
 
-A free worker gets the next rows of the first batch that has any; when all rows are assigned, admission opens the next
-batch. So a slow sample delays its own batch and no other work. Batches of iterable datasets, and all batches under
-seeding="worker", belong to workers in turn instead, as in torch.
+A free worker gets the next rows of the first batch that has unassigned rows; when all rows are assigned, admission
+opens the next batch. So a slow sample delays its own batch and no other work. Batches of iterable datasets and all
+batches under seeding="worker" are different: they belong to workers in turn, as in torch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from penstock.workers.protocol import NO_SEGMENT, Collate, Fetch, Outcome, Resum
 from penstock.workers.stretches import stretch_rows
 
 _MOST_BOUND_TASKS = 2
-"""Tasks of a worker with batches of its own: one it works on and one queued."""
+"""The most tasks of a worker that has batches of its own: the current task and a queued task."""
 _MANY_QUEUED = 4
-"""With fewer tasks queued, a worker soon waits for more when its next ones are shorter than most."""
+"""The number of queued tasks that counts as many. A worker with fewer queued tasks soon waits if its next tasks are
+shorter than most tasks."""
 
 
 class Dispatcher:
@@ -40,17 +41,18 @@ class Dispatcher:
         self._workers, self._admission, self._budget = parts.workers, parts.admission, budget
         self._pace, self._order, self._rules = parts.pace, parts.order, parts.rules
         self.depth = 2
-        """Batches that may be ahead of the user now."""
+        """The number of batches that may be ahead of the user now."""
         self.depth_wanted: int | None = None
-        """The depth the user has set."""
+        """The depth that the user has set; None if the engine decides."""
         self.depth_ceiling: int | None = None
         self.paused = False
         self._ahead = Ahead(self._rules)
         self._facts: tuple[Any, ...] | None = None
         self._worths = 0, 0
-        """What ``_worth`` found, and from which facts: they change less than it costs to find it again."""
+        """The latest result of ``_worth``. It is computed from ``_facts``, and only again when they change, because
+        this saves time."""
         self._idle_workers = 0
-        """Workers to which the depth left nothing to do at the latest turn."""
+        """The number of workers to which the depth left nothing to do at the latest turn."""
         self._turn_s = self._asked_s = clock()
         """When the latest turn was, and when the training loop last asked for a batch."""
         self._slots = 3
@@ -58,7 +60,7 @@ class Dispatcher:
         self._next_task = 0
 
     def offer(self, batch: Batch) -> None:
-        """Add a batch drawn from the sampler; without the lock."""
+        """Add a batch drawn from the sampler; called without the lock."""
         self._pace.note_drawn(batch.rows)
         self._admission.upcoming.append(batch)
 
@@ -82,11 +84,12 @@ class Dispatcher:
 
     @property
     def queues_many(self) -> bool:
-        """Whether tasks are so short that workers have many queued, so that reports may gather without one idling."""
+        """Whether tasks are so short that workers have many tasks queued. Reports may then gather without an idle
+        worker."""
         return self._most_queued >= _MANY_QUEUED
 
     def take_for_trainer(self) -> Batch | None:
-        """The next batch for the training thread to fetch itself, when there are no workers."""
+        """The next batch that the training thread itself fetches when there are no workers."""
         if self._workers.count or not self._admission.is_next_due:
             return None
         return self._admission.upcoming.popleft()
@@ -94,7 +97,8 @@ class Dispatcher:
     # -- epochs -----------------------------------------------------------------------------
 
     def release_idle(self) -> None:
-        """The user has not asked for a while: release the memory. Finished batches are fetched again when asked for."""
+        """Release the memory, because the user has asked for no batch for a while. Finished batches are fetched again
+        when the user asks for them."""
         if not self._order.bound:
             self.abandon()
         self.paused = True
@@ -102,7 +106,7 @@ class Dispatcher:
         self._workers.return_kept()
 
     def abandon(self) -> None:
-        """Drop all open batches; tasks that are running come to rest first."""
+        """Drop all open batches; each batch is dropped only when its running tasks have ended."""
         self.paused = True
         for batch in reversed(list(self._admission.open.values())):
             self._admission.evict(batch)
@@ -112,7 +116,7 @@ class Dispatcher:
         return not self._workers.has_tasks and not self._workers.has_starting
 
     def begin_epoch(self) -> None:
-        """Start afresh with the same workers, once ``abandon`` has come to rest or the last batch is delivered."""
+        """Start again with the same workers, once ``abandon`` is complete or the last batch is delivered."""
         self._admission.open.clear()
         self._admission.upcoming.clear()
         self._admission.failure = None
@@ -124,12 +128,12 @@ class Dispatcher:
     # -- depth ------------------------------------------------------------------------------
 
     def _decide_pace(self) -> None:
-        """Decide rows per task, tasks per worker and depth from the latest times; once per turn, since the result
-        changes less than it costs."""
+        """Decide rows per task, tasks per worker and depth from the latest times; once per turn, because the result
+        changes too little to be worth a second calculation."""
         order, pace = self._order, self._pace
         pace.most_open = self._admission.most_open(pace.batch_rows)
         pace.builds_whole = self._budget.lets_build_whole()
-        # Memory for a batch of each worker, and for the one that is ready meanwhile.
+        # There must be memory for one batch of each worker, and for the batch that is ready at the same time.
         pace.keeps_together = pace.gains_together and self._allowed(self._worth()[0]) > self._workers.count
         rows = pace.rows_per_task(pace.batch_rows, self._workers.count)
         self._most_queued = pace.tasks_queued(rows, in_order=order.in_order)
@@ -144,7 +148,7 @@ class Dispatcher:
         most, cheap = self._worth()
         least = pace.depth(pace.batch_rows, count, in_order=order.in_order, cheap=cheap)
         if order.bound and not order.in_order:
-            # A slow worker gets its share of the batches ahead, not all of them.
+            # A slow worker gets its share of the batches ahead instead of all these batches.
             least = max(least, _MOST_BOUND_TASKS * count)
         batch_bytes = self._admission.shapes.expected_bytes(pace.batch_rows) or 0
         price = self._rules.ahead_price(batch_bytes, self._batch_s)
@@ -154,8 +158,8 @@ class Dispatcher:
         return depth if self.depth_ceiling is None else max(1, min(depth, self.depth_ceiling))
 
     def _worth(self) -> tuple[int, int]:
-        """How far the depth may grow where that helps, within the user's own ceiling if there is one; and how far
-        batches are cheap."""
+        """Two depths: how far the depth may grow where that helps, within the user's ceiling if there is a ceiling; and
+        how far batches ahead are cheap."""
         order, rules, count = self._order, self._rules, self._workers.count
         template, limit_bytes = self._admission.shapes.template, self._admission.arena.limit_bytes
         batch_bytes = self._admission.shapes.expected_bytes(self._pace.batch_rows)
@@ -165,7 +169,7 @@ class Dispatcher:
         if facts != self._facts:
             per_worker = rules.bound_per_worker if order.bound else 0
             if not order.rows or template is None or any(leaf.kind == "text" for leaf in template.leaves):
-                # Texts and small objects travel in messages, which are not counted.
+                # Texts and small objects travel in messages, whose bytes are not counted.
                 per_worker = rules.ahead_per_worker
             cheap = rules.cheap_ahead(batch_bytes, limit_bytes, count, per_worker=per_worker)
             most = self.depth_ceiling or rules.most_ahead(batch_bytes, limit_bytes, count, per_worker=per_worker)
@@ -174,12 +178,12 @@ class Dispatcher:
 
     @property
     def has_ready(self) -> bool:
-        """Whether the batch that is due is ready."""
+        """Whether the due batch is ready."""
         due = self._admission.due
         return due is not None and due.ready
 
     def note_asked(self) -> None:
-        """The training loop asks for a batch."""
+        """Note that the training loop asks for a batch."""
         now_s, has_ready = self._clock(), self.has_ready
         self._pace.note_asked(waits=not has_ready)
         ready = 0
@@ -190,21 +194,22 @@ class Dispatcher:
         self._asked_s = now_s
 
     def note_answer(self, late_s: float) -> None:
-        """A worker's report of a task was read ``late_s`` after it was sent."""
+        """Note that a worker's report of a task was read ``late_s`` after it was sent."""
         self._pace.note_answer(late_s)
 
     @property
     def is_starved(self) -> bool:
-        """Whether a worker has nothing to do because of the depth, which may grow."""
+        """Whether a worker has nothing to do because of the depth, and the depth may grow."""
         return self._idle_workers > 0 and self.depth_wanted is None and self._ahead.may_grow
 
     @property
     def _batch_s(self) -> float:
-        """How long all workers together take for a batch."""
+        """How many seconds all workers together take for a batch."""
         return max((self._pace.row_s or 0.0) * self._pace.batch_rows / max(1, self._workers.count), 1e-6)
 
     def _note_time(self) -> None:
-        """Compare the time since the latest turn with what workers and training loop did in it."""
+        """Note how much of the time since the latest turn the workers had nothing to do and the training loop
+        waited."""
         now_s, before_s = self._clock(), self._turn_s
         self._turn_s = now_s
         if self._idle_workers:
@@ -221,21 +226,21 @@ class Dispatcher:
     # -- assigning --------------------------------------------------------------------------
 
     def _abandon_unfinished(self) -> None:
-        """There are no workers any more: the training thread fetches what they have not begun."""
+        """Leave batches that workers have not begun to the training thread: there are no workers any more."""
         for batch in reversed(list(self._admission.open.values())):
             if not batch.evicted and batch.has_work:
                 self._admission.evict(batch)
 
     def _is_worth_assigning(self) -> bool:
-        """Whether to look for tasks now. Many short tasks are assigned together when a worker has half of its queue
-        left, instead of one by one."""
+        """Whether to look for tasks now. Many short tasks are not assigned one by one, but together when a worker has
+        half of its queue left."""
         due, half = self._admission.due, self._most_queued // 2
         if due is None or due.has_work:
             return True
         return any(len(worker.tasks) <= half for worker in self._workers.members)
 
     def _assign_free(self) -> None:
-        """Give rows of the first batches to the workers with the fewest tasks."""
+        """Give the next rows of the first batches to the workers with the fewest tasks."""
         begun = deque(b for b in self._admission.open.values() if b.todo or b.wants_collate)
         if self._admission.is_next_due and begun and (due := self._open_next()) is not None:
             begun.appendleft(due)
@@ -248,7 +253,7 @@ class Dispatcher:
                     return
                 begun.append(batch)
             elif begun[0].wants_collate:
-                # One worker that is large already grows, rather than each in turn.
+                # The largest worker collates, so that not every worker grows in turn.
                 largest = max(self._workers.idle(self._most_queued), key=lambda w: w.peer.private_bytes)
                 growth_bytes = largest.growth_bytes(begun[0].collate_bytes, self._budget.fetch_bytes())
                 if self._admission.may_collate(begun[0], growth_bytes):
@@ -257,14 +262,14 @@ class Dispatcher:
                     begun.popleft()
             else:
                 self._assign_rows(worker, begun[0])
-        # No worker is free. If the due batch has work that no worker has, one that waits for room for a later batch
-        # drops it.
+        # No worker is free. If the due batch has rows that no worker has, a worker that waits for room for a later
+        # batch drops that batch.
         due = self._admission.due
         if due is None or due.has_work:
             self._admission.drop_latest(due)
 
     def _assign_bound(self) -> None:
-        """Open batches for the workers in turn; each gets its own."""
+        """Open batches for the workers in turn; each worker gets its own batches."""
         while self._open_next() is not None:
             pass
         for worker in self._workers.members:
@@ -285,16 +290,17 @@ class Dispatcher:
 
     def _open_next(self) -> Batch | None:
         admission, splits_rows = self._admission, self._pace.splits
-        # A batch that was evicted may be due while later ones are ready.
+        # A batch that was evicted may be due while later batches are ready.
         if not admission.upcoming or (len(admission.open) >= self.depth and not admission.is_next_due):
             return None
         upcoming = admission.upcoming[0]
         splits = splits_rows and self._pace.rows_per_task(upcoming.rows, self._workers.count) < upcoming.rows
         batch = admission.open_next(
             slots=self._slots,
-            # Workers that write rows ask as soon as they hold one sample, so each may start one batch of unknown size.
+            # Workers that write rows ask for room as soon as they hold one sample, so each worker may start one batch
+            # of unknown size.
             start_blind=self._workers.count if self._order.rows and not splits else 1,
-            # Parts, and the batch made of them, exist side by side for a moment.
+            # Parts and the batch made of these parts exist at the same time for a moment.
             copies=2 if splits and not self._pace.in_place else 1,
             rows_ahead=self._order.rows,
             private_bytes=self._most_growth_bytes(upcoming),
@@ -304,7 +310,7 @@ class Dispatcher:
         return batch
 
     def _most_growth_bytes(self, batch: Batch) -> int:
-        """The most that any free worker would grow while it builds ``batch`` alone."""
+        """The most bytes by which any free worker would grow while it builds ``batch`` alone."""
         task_bytes = self._budget.task_bytes(batch)
         if not task_bytes:
             return 0
@@ -313,7 +319,8 @@ class Dispatcher:
         return max((worker.growth_bytes(task_bytes, fetch_bytes) for worker in free), default=0)
 
     def _least_loaded(self) -> int:
-        """The worker with the fewest batches of its own: out of order, a slow one gets no more than the others."""
+        """The worker with the fewest batches of its own. Without an order of batches, a slow worker thus gets no more
+        batches than the others."""
         exhausted = {worker.worker_id for worker in self._workers.members if worker.exhausted}
         loads = {worker_id: 0 for worker_id in range(self._workers.count) if worker_id not in exhausted}
         for batch in self._admission.open.values():

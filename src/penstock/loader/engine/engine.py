@@ -4,7 +4,7 @@ In:  batches of indices from the iterator; ``next_batch`` calls from the trainin
 Out: batches of data; gauges to read and valves to set.
 Runs in: trainer: the training thread and one thread of its own.
 
-Outside this folder only the façade's methods are called. The gauges are ``gauges()``, ``workers_now()``, ``depth`` and
+Code outside this folder calls only the façade's methods. The gauges are ``gauges()``, ``workers_now()``, ``depth`` and
 ``undelivered``; the valves are ``set_workers``, ``set_depth`` and ``set_memory``.
 """
 
@@ -43,21 +43,21 @@ _GAUGES_WITHIN_S = 0.1
 
 
 class EngineGauges(NamedTuple):
-    """One engine at one moment."""
+    """The gauges of one engine at one moment."""
 
     is_closed: bool
     depth: int
-    """Batches that may be ahead of the user."""
+    """The number of batches that may be ahead of the user."""
     ready: int
-    """Batches that are ready and not taken."""
+    """The number of batches that are ready but not taken."""
     memory_bytes: int
     """The budget in force."""
     in_flight_bytes: int
-    """Bytes of the arena: being filled, ready, lent, or kept for reuse."""
+    """Bytes of the arena's segments: those being filled, ready, lent, or kept for reuse."""
     peak_in_flight_bytes: int
     lent_bytes: int
     copied_bytes: int
-    """Bytes of batches that became the user's own, in all."""
+    """The total bytes of batches that became the user's own."""
     workers_private_bytes: int
     page_locked_bytes: int
     splits_batches: bool
@@ -83,9 +83,9 @@ class Engine:
         resume: dict[int, Resume],
         page_locks: PageLocks | None,
     ) -> None:
-        """``spare_files``: how many more files this process may open. ``diagnosis`` gives the machine's explanation of
-        a crash. ``fetch_here`` fetches a batch in the training thread, for when there are no workers. ``resume``: where
-        workers with batches of their own continue, by worker. ``page_locks``: for batches that a device will read."""
+        """``spare_files``: how many more files this process may open. ``diagnosis`` returns the machine's explanation
+        of a crash. ``fetch_here`` fetches a batch in the training thread when there are no workers. ``resume``: where
+        each worker with batches of its own continues. ``page_locks`` locks the segments that a device will read."""
         self._pid = os.getpid()
         self._closed = False
         self._fetch_here = fetch_here
@@ -93,7 +93,8 @@ class Engine:
         self._counters = counters
         self._page_locks = page_locks
         if spare_files is not None:
-            # Each segment has a descriptor here, free ones included, and a second one on its way to each worker.
+            # Each segment, even a free one, has a descriptor in this process, and another descriptor on its way to each
+            # worker.
             rules = dataclasses.replace(rules, most_slots=max(2, min(rules.most_slots, spare_files // 4)))
         self._lock = threading.RLock()
         self._integrity = Integrity()
@@ -139,13 +140,13 @@ class Engine:
         )
 
     def start(self) -> None:
-        """Start the workers; the first ones work on what was offered while the last ones start."""
+        """Start the workers. The first workers already fetch the offered batches while the last workers start."""
         try:
             for worker_id in itertools.islice(self._workers.free_ids(), self._workers.count):
                 self._workers.start_first(worker_id, self._resume_at.get(worker_id))
                 with self._lock, self._integrity.change():
                     self._pump.pump(self._waker.selector.select(0))
-            # Not earlier: Python warns about a fork while a second thread runs.
+            # The thread is not started earlier, because Python warns about a fork while a second thread runs.
             self._pump.start_thread()
         except BaseException:
             self._pump.stop_thread(then=self._shut_down)
@@ -158,20 +159,20 @@ class Engine:
         self._dispatcher.offer(batch)
 
     def next_batch(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
-        """The next batch, to be delivered; None once every batch that was offered is taken or the workers are
-        exhausted. ``draw_ahead`` is called during a wait, to offer more. Raises ``TimedOut``, ``EngineClosed``, and
+        """The next batch to deliver; None once every offered batch is taken or the workers are exhausted.
+        ``draw_ahead`` is called during a wait to offer more batches. Raises ``TimedOut``, ``EngineClosed``, and
         ``IterationBroken`` if the engine cannot go on."""
         return self._pump.next_batch(timeout_s, draw_ahead)
 
     def try_next(self) -> Batch | None:
-        """The next batch if it is ready now."""
+        """The next batch, or None if it is not ready now."""
         return self._pump.try_next()
 
     def deliver(self, batch: Batch, *, stays_on_host: Callable[[Any], bool] | None = None) -> Any:
-        """Make a batch the user's. Raises what its sampler, dataset or collate function raised; the next batch is not
-        affected.
+        """Turn a batch into the user's data. Raises the exception of its sampler, dataset or collate function; the next
+        batch is not affected.
 
-        ``stays_on_host`` says whether the user gets to see tensors in page-locked memory; None: always.
+        ``stays_on_host`` returns whether the user gets tensors in page-locked memory; None if that is always so.
         """
         began, waited_s = time.perf_counter(), self._counters.wait_s
         try:
@@ -200,7 +201,7 @@ class Engine:
             self._counters.deliver_s += time.perf_counter() - began - (self._counters.wait_s - waited_s)
 
     def _wait_for_trainer(self, batch: Batch) -> Any:
-        """Fetch the batch in this thread, which waits for it."""
+        """Fetch the batch in this thread."""
         began = self._counters.waits_since_s = time.perf_counter()
         try:
             return self._fetch_here(batch)
@@ -209,8 +210,8 @@ class Engine:
             self._counters.note_wait(time.perf_counter() - began)
 
     def _move_on(self) -> None:
-        """Use the memory and the place that a batch has left. An error is for the next call: the user gets this
-        batch first."""
+        """Use the memory and the place that a delivered batch has left. An error is raised in the next call, because
+        the user gets this batch first."""
         with self._lock:
             if self._pump.stopping or self._integrity.changing:
                 return
@@ -225,8 +226,8 @@ class Engine:
     # -- epochs -----------------------------------------------------------------------------
 
     def begin_epoch(self, shared_seed: int | None, *, finish_offered: bool) -> None:
-        """Drop what is left of the epoch; the same workers begin the next one. ``finish_offered``: after they have
-        finished what was offered."""
+        """Drop what is left of the epoch; the same workers begin the next epoch. ``finish_offered``: whether they
+        finish the offered batches first."""
         if finish_offered:
             self._finish_offered()
         with self._lock, self._integrity.change():
@@ -246,8 +247,8 @@ class Engine:
             self._pump.progress()
 
     def _finish_offered(self) -> None:
-        """As torch does: the generators of a worker go on from there, and must not depend on how far it was when the
-        user left the epoch."""
+        """Finish the offered batches, as torch does. The generators of a worker continue from the last of these
+        batches, and must not depend on how far the worker was when the user left the epoch."""
         try:
             while (batch := self._pump.next_batch(0.0, lambda: None)) is not None:
                 with self._lock, self._integrity.change():
@@ -256,14 +257,14 @@ class Engine:
             return  # the workers cannot go on
 
     def end_epoch(self) -> None:
-        """The epoch is over. The next one usually begins at once; if not, the workers stay and the memory is
+        """Note the end of the epoch. The next epoch usually begins at once; if not, the workers stay and the memory is
         released."""
         self._pump.end_epoch()
 
     # -- valves -----------------------------------------------------------------------------
 
     def set_workers(self, count: int) -> None:
-        """More or fewer workers from now on: new ones join when they have started, others leave when their tasks are
+        """Change the number of workers: new workers join when they have started, others leave when their tasks are
         done."""
 
         def apply() -> None:
@@ -273,7 +274,8 @@ class Engine:
         self._turn_valve(apply)
 
     def set_depth(self, depth: int | None, ceiling: int | None) -> None:
-        """Batches that may be ahead of the user; None: the engine decides, or no ceiling."""
+        """Set how many batches may be ahead of the user. ``depth`` None: the engine decides; ``ceiling`` None: no
+        ceiling."""
 
         def apply() -> None:
             self._dispatcher.depth_wanted, self._dispatcher.depth_ceiling = depth, ceiling
@@ -285,7 +287,7 @@ class Engine:
 
     def _turn_valve(self, apply: Callable[[], None]) -> None:
         if self._lock._is_owned():  # type: ignore[attr-defined]
-            # A signal handler in the middle of a change, which comes first.
+            # A signal handler made this call in the middle of a change, and that change must be completed first.
             self._pump.later.append(apply)
             self._waker.wake(always=True)
             return
@@ -310,12 +312,12 @@ class Engine:
 
     @property
     def depth(self) -> int:
-        """Batches that may be ahead of the user, as set or as decided last."""
+        """The number of batches that may be ahead of the user, as set by the user or as decided last."""
         return self._dispatcher.depth_wanted or self._dispatcher.depth
 
     @property
     def undelivered(self) -> int:
-        """Batches that were offered and not taken yet."""
+        """The number of batches that were offered but not taken yet."""
         return len(self._admission.upcoming) + len(self._admission.open)
 
     def gauges(self) -> EngineGauges:
@@ -328,7 +330,7 @@ class Engine:
                 self._lock.release()
 
     def workers_now(self) -> list[WorkerNow]:
-        """What every worker does at this moment."""
+        """The current work of every worker."""
         is_locked = self._lock_for_gauges()
         try:
             return [] if self._closed else self._workers.now(self._counters.restarts_by_worker)
@@ -337,7 +339,7 @@ class Engine:
                 self._lock.release()
 
     def _lock_for_gauges(self) -> bool:
-        # A warning that this engine raises may ask for gauges in the thread that holds the lock already.
+        # A warning of this engine may run code that reads the gauges, in the thread that already holds the lock.
         return self._lock.acquire(timeout=_GAUGES_WITHIN_S)
 
     def _read_gauges(self) -> EngineGauges:
@@ -358,7 +360,8 @@ class Engine:
     # -- the device -------------------------------------------------------------------------
 
     def watch_device(self, poll: Callable[[], bool]) -> None:
-        """``poll`` releases memory that the device has read, and says whether it is still reading some."""
+        """``poll`` releases memory that the device has read, and returns whether the device is still reading other
+        memory."""
         self._pump.poll_device = poll
 
     def wake(self) -> None:
@@ -368,7 +371,8 @@ class Engine:
     # -- closing ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the workers and release all memory except batches the user holds. Any thread, any number of times."""
+        """Stop the workers and release all memory except batches that the user holds. Any thread may call this, any
+        number of times."""
         if os.getpid() == self._pid:
             self._pump.stop_thread(then=self._shut_down)
 
@@ -391,7 +395,8 @@ class Engine:
                 except Exception as error:
                     problem = problem or error
             self._closed = True
-            # If a change was cut short, closing meets its traces, and the user has had the error already.
+            # If a change was cut short, closing may fail on the half-made state. The user has received the first error
+            # already.
             if problem is not None and not self._integrity.changing:
                 raise problem
 
@@ -400,5 +405,5 @@ class Engine:
 
     def _await_device(self) -> None:
         if self._page_locks is not None and self._page_locks.locked_bytes:
-            # Copies may be under way if the iterator was dropped in the middle of an epoch.
+            # Copies to the device may be in progress if the iterator was dropped in the middle of an epoch.
             wait_for_all_work()

@@ -1,7 +1,7 @@
-"""What the parts of one engine work on together.
+"""The objects that the parts of one engine share.
 
 In:  the workers, the arena, and the rules and order that one loader follows.
-Out: ``EngineParts``: these, and the estimates and the admission made from them.
+Out: ``EngineParts``: all of these, and the estimates and the admission that are made from them.
 Runs in: trainer, under the engine's lock.
 """
 

@@ -1,4 +1,4 @@
-"""Estimates of one engine: how long a row takes to fetch, which layout batches have, and how many bytes.
+"""Estimates of one engine: how long fetching a row takes, which layout batches have, and how many bytes they take.
 
 In:  times of finished tasks; finished batches.
 Out: rows per task, tasks per worker, batches ahead; the expected layout and size of the next batch.
@@ -21,32 +21,34 @@ from penstock.loader.rules import LoaderRules
 _WEIGHT = 0.2
 """Weight of the latest task in the average time per row."""
 _ABSENCE_WEIGHT, _ABSENCE_KEPT = 0.5, 0.98
-"""Weight of a longer absence of the trainer after which its loop had to wait; share of the estimate kept otherwise."""
+"""The weight of an absence of the trainer that is longer than the estimate and made the loop wait; after any other
+absence, the share of the estimate that is kept."""
 _RECENT_TASKS, _LEAST_TASKS, _FIRST_TAKE = 16, 4, 2.0
-"""Workers repeat work if, of the latest tasks and at least so many of each kind, three in four of a worker's first of a
-batch take this many times as long as half of its later ones."""
+"""Workers repeat work if the time per row of three in four first tasks is more than the third number times the median
+of later tasks. A first task is a worker's first task of a batch. The latest tasks count (first number), if there are
+enough tasks of each kind (second number)."""
 _RECENT_BATCHES = 8
-"""How many of the latest batches decide how many rows the next one is expected to have."""
+"""How many of the latest batches decide how many rows the next batch is expected to have."""
 _SHORT_TEXT_BYTES = 16 << 10
 """Texts of a batch up to this length travel in messages."""
 _TEXT_FRAME_BYTES = 64
-"""Beside its text, what a row takes of an encoded task."""
+"""The bytes that a row takes in an encoded task in addition to its text."""
 _AGREE_AFTER_CHANGE = 3
 """After samples have changed shape, this many batches in a row must agree before rows are laid out in advance again."""
 
 
 class Pace:
-    """How long a row takes, how many rows a batch has, and what follows from them by the rules."""
+    """How long a row takes and how many rows a batch has, and what follows from both by the rules."""
 
     def __init__(
         self, rules: LoaderRules, *, splits: bool, in_place: bool = True, batch_rows: int = 1, threads: int = 1
     ) -> None:
-        """``batch_rows``: the length of batches as far as it is known before the first is drawn. ``threads``: how many
-        rows of a task a worker fetches at a time."""
+        """``batch_rows``: the length of batches as far as it is known before the first batch is drawn. ``threads``: how
+        many rows of a task a worker fetches at a time."""
         self._rules = rules
         self._drawn_rows: deque[int] = deque(maxlen=_RECENT_BATCHES)
         self.batch_rows = batch_rows
-        """The mean length of the batches drawn last."""
+        """The mean length of the latest batches drawn."""
         self.threads = threads
         self.may_split = splits
         """Whether rows of one batch may come from several workers."""
@@ -55,28 +57,31 @@ class Pace:
         self.builds_whole = True
         """Whether memory allows each worker to build whole batches."""
         self.gains_together = False
-        """Whether workers that share a batch repeat work: the dataset reads in chunks and keeps the latest one."""
+        """Whether workers that share a batch repeat work, because the dataset reads in chunks and keeps the latest
+        chunk."""
         self.keeps_together = False
-        """Whether each batch goes to one worker for that reason, because there is memory for it."""
+        """Whether each batch goes to one worker so that no work is repeated; this needs enough memory."""
         self._first_s: deque[float] = deque(maxlen=_RECENT_TASKS)
         self._later_s: deque[float] = deque(maxlen=_RECENT_TASKS)
-        """Seconds per row of the latest tasks: those that were a worker's first of their batch, and others."""
+        """Seconds per row of the latest tasks. ``_first_s``: tasks that were a worker's first of a batch; ``_later_s``:
+        others."""
         self.row_s: float | None = None
-        """Seconds that one worker takes per row; None until a task is done."""
+        """The seconds that one worker takes per row; None until a task is done."""
         self.absence_s = 0.0
-        """How late the trainer answers workers, as far as its loop has to wait for it."""
+        """How late the trainer answers workers, as far as the training loop has to wait because of that."""
         self._latest_s = 0.0
-        """The latest answer since the loop last asked for a batch."""
+        """The longest delay of an answer since the loop last asked for a batch."""
         self.most_open = sys.maxsize
         """How many batches memory allows to be filled at a time."""
 
     @property
     def splits(self) -> bool:
-        """Whether rows of one batch come from several workers if they take long enough."""
+        """Whether rows of one batch come from several workers if rows take long enough."""
         return self.may_split and (self.in_place or not self.builds_whole)
 
     def note_drawn(self, rows: int) -> None:
-        """A batch of ``rows`` rows was drawn; a custom batch sampler alone decides how many that are."""
+        """Note that a batch of ``rows`` rows was drawn. With a custom batch sampler, the length of batches is known
+        only from draws."""
         self._drawn_rows.append(rows)
         self.batch_rows = max(1, round(sum(self._drawn_rows) / len(self._drawn_rows)))
 
@@ -87,13 +92,14 @@ class Pace:
         self.row_s = row_s if self.row_s is None else self.row_s + _WEIGHT * (row_s - self.row_s)
 
     def note_part(self, rows: int, spent_s: float, *, is_first: bool) -> None:
-        """A worker fetched some rows of a batch; ``is_first``: it had fetched none of that batch before."""
+        """Note that a worker fetched some rows of a batch. ``is_first``: the worker had fetched no rows of this batch
+        before."""
         (self._first_s if is_first else self._later_s).append(spent_s / max(1, rows))
         if min(len(self._first_s), len(self._later_s)) >= _LEAST_TASKS and not self._rules.split_always:
             self.gains_together = sorted(self._first_s)[len(self._first_s) // 4] > _FIRST_TAKE * median(self._later_s)
 
     def rows_per_task(self, batch_rows: int, workers: int) -> int:
-        """How many rows one task has; all of the batch's if it is not split."""
+        """How many rows one task has; all rows of the batch if it is not split."""
         if not self.splits or self.keeps_together:
             return batch_rows
         return self._rules.rows_per_task(
@@ -101,11 +107,11 @@ class Pace:
         )
 
     def note_answer(self, late_s: float) -> None:
-        """A report of a worker was read ``late_s`` after it was sent."""
+        """Note that a report of a worker was read ``late_s`` after it was sent."""
         self._latest_s = max(self._latest_s, late_s)
 
     def note_asked(self, *, waits: bool) -> None:
-        """The training loop asked for a batch, and has to wait for it or not."""
+        """Note that the training loop asked for a batch. ``waits``: whether the loop has to wait for it."""
         if waits and self._latest_s > self.absence_s:
             self.absence_s += _ABSENCE_WEIGHT * (self._latest_s - self.absence_s)
         else:
@@ -117,7 +123,8 @@ class Pace:
         return self._rules.tasks_queued(self.row_s, rows, in_order=in_order, absence_s=self.absence_s)
 
     def depth(self, batch_rows: int, workers: int, *, in_order: bool, cheap: int = 0) -> int:
-        """The least number of batches ahead that keeps all workers busy, at least 2; ``cheap``: how many are cheap."""
+        """The least number of batches ahead that keeps all workers busy; never below 2. ``cheap``: how many batches
+        ahead are cheap."""
         rows = self.rows_per_task(batch_rows, workers)
         return self._rules.depth(
             self.row_s, batch_rows, workers, rows=rows, in_order=in_order, absence_s=self.absence_s, cheap=cheap
@@ -125,11 +132,11 @@ class Pace:
 
 
 class Shapes:
-    """The layout and the size of batches, learnt from earlier ones."""
+    """The layout and the size of batches, learnt from earlier batches."""
 
     def __init__(self, rules: LoaderRules) -> None:
         self.template: Template | None = None
-        """The layout expected of every sample; None while it is unknown or changes."""
+        """The layout that every sample is expected to have; None while it is unknown or changes."""
         self._sizes: deque[int] = deque(maxlen=rules.recent_batches)
         self._text_sizes: deque[int] = deque([0], maxlen=rules.recent_batches)
         self._sample_sizes: deque[int] = deque([0], maxlen=rules.recent_batches)
@@ -139,7 +146,7 @@ class Shapes:
         self._has_changed = False
 
     def note_match(self, template: Template, rows: int) -> None:
-        """A batch was laid out by ``template``, and every sample fitted."""
+        """Note that a batch was laid out by ``template``, and every sample fitted."""
         self.note_size(layout_of(template, rows).total_bytes)
         self._agreeing = self._agreeing + 1 if template == self._last else 1
         self._last = template
@@ -147,7 +154,7 @@ class Shapes:
             self.template = template
 
     def note_mismatch(self) -> None:
-        """A batch had to go through torch's collate function."""
+        """Note that a batch had to go through torch's collate function."""
         self._has_changed = True
         self.template = None
         self._agreeing = 0
@@ -156,17 +163,18 @@ class Shapes:
         self._sizes.append(batch_bytes)
 
     def note_guess(self, batch_bytes: int) -> None:
-        """What a batch takes judging by its first sample, which counts until the size of a batch is known."""
+        """Note the size of a batch as estimated from its first sample. The estimate is used until the size of a batch
+        is known."""
         self._guess = batch_bytes
 
     def note_texts(self, text_bytes: int, rows: int) -> None:
-        """The texts of a batch of ``rows`` samples took so many bytes."""
+        """Note that the texts of a batch of ``rows`` samples took ``text_bytes``."""
         is_short = text_bytes <= _SHORT_TEXT_BYTES
         self._text_sizes.append(0 if is_short else -(-text_bytes // max(1, rows)))
 
     @property
     def text_row_bytes(self) -> int:
-        """Room for the texts of one row, some more than they took of late; 0 where they are short."""
+        """The room for the texts of one row: somewhat more than recent texts took; 0 if texts are short."""
         largest = max(self._text_sizes)
         return largest + largest // 16 + _TEXT_FRAME_BYTES if largest else 0
 
@@ -175,7 +183,8 @@ class Shapes:
 
     @property
     def sample_bytes(self) -> int:
-        """What a worker holds while it makes one sample: the largest of late, and a quarter more where sizes vary."""
+        """The bytes that a worker holds while it makes one sample: the largest recent sample, plus a quarter if sizes
+        vary."""
         largest = max(self._sample_sizes)
         return largest if self.template is not None else largest * 5 // 4
 
@@ -185,5 +194,5 @@ class Shapes:
         if self.template is None:
             return max(self._sizes) + text_bytes if self._sizes else self._guess
         row_bytes = layout_of(self.template, rows).total_bytes
-        # They are two segments, and each is rounded up.
+        # Rows and texts lie in two segments, and the size of each segment is rounded up.
         return capacity_for(row_bytes) + capacity_for(text_bytes) if text_bytes else row_bytes

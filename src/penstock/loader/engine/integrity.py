@@ -1,12 +1,12 @@
-"""Whether every change of the engine's state was made to its end.
+"""Whether every change of the engine's state was completed.
 
-In:  the beginning and the end of each change; errors that the engine's own thread met.
-Out: an error for every later call, once a change was cut short.
+In:  the beginning and the end of each change; errors in the engine's own thread.
+Out: an error for every later call after a change was cut short.
 Runs in: trainer, under the engine's lock.
 
-Ctrl-C, or an exception from any other signal handler, may strike the training thread at any instruction, also while
-it moves a message from a socket to a batch. State that was left half changed is never used again: the engine only
-closes, and the loader's next iteration makes a new one.
+Ctrl-C, or an exception from any other signal handler, may interrupt the training thread at any instruction, even while
+it moves a message from a socket to a batch. State that was left half changed is never used again: the engine can only
+be closed, and the loader's next iteration makes a new engine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock.errors import PenstockError
 
 
 class IterationBroken(PenstockError, RuntimeError):
-    """The engine cannot go on; iterating the loader again makes a new one."""
+    """The engine cannot go on; the next iteration of the loader makes a new engine."""
 
 
 class EngineClosed(StopIteration):
-    """The loader was closed while a batch was on its way to the user, whose loop it ends."""
+    """The loader was closed while the user's loop waited for a batch; this ends the loop."""
 
 
 class Integrity:
@@ -30,13 +30,15 @@ class Integrity:
 
     def __init__(self) -> None:
         self.changing = False
-        """Whether a change is under way. If it is still set when the next change begins, one was cut short."""
+        """Whether a change is in progress. If it is still set when the next change begins, the earlier change was cut
+        short."""
         self.error: BaseException | None = None
-        """What cut it short, if the engine's own thread was making it."""
+        """The error that cut the change short, if the engine's own thread made the change."""
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
-        """Make a change. Where a batch passes, callers set ``changing`` themselves, which costs a tenth."""
+        """Mark a change in a ``with`` block. Callers that run once per batch set ``changing`` themselves, which takes a
+        tenth of the time."""
         if self.changing:
             raise self.broken()
         self.changing = True
@@ -49,15 +51,15 @@ class Integrity:
             self.error = error
 
     def broken(self) -> IterationBroken:
-        """The error for a call that finds a change cut short."""
+        """The error for a call after a change was cut short."""
         if self.error is None:
             return IterationBroken(
-                "an exception, such as Ctrl-C, cut an earlier call of this iteration short, so that it cannot go on; "
-                "iterate the loader again"
+                "an exception, such as Ctrl-C, cut short an earlier call of this iteration, and the iteration cannot "
+                "go on; iterate the loader again"
             )
         broken = IterationBroken(
-            f"the loader's own thread met {type(self.error).__name__}: {self.error}; this iteration cannot go on; "
-            "iterate the loader again"
+            f"an error in the loader's own thread ended this iteration; iterate the loader again. The error: "
+            f"{type(self.error).__name__}: {self.error}"
         )
         broken.__cause__ = self.error
         return broken

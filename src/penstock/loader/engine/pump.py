@@ -1,7 +1,7 @@
-"""The pump: waits for messages, deals with them, and wakes threads that wait.
+"""The pump: it waits for messages, handles them, and wakes threads that wait.
 
-In:  sockets of the workers; batches that the training thread asks for.
-Out: batches that are ready; everything else moved on as far as it can be.
+In:  sockets of the workers; requests of the training thread for batches.
+Out: batches that are ready; all other work is advanced as far as possible.
 Runs in: trainer: the training thread while it waits for a batch, the engine's own thread while the user computes.
 
 The engine's lock guards all state; no thread sleeps while it holds the lock.
@@ -32,26 +32,27 @@ from penstock.workers.fork_hygiene import ctrl_c_held_back
 from penstock.workers.protocol import Done
 
 _DOZE_S = 0.002
-"""How long the engine's thread leaves the work to the training thread after a batch: it is usually back sooner."""
+"""How long the engine's thread leaves the work to the training thread after a batch. The training thread usually comes
+back sooner."""
 _MOST_DOZES = 5
-"""How often the engine's thread checks on a waiting training thread before it waits to be woken: waking it costs the
-training thread more than a small batch does."""
+"""How many times the engine's thread looks whether the training thread still waits, before it sleeps until it is woken.
+Waking it costs the training thread more time than a small batch does."""
 _LONGEST_WAIT_S = 1.0
 _STARVED_S = 0.005
-"""How often to see whether the depth should grow while the training loop waits and a worker has nothing to do."""
+"""The interval at which the depth may grow while the training loop waits and a worker has nothing to do."""
 _DEVICE_POLL_S = 0.001
-"""How often to ask whether the device has read memory: it sends no event."""
+"""The interval at which the device is asked whether it has read memory. The device sends no event."""
 _GATHER_S = 0.0004
-"""When reports of short tasks come faster than this, they are left to gather: each round costs as much as a small
-batch."""
+"""Reports of short tasks that come faster than this gather before they are read, because each round costs as much time
+as a small batch."""
 
 
 class TimedOut(Exception):
-    """No batch within the time the user allowed; the message says which workers it waited for."""
+    """No batch came within the user's timeout; the message says which workers the batch waited for."""
 
 
 class Waker:
-    """The selector that threads wait on, and the way to wake them."""
+    """The selector on which threads wait, and the means to wake these threads."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
@@ -62,7 +63,8 @@ class Waker:
         self.selector.register(self._read, selectors.EVENT_READ, None)
 
     def wake(self, *, always: bool = False) -> None:
-        """Any thread: wake one that sleeps. ``always``: also one that is about to sleep."""
+        """Wake a thread that sleeps; any thread may call this. ``always``: wake a thread that is about to sleep,
+        too."""
         if self.sleepers or always:
             with contextlib.suppress(OSError):
                 self._write.send(b"\0")
@@ -90,52 +92,53 @@ class Pump:
         waker: Waker,
         counters: Counters,
     ) -> None:
-        """``lock`` guards the state of all parts, and ``integrity`` is the state's. Only a signal handler, in the
-        middle of a change, may find that its thread holds the lock already."""
+        """``lock`` guards the state of all parts; ``integrity`` notes whether changes of this state were completed.
+        Only a signal handler in the middle of a change may find that its own thread already holds the lock."""
         self._workers, self._arena, self._admission = parts.workers, parts.arena, parts.admission
         self._budget, self._dispatcher, self._settlement = budget, dispatcher, settlement
         self._lock, self._integrity, self._waker = lock, integrity, waker
         self._counters, self._rules = counters, parts.rules
         self.poll_device: Callable[[], bool] = lambda: False
-        """Releases memory that the device has read; says whether it is still reading some."""
+        """Releases memory that the device has read; returns whether the device is still reading other memory."""
         self.later: deque[Callable[[], None]] = deque()
-        """Changes that a signal handler asked for in the middle of another one."""
+        """Changes that a signal handler requested in the middle of another change."""
         self._askers: set[int] = set()
-        """Threads inside next_batch: usually none or one. An interrupted one is still in it, until it asks again."""
+        """The threads inside next_batch, usually none or one. An interrupted thread stays in this set until it asks for
+        a batch again."""
         self._parked = False
         self._resume: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Resumes the engine's thread. No Event: Ctrl-C inside one leaves its lock taken."""
+        """Resumes the engine's thread. It is no Event, because Ctrl-C inside an Event leaves the Event's lock taken."""
         self._has_raised = False
         """Whether the latest next_batch raised an error."""
         self.stopping = False
-        """Whether the engine closes or is closed."""
+        """Whether the engine is closing or closed."""
         self._epoch_ended = False
         self._last_wait_s = 0.0
         """When a thread last stopped waiting for events."""
         self._last_asked_s = self._left_s = time.monotonic()
         self._patience_s = self._rules.idle_release_s
-        """How long the user may not ask for a batch before the memory is released."""
+        """How many seconds may pass without a request for a batch before the memory is released."""
         self._away_s = 0.0
-        """How long the user last took between two batches."""
+        """How many seconds the user last took between two batches."""
         self._then: Callable[[], None] | None = None
-        """What the engine's thread does when it ends."""
+        """The function that the engine's thread calls when it ends."""
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     # -- the engine's thread ----------------------------------------------------------------
 
     def start_thread(self) -> None:
         if self._workers.count and self._thread.ident is None:
-            # Interrupted, it might leave a lock taken that the new thread waits for.
+            # An interrupted start might leave a lock taken for which the new thread waits.
             with ctrl_c_held_back():
                 self._thread.start()
 
     def stop_thread(self, then: Callable[[], None]) -> None:
-        """End the engine's thread and call ``then``, which may be called twice; any thread."""
+        """End the engine's thread and call ``then``, possibly twice. Any thread may call this."""
         here, thread = threading.current_thread(), self._thread
-        # A signal handler in the middle of a change, or a garbage collection in the engine's own thread, that dropped
-        # the iterator: ``then`` must wait until they are through.
+        # The iterator may have been dropped by a signal handler in the middle of a change, or by a garbage collection
+        # in the engine's own thread. ``then`` must wait until the change or the thread has ended.
         is_inside = here is thread or self._lock._is_owned()  # type: ignore[attr-defined]
-        # Ctrl-C may interrupt the main thread at any moment, but not the engine's.
+        # Ctrl-C may interrupt the main thread at any moment, but never the engine's thread.
         if here is threading.main_thread() or is_inside:
             self._then = then
         self.stopping = True
@@ -165,7 +168,7 @@ class Pump:
         """Pump while the training thread does not."""
         dozes = 0
         while not self.stopping:
-            # A loop over tiny batches is back within microseconds; two threads that pump would only collide.
+            # A loop over tiny batches asks again within microseconds; two threads that pump would only collide.
             is_hasty = self._away_s < _DOZE_S
             if is_hasty and dozes < _MOST_DOZES and (self._askers or time.monotonic() - self._left_s < _DOZE_S):
                 dozes = dozes + 1 if self._askers else 0
@@ -181,19 +184,20 @@ class Pump:
                     self._workers.reap_departed()
             if self._is_forgotten():
                 with self._lock, self._integrity.change():
-                    # The user may have asked while this thread waited for the lock.
+                    # The user may have asked for a batch while this thread waited for the lock.
                     if self._is_forgotten():
                         self._release_idle()
 
     def _release_idle(self) -> None:
-        """Release what the next epoch can make again; in the middle of one, the user comes back for what is ready."""
+        """Release the memory of batches that can be fetched again. In the middle of an epoch ready batches stay,
+        because the user comes back for them."""
         if self._epoch_ended or self._arena.headroom_bytes() < self._arena.in_use_bytes:
             self._dispatcher.release_idle()
         else:
             self._arena.close_free()
 
     def _is_forgotten(self) -> bool:
-        """Whether the user has not asked for so long that the memory is better used elsewhere."""
+        """Whether the user has asked for no batch for so long that other programs should get the memory."""
         is_late = time.monotonic() - self._last_asked_s > self._patience_s
         return is_late and not self._askers and not self._dispatcher.paused
 
@@ -207,7 +211,7 @@ class Pump:
     # -- one turn ---------------------------------------------------------------------------
 
     def turn(self, wait_s: float = _LONGEST_WAIT_S) -> None:
-        """Wait for events, then deal with them."""
+        """Wait for events, then handle them."""
         waker = self._waker
         waker.sleepers += 1
         try:
@@ -220,7 +224,7 @@ class Pump:
                     self._integrity.changing = True
                     self.pump()
                     self._integrity.changing = False
-            # This thread counts as a sleeper by now, so a copy that starts after the poll wakes it.
+            # This thread already counts as asleep, so a copy that starts after the poll wakes it.
             if wait_s and self.poll_device():
                 wait_s = min(wait_s, _DEVICE_POLL_S)
             if wait_s and self._dispatcher.queues_many and time.monotonic() - self._last_wait_s < _GATHER_S:
@@ -228,7 +232,7 @@ class Pump:
             try:
                 events = waker.selector.select(wait_s)
             except (OSError, ValueError):
-                # Another thread has closed the selector meanwhile.
+                # Another thread has closed the selector during the wait.
                 if self.stopping:
                     return
                 raise
@@ -243,12 +247,12 @@ class Pump:
             self._integrity.changing = True
             self.pump(events)
             self._integrity.changing = False
-        # Another thread's select() did not see these events; wake it in case it was waiting for one of them.
+        # Another thread's select() did not see these events. Wake that thread in case it waits for one of the events.
         if any(key.data is not None for key, _ in events):
             waker.wake()
 
     def pump(self, events: Any = ()) -> None:
-        """Deal with events, then move everything on. Under the lock."""
+        """Handle events, then advance all work; called under the lock."""
         for key, _ in events:
             worker: WorkerEntry | None = key.data
             if worker is None:
@@ -262,10 +266,10 @@ class Pump:
         self.progress()
 
     def progress(self) -> None:
-        """Assign tasks, release workers that leave, replace those that crashed, send messages. Under the lock."""
+        """Assign tasks, release workers that leave, replace crashed workers, send messages; called under the lock."""
         self._dispatcher.progress()
         self._workers.release_leavers()
-        # After an error, not before the user asks again: most loops end with it.
+        # After an error, replacements wait until the user asks again, because most loops end with the error.
         if self._admission.failure is None and not self._has_raised:
             for crashed in self._workers.replace_crashed():
                 self._counters.note_restart(crashed.worker_id, crashed.ending)
@@ -289,8 +293,8 @@ class Pump:
     # -- the training thread ----------------------------------------------------------------
 
     def next_batch(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
-        """The next batch; None once every batch that was offered is taken or the workers are exhausted.
-        ``draw_ahead``: draws and offers more batches, if the depth has grown during the wait."""
+        """The next batch; None once every offered batch is taken or the workers are exhausted. ``draw_ahead`` draws and
+        offers more batches if the depth has grown during the wait."""
         me = threading.get_ident()
         self._askers.add(me)
         try:
@@ -321,7 +325,7 @@ class Pump:
                 self._resume.put(None)
 
     def try_next(self) -> Batch | None:
-        """The next batch if it is ready now."""
+        """The next batch, or None if it is not ready now."""
         with self._lock, self._integrity.change():
             self._last_asked_s = self._left_s = time.monotonic()
             self._away_s = 0.0
@@ -336,7 +340,7 @@ class Pump:
         return batch
 
     def begin_epoch(self) -> None:
-        """The user asks for another epoch: the memory is no longer about to be released. Under the lock."""
+        """Note that the user asks for another epoch: the memory will not be released soon. Called under the lock."""
         self._last_asked_s = time.monotonic()
         self._patience_s = self._rules.idle_release_s
         self._epoch_ended = self._has_raised = False
@@ -346,7 +350,7 @@ class Pump:
         self._patience_s = self._rules.epoch_end_release_s
 
     def _wait(self, timeout_s: float, draw_ahead: Callable[[], None]) -> Batch | None:
-        """Pump until a batch is ready or there will be none."""
+        """Pump until a batch is ready or no further batch can come."""
         began = self._counters.waits_since_s = time.perf_counter()
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
         try:
@@ -396,13 +400,13 @@ class Pump:
     def _take(self) -> Batch | None:
         batch = self._settlement.take_ready()
         if batch is not None:
-            # The loop variable holds the previous batch until next() returns: no reason to hand that over.
+            # The loop variable holds the previous batch until next() returns, so that batch need not be handed over.
             self._admission.trainer_waits = False
         return batch
 
 
 def timeout_report(workers: WorkerSet, due: Batch | None) -> str:
-    """Which workers keep the batch waiting: with which samples, for how long, and where their code is."""
+    """Describes the workers that keep the batch waiting: their samples, since when, and where their code is."""
     starting = [worker.worker_id for worker in workers.members if not worker.peer.started]
     lines = [f"workers {starting} have not started yet"] if starting else []
     for worker, task in ((w, t) for w in workers.members for t in w.tasks.values() if t.batch is due):

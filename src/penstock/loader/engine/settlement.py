@@ -1,7 +1,7 @@
-"""Settlement: what messages and crashes of workers make of their batches.
+"""Settlement: how messages and crashes of workers change the workers' batches.
 
 In:  messages from workers; crashes.
-Out: batches that are ready, in order; the layout, sizes and speed learnt from them.
+Out: batches that are ready, in order; the layout, sizes and speed learnt from the messages.
 Runs in: trainer, under the engine's lock.
 """
 
@@ -19,7 +19,8 @@ from penstock.loader.engine.worker_set import WorkerEntry
 from penstock.workers.protocol import NO_SEGMENT, Done, Need, Notice, Resume, Room, Started
 
 _REAP_S = 0.5
-"""How long a worker that has closed its socket may take to end by itself, so that its exit status is its own."""
+"""How long a worker that has closed its socket may take to end by itself. A killed worker would not show its own exit
+status."""
 
 
 class Settlement:
@@ -28,7 +29,7 @@ class Settlement:
         self._pace, self._order = parts.pace, parts.order
         self._crashes, self._budget = crashes, budget
         self._noticed: set[str] = set()
-        """What workers have had the user told."""
+        """The notices of workers that the user has received already."""
 
     # -- messages and crashes ---------------------------------------------------------------
 
@@ -38,7 +39,7 @@ class Settlement:
             return
         self._workers.has_changed = True
         if isinstance(message, Notice):
-            # Every worker finds out by itself.
+            # Every worker sends such a notice, but the user needs it once.
             if message.text not in self._noticed:
                 self._noticed.add(message.text)
                 self._admission.notices.add(message.text)
@@ -52,9 +53,9 @@ class Settlement:
             self._crashes.note_start()
 
     def on_crash(self, worker: WorkerEntry) -> None:
-        """A worker has ended. Its tasks are assigned again."""
+        """Handle the end of a worker: its tasks are assigned again."""
         self._admission.forget_worker(worker)
-        # Until it is reaped it might still write into rows that are assigned to another worker next.
+        # Until the worker is reaped, it might still write into rows that are assigned to another worker next.
         status = worker.peer.reap(time.monotonic() + _REAP_S)
         worker.ending = how_it_ended(worker.pid, status)
         in_hand = self._workers.in_hand(worker)
@@ -75,7 +76,7 @@ class Settlement:
     # -- ready batches ----------------------------------------------------------------------
 
     def take_ready(self) -> Batch | None:
-        """The batch to deliver now, if there is one. Turns of exhausted workers are skipped."""
+        """The batch to deliver now, or None. Turns of exhausted workers are skipped."""
         batches = self._admission.open
         while batches:
             batch = self._admission.due
@@ -90,7 +91,7 @@ class Settlement:
 
     @property
     def is_over(self) -> bool:
-        """Whether there will be no further batch."""
+        """Whether no further batch will come."""
         if self._admission.failure is not None:
             return False
         batches = self._admission.open
@@ -109,12 +110,12 @@ class Settlement:
             admission.ask(worker, need)
             return
         if admission.shapes.expected_bytes(task.batch.rows) is None:
-            # Samples may share most of what they hold, so that no guess is as good as a need.
+            # Samples may share most of the memory that they hold, so no guess is as good as a need.
             admission.shapes.note_guess(min(need.need_bytes, admission.arena.limit_bytes // 2))
             self._pace.builds_whole = self._budget.lets_build_whole()
             task.private_bytes = self._budget.task_bytes(task.batch)
             if self._pace.splits and not task.batch.evicted:
-                # When it was assigned, its size was unknown. It starts over, shared by the workers.
+                # When the batch was assigned, its size was unknown. It starts over, and the workers share it.
                 admission.evict(task.batch)
         if task.batch.evicted:
             worker.drop(task)
@@ -164,12 +165,12 @@ class Settlement:
             self._settle(batch)
 
     def _settle(self, batch: Batch) -> None:
-        """Every task of the batch is done: it is ready, or must be collated."""
+        """Make a batch ready, or mark it for collation, when all of its tasks are done."""
         result, shapes = batch.result, self._admission.shapes
         if batch.error is not None:
             self._admission.release(batch)
         elif result is not None:
-            # The encoded result stays; the rows and parts that it was made of do not.
+            # The encoded result stays; the rows and parts of which it was made are released.
             kept = batch.extra.pop(result.segment, None)
             self._admission.release(batch)
             if kept is not None:
@@ -194,7 +195,7 @@ class Settlement:
         self._admission.settled(batch)
 
     def _undo(self, task: Task) -> None:
-        """The task was not done: its rows, or the collation, must be assigned again."""
+        """Return the work of a task that was not done: its rows, or the collation, must be assigned again."""
         batch = task.batch
         batch.running -= 1
         self._admission.release_room(task)
@@ -202,7 +203,7 @@ class Settlement:
             if not batch.running:
                 self._admission.start_over(batch)
         elif batch.error is not None:
-            # A batch that cannot be completed is not fetched any further.
+            # If a batch cannot be completed, its remaining rows are not fetched.
             batch.todo.clear()
             if batch.at_rest:
                 self._settle(batch)

@@ -1,8 +1,8 @@
-"""The workers of one engine: started, at work, leaving, crashed, reaped.
+"""The workers of one engine, from their start until they have left or crashed and are reaped.
 
-In:  how many workers there should be; the starter of one kind of worker.
-Out: workers to give tasks to; the private memory they take; what each of them does now.
-Runs in: trainer, under the engine's lock; a start that takes long runs in a thread of its own.
+In:  the number of workers that there should be; the starter of one kind of worker.
+Out: workers that can take tasks; the private memory that workers take; the current work of each worker.
+Runs in: trainer, under the engine's lock; a start that takes a long time runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ Doing = Literal["starting", "idle", "fetching", "collating", "waiting for memory
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerNow:
-    """What one worker does at this moment."""
+    """The current work of one worker."""
 
     worker_id: int
     pid: int | None
-    """None for a thread."""
+    """The process id of the worker; None for a thread."""
     doing: Doing
     batch: int | None
-    """Number, within its epoch, of the batch it works on."""
+    """The number, within its epoch, of the batch on which the worker works."""
     index: str | None
-    """The index it fetches, as the sampler gave it, where that is known."""
+    """The index that the worker fetches, as the sampler gave it; None if it is unknown."""
     since_s: float | None
-    """How long it has had that task."""
+    """The seconds since the worker got its current task."""
     samples: int
-    """Samples it has fetched since its start."""
+    """The number of samples that the worker has fetched since its start."""
     restarts: int
     """How often a worker with this number crashed and was replaced."""
     private_bytes: int
     leaving: bool
-    """Whether it stops as soon as its tasks are done."""
+    """Whether the worker stops as soon as its tasks are done."""
 
 
 @dataclass(eq=False)
 class WorkerEntry:
-    """One worker of the set. A crashed worker's replacement has the same ``worker_id`` and an entry of its own."""
+    """One worker of the set. The replacement of a crashed worker has the same ``worker_id`` but an entry of its own."""
 
     peer: Worker
     """The process or thread itself, and the connection to it."""
     tasks: dict[int, Task] = field(default_factory=dict)
     exhausted: bool = False
-    """Whether its copy of an iterable dataset has no more samples in this epoch."""
+    """Whether the worker's copy of an iterable dataset has no more samples in this epoch."""
     resume: Resume = _FROM_THE_START
-    """Where a replacement continues, when batches belong to workers in turn."""
+    """Where a replacement continues, if batches belong to workers in turn."""
     leaving: bool = False
-    """Whether it gets no further tasks and stops when its own are done."""
+    """Whether the worker gets no further tasks and stops when its tasks are done."""
     has_unsent: bool = False
-    """Whether its socket is full and watched until it takes more."""
+    """Whether the worker's socket is full and is watched until it accepts more data."""
     base_bytes: int = 0
-    """Its private memory before its first task."""
+    """The worker's private memory before its first task."""
     may_keep: bool = False
-    """Whether it may keep the memory of samples, as it was told last."""
+    """Whether the worker may keep the memory of samples, according to the latest message to it."""
     at_batch: int = -1
-    """The number of the shared batch that it fetched rows of last."""
+    """The number of the shared batch of which the worker last fetched rows."""
     rows_done: int = 0
-    """Samples it has fetched."""
+    """The number of samples that the worker has fetched."""
     ending: str = ""
-    """How it crashed, in words; empty until then."""
+    """How the worker crashed, in words; empty before a crash."""
 
     @property
     def worker_id(self) -> int:
@@ -86,12 +86,12 @@ class WorkerEntry:
         return self.peer.pid
 
     def expected_bytes(self, fetch_bytes: int) -> int:
-        """The private memory to expect: the larger of what was measured and what its tasks need."""
+        """The expected private memory: the measured memory or the need of the worker's tasks, whichever is larger."""
         ahead = max((task.private_bytes for task in self.tasks.values()), default=0)
         return max(self.peer.private_bytes, self.base_bytes + max(fetch_bytes, ahead))
 
     def growth_bytes(self, task_bytes: int, fetch_bytes: int) -> int:
-        """How much it would grow during a task that takes ``task_bytes`` of private memory."""
+        """How many bytes the worker would grow during a task that takes ``task_bytes`` of private memory."""
         return max(0, self.base_bytes + task_bytes - self.expected_bytes(fetch_bytes))
 
     def show(self, segment: Segment) -> None:
@@ -112,7 +112,7 @@ class WorkerEntry:
             self.peer.post(KeepMemory(allowed))
 
     def drop(self, task: Task) -> None:
-        """Answer a worker that waits for room: it must drop its samples."""
+        """Make a worker that waits for room drop its samples."""
         task.need = None
         self.peer.post(Room(task.number, DROP, None))
 
@@ -129,11 +129,11 @@ class WorkerSet:
         start_failed: Callable[[int, Exception], None],
         keeps_position: bool,
     ) -> None:
-        """``selector`` gets every worker's socket, with its entry as data. ``lock`` is the engine's. ``wake`` is called
-        without the lock when a worker has started in a thread. ``keeps_position``: whether a replacement continues
-        where the crashed worker was."""
+        """``selector`` gets every worker's socket, with the worker's entry as data. ``lock`` is the engine's. ``wake``
+        is called without the lock when a worker has started in a thread. ``keeps_position``: whether a replacement
+        continues from the position of the crashed worker."""
         self.count = count
-        """How many workers there should be. Some may still be starting, others leaving."""
+        """The number of workers that there should be. Some may still be starting, others leaving."""
         self.members: list[WorkerEntry] = []
         """Workers that were started and have neither left nor crashed."""
         self.has_changed = True
@@ -145,13 +145,13 @@ class WorkerSet:
         self._start_failed = start_failed
         self._keeps_position = keeps_position
         self._starting: set[int] = set()
-        """Numbers of workers whose start is under way."""
+        """The numbers of workers whose start is in progress."""
         self._start_threads: list[threading.Thread] = []
-        """Threads that start one worker each."""
+        """The threads that start one worker each."""
         self._crashed: list[WorkerEntry] = []
-        """Crashed workers to be replaced."""
+        """Crashed workers that are to be replaced."""
         self._unstarted: list[tuple[int, Resume | None, bool]] = []
-        """What ``_start`` was given for workers that could not be started; they are tried again."""
+        """The arguments of ``_start`` for workers that could not be started; each start is tried again."""
         self._departing: list[WorkerEntry] = []
         """Workers that were asked to stop and are not reaped yet."""
 
@@ -164,11 +164,11 @@ class WorkerSet:
         return (number for number in itertools.count() if number not in taken)
 
     def start_first(self, worker_id: int, resume: Resume | None) -> None:
-        """Start a worker in this thread; raises what prevents it."""
+        """Start a worker in this thread; raises the exception that prevents the start."""
         self._add(self._starter.start(worker_id, self.count, resume), resume, exhausted=False)
 
     def resize(self, count: int) -> None:
-        """Change how many workers there should be: the missing ones start, those with the highest numbers leave."""
+        """Change the number of workers: missing workers start, or the workers with the highest numbers leave."""
         self.count = count
         staying = sorted((w for w in self.members if not w.leaving), key=lambda w: w.worker_id)
         for worker in staying[count:]:
@@ -178,7 +178,8 @@ class WorkerSet:
             self._start(worker_id, None, exhausted=False)
 
     def replace_crashed(self) -> list[WorkerEntry]:
-        """Start replacements, and what could not be started before; returns the crashed workers that are replaced."""
+        """Start replacements, and workers that could not be started before; returns the crashed workers that are
+        replaced."""
         if not self._crashed and not self._unstarted:
             return []
         unstarted, self._unstarted = self._unstarted, []
@@ -226,14 +227,14 @@ class WorkerSet:
     def _add(self, peer: Worker, resume: Resume | None, exhausted: bool) -> None:
         self._starting.discard(peer.worker_id)
         worker = WorkerEntry(peer, exhausted=exhausted, resume=resume or _FROM_THE_START)
-        # The set may have been made smaller during the start.
+        # The set of workers may have been made smaller during the start.
         worker.leaving = sum(1 for other in self.members if not other.leaving) >= self.count
         self.members.append(worker)
         self._selector.register(peer, selectors.EVENT_READ, worker)
 
     @property
     def imports_main(self) -> bool:
-        """Whether a new worker imports the program's main module: it is spawned, not forked."""
+        """Whether a new worker imports the program's main module, because it is spawned instead of forked."""
         return not self._starter.starts_at_once
 
     @property
@@ -241,7 +242,7 @@ class WorkerSet:
         return bool(self._starting)
 
     def await_starts(self) -> None:
-        """Wait, without the lock, until no start is under way."""
+        """Wait, without the lock, until no start is in progress."""
         for thread in self._start_threads:
             thread.join()
 
@@ -252,7 +253,7 @@ class WorkerSet:
         return [w for w in self.members if len(w.tasks) < most_queued and w.peer.started and not w.leaving]
 
     def idlest(self, most_queued: int) -> WorkerEntry | None:
-        """The worker with the fewest tasks that can take another one."""
+        """The worker with the fewest tasks, among the workers that can take another task."""
         idlest, fewest = None, most_queued
         for worker in self.members:
             if len(worker.tasks) < fewest and worker.peer.started and not worker.leaving:
@@ -265,11 +266,11 @@ class WorkerSet:
 
     @property
     def all_exhausted(self) -> bool:
-        """Whether all workers are there and none of them has further samples in this epoch."""
+        """Whether all workers have started and no worker has further samples in this epoch."""
         return len(self.members) == self.count and all(worker.exhausted for worker in self.members)
 
     def flush(self) -> None:
-        """Send queued messages; a full socket is watched until it takes more."""
+        """Send queued messages; a full socket is watched until it accepts more data."""
         for worker in self.members:
             unsent = worker.peer.flush()
             if unsent != worker.has_unsent:
@@ -283,7 +284,7 @@ class WorkerSet:
             worker.peer.detach(segment.number)
 
     def in_hand(self, worker: WorkerEntry) -> tuple[int, int]:
-        """Number of the task that a worker is or was at, and the row of it; negative: none."""
+        """The number of a worker's current or last task, and the row in this task; negative if there is none."""
         if self._starter.board is None:
             return next(iter(worker.tasks), -1), -1
         return self._starter.board.in_hand(worker.worker_id)
@@ -293,7 +294,7 @@ class WorkerSet:
         return stack_dump.stack_of(worker.pid, worker.peer.trace_fd)
 
     def now(self, restarts: dict[int, int]) -> list[WorkerNow]:
-        """What every worker does; ``restarts`` gives the number of restarts by worker."""
+        """The current work of every worker; ``restarts`` has the number of restarts of each worker."""
         return [self._now(worker, restarts.get(worker.worker_id, 0)) for worker in list(self.members)]
 
     def _now(self, worker: WorkerEntry, restarts: int) -> WorkerNow:
@@ -326,8 +327,8 @@ class WorkerSet:
     # -- memory -----------------------------------------------------------------------------
 
     def expected_bytes(self, fetch_bytes: int) -> int | None:
-        """The private memory to expect of all started workers, if each holds ``fetch_bytes`` while it fetches; None
-        before the first has started."""
+        """The expected private memory of all started workers, if each holds ``fetch_bytes`` while it fetches; None
+        before the first worker has started."""
         started = [worker for worker in self.members if worker.peer.started]
         return sum(worker.expected_bytes(fetch_bytes) for worker in started) if started else None
 
@@ -342,17 +343,17 @@ class WorkerSet:
 
     @property
     def samples_bytes(self) -> int:
-        """Of the workers' private memory, what they took since they began to fetch samples."""
+        """The private memory that the workers took since they began to fetch samples."""
         return sum(max(0, worker.peer.private_bytes - worker.base_bytes) for worker in self.members)
 
     def allow_keeping(self, allowed: bool) -> None:
-        """Whether workers may keep the memory of one sample for the next."""
+        """Set whether workers may keep the memory of one sample for the next sample."""
         for worker in self.members:
             if worker.peer.started:
                 worker.allow_keeping(allowed)
 
     def return_kept(self) -> None:
-        """Have all workers return the memory that they keep."""
+        """Make all workers return the memory that they keep."""
         for worker in self.members:
             if worker.may_keep:
                 worker.allow_keeping(False)
@@ -361,18 +362,18 @@ class WorkerSet:
     # -- leaving ----------------------------------------------------------------------------
 
     def hang_up(self, worker: WorkerEntry) -> None:
-        """The worker has closed its socket: stop listening to it."""
+        """Stop listening to a worker that has closed its socket."""
         self._selector.unregister(worker.peer)
 
     def remove(self, worker: WorkerEntry, *, replace: bool) -> None:
-        """Take out a crashed worker; ``replace``: whether another one takes its place."""
+        """Remove a crashed worker from the set; ``replace``: whether another worker takes its place."""
         self.has_changed = True
         self.members.remove(worker)
         if replace:
             self._crashed.append(worker)
 
     def release_leavers(self) -> None:
-        """Stop leaving workers that have finished their tasks."""
+        """Stop the leaving workers that have finished their tasks."""
         leavers = [worker for worker in self.members if worker.leaving and not worker.tasks]
         if leavers:
             self.members = [worker for worker in self.members if worker not in leavers]
@@ -401,7 +402,7 @@ class WorkerSet:
         """Stop and reap all workers."""
         try:
             for worker in self.members:
-                # If a change was cut short, it may not be registered.
+                # If a change was cut short, the worker may not be registered.
                 with contextlib.suppress(KeyError, ValueError):
                     self._selector.unregister(worker.peer)
                 worker.peer.stop()

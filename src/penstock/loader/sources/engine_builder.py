@@ -1,6 +1,6 @@
 """Puts an engine together from a loader's arguments.
 
-In:  a DataLoader, and what its iterator has drawn or shares with it.
+In:  a DataLoader; the objects that its iterator has drawn or shares with the loader.
 Out: an engine that is not started.
 Runs in: trainer.
 """
@@ -41,9 +41,9 @@ def build_engine(
     resume: dict[int, Resume],
     page_locks: PageLocks | None,
 ) -> Engine:
-    """``dataset``: the loader's, with its seed applied if it is a data pipe. ``place``: world size and rank.
-    ``fetcher`` fetches in the training thread, for when there are no workers. ``resume``: where workers with batches of
-    their own continue."""
+    """``dataset``: the loader's dataset, with its seed applied if it is a data pipe. ``place``: world size and rank.
+    ``fetcher`` fetches in the training thread when there are no workers. ``resume``: where each worker with batches of
+    its own continues."""
     is_stream = loader._dataset_kind == _DatasetKind.Iterable
     setup = Setup(
         dataset=dataset,

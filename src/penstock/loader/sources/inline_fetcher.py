@@ -1,7 +1,7 @@
-"""Fetching without a worker: in the training thread, with a worker's randomness.
+"""Fetches batches without a worker: in the training thread, with a worker's randomness.
 
 In:  indices and the batch's seed.
-Out: the batch, collated; the caller's generators as they were.
+Out: the collated batch; the caller's generators in their earlier states.
 Runs in: trainer.
 """
 
@@ -23,10 +23,10 @@ _LEARNING_BATCHES = 3
 
 
 class UsedGenerators:
-    """Which global generators a dataset and its collate function use, as far as seen.
+    """The global generators that a dataset and its collate function were seen to use.
 
-    The first batches are fetched with all generators seeded. Later ones seed only those that were in use by then. A
-    batch that uses another one comes as a surprise and is fetched again, which can happen once per generator.
+    The first batches are fetched with all generators seeded. Later batches seed only the generators that were used by
+    then. A batch that uses another generator is a surprise and is fetched again, which can happen once per generator.
     """
 
     __slots__ = ("is_surprised", "known", "learning_left", "seeders")
@@ -36,12 +36,13 @@ class UsedGenerators:
         """How many batches are still fetched with all generators seeded."""
         self.known: Sequence[WatchedGenerator] = ()
         self.seeders: Seeders = ()
-        """What to call before each stretch of rows, and before collation."""
+        """The functions to call before each stretch of rows, and before collation."""
         self.is_surprised = False
-        """Whether the latest batch used a generator that was not seeded for it."""
+        """Whether the latest batch used a generator that was not seeded for this batch."""
 
     def learn_from(self, watch: GeneratorWatch) -> Seeders:
-        """A batch begins that is learnt from. Returns what to call before each stretch, and before collation."""
+        """Note the beginning of a batch from which the use of generators is learnt. Returns the functions to call
+        before each stretch and before collation."""
         self.learning_left -= 1
         return (lambda _: self.note(watch.used(), surprises=False), *_ALL, lambda _: watch.forget())
 
@@ -54,7 +55,7 @@ class UsedGenerators:
 
 
 class InlineFetcher:
-    """Returns the same batches as a worker."""
+    """Fetches the same batches as a worker would."""
 
     __slots__ = ("_auto_collation", "_by_list", "_collate_fn", "_dataset", "_fetches_whole", "_used", "_watch")
 
@@ -70,12 +71,12 @@ class InlineFetcher:
 
     @property
     def lists_indices(self) -> bool:
-        """Whether the indices of a batch must be a list, to be divided."""
+        """Whether the indices of a batch must be a list, so that they can be divided."""
         return not self._fetches_whole
 
     def fetch(self, indices: Any, seed_of: Callable[[int], int] | None, number: int, position: int) -> Any:
-        """``seed_of`` gives the seed of the batch with that ``number``; None: generators are not seeded. ``position``
-        is the batch's position in the loader's forecast."""
+        """``seed_of`` returns the seed of the batch with this ``number``; None if generators are not seeded.
+        ``position`` is the batch's position in the loader's forecast."""
         # This thread may be fetching a batch of another loader, whose dataset contains this loader.
         before = forecast_position.current()
         if position == before:

@@ -4,7 +4,8 @@ In:  indices drawn by the iterator.
 Out: batches.
 Runs in: trainer, in the training thread.
 
-The iterator uses it in the place of an engine until there are workers. It starts no thread and sets no memory aside.
+The iterator uses this source in place of an engine until there are workers. The source starts no thread and sets no
+memory aside.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DrawnBatch:
-    """A batch that was drawn from the sampler. Without workers it is fetched when it is due."""
+    """A batch that was drawn from the sampler. Without workers the batch is fetched when it is due."""
 
     __slots__ = ("failure", "forecast_position", "indices", "number", "rows", "sampler_state")
 
@@ -64,11 +65,11 @@ class DrawnBatch:
         )
 
     def stop_passing(self) -> None:
-        """It has no segments."""
+        """Do nothing: the batch has no segments."""
 
 
 class InlineSource:
-    """Has what the iterator and copies to a device use of an engine."""
+    """Has the attributes and methods of an engine that the iterator and copies to a device use."""
 
     __slots__ = ("_counters", "_fetcher", "_poll_device", "seed_of", "waiting")
 
@@ -78,7 +79,7 @@ class InlineSource:
         self._poll_device: Callable[[], Any] | None = None
         self.waiting: deque[DrawnBatch] = deque()
         self.seed_of: Callable[[int], int] | None = None
-        """Gives a batch's seed by its number; None: generators are not seeded."""
+        """Returns a batch's seed by the batch's number; None if generators are not seeded."""
 
     @property
     def undelivered(self) -> int:
@@ -89,17 +90,17 @@ class InlineSource:
         self.waiting.append(batch)
 
     def next_batch(self, timeout_s: float, draw: Callable[[], None]) -> DrawnBatch | None:
-        """The next batch, to be delivered; None once every batch that was offered is taken."""
+        """The next batch to deliver; None once every offered batch is taken."""
         if self._poll_device is not None:
             self._poll_device()
         return self.waiting.popleft() if self.waiting else None
 
     def try_next(self) -> DrawnBatch | None:
-        """No batch is ready before it is due."""
+        """None: no batch is ready before it is due."""
         return None
 
     def deliver(self, batch: DrawnBatch, *, stays_on_host: Callable[[Any], bool] | None = None) -> Any:
-        """Fetch the batch. Raises what its sampler, dataset or collate function raised."""
+        """Fetch the batch. Raises the exception of its sampler, dataset or collate function."""
         failure = batch.failure and batch.failure()
         if failure is not None:
             raise failure.error
@@ -112,21 +113,22 @@ class InlineSource:
             counters.note_wait(counters.clock() - began_s)
 
     def end_epoch(self) -> None:
-        """No memory is set aside."""
+        """Do nothing: no memory is set aside."""
 
     def watch_device(self, poll: Callable[[], bool]) -> None:
-        """``poll`` releases memory that the device has read."""
+        """Note ``poll``, which releases memory that the device has read."""
         self._poll_device = poll
 
     def wake(self) -> None:
-        """No thread waits."""
+        """Do nothing: no thread waits."""
 
 
 def fetcher_of(loader: DataLoader[Any], dataset: Any) -> InlineFetcher:
-    """The loader keeps the fetcher, with what it has learnt of the dataset, from iteration to iteration."""
+    """The fetcher of a loader. The loader keeps it, and what it has learnt about the dataset, from iteration to
+    iteration."""
     kept = loader._fetcher
     if kept is None or not kept.serves(dataset, loader.collate_fn):
         kept = InlineFetcher(dataset, loader.collate_fn, auto_collation=loader._auto_collation)
-        # Not through __setattr__, which takes a tenth of the time of an iterator without workers.
+        # This bypasses __setattr__: a call of it takes a tenth of the time of an iterator without workers.
         loader.__dict__["_fetcher"] = kept
     return kept

@@ -1,7 +1,7 @@
-"""The samples of a dataset with indices: in row order, each stretch of rows under its own seed.
+"""Fetches the samples of a dataset with indices, in row order; each stretch of rows has its own seed.
 
 In:  tasks.
-Out: groups of samples; the row at hand, on the board.
+Out: groups of samples; the current row, on the board.
 Runs in: worker.
 """
 
@@ -21,12 +21,12 @@ from penstock.workers.stretches import stretch_rows
 
 _USES_GENERATORS = (
     "{} draws from Python's, numpy's or torch's global random generator, so its samples are fetched one after the "
-    "other: batches would depend on timing otherwise, and threads_per_worker= has no effect. Draw random numbers in "
-    "collate_fn, which runs alone, or leave threads_per_worker= out."
+    "other, and threads_per_worker= has no effect; otherwise batches would depend on timing. Draw random numbers in "
+    "collate_fn, which runs while no other thread fetches a sample, or leave threads_per_worker= out."
 )
 _GIVE_UP_AFTER = 3
-"""Threads end once so many tasks in a row have used a generator. Fewer may be an accident, such as the random delay
-before a request is repeated."""
+"""Threads end once this many tasks in a row have used a generator. A smaller number of such tasks may be an accident,
+such as the random delay before a request is repeated."""
 
 
 class IndexedSamples:
@@ -35,16 +35,16 @@ class IndexedSamples:
         self._views = views
         self._send = send
         self._threads = SampleThreads(setup.threads) if setup.fetches_in_threads else None
-        """None also once the dataset is seen to use the global generators."""
+        """None if there are no threads, and also once the dataset is seen to use the global generators."""
         self._tasks_in_vain = 0
-        """Latest tasks in a row that used a generator."""
+        """The number of latest tasks in a row that used a generator."""
 
     def groups(self, task: Fetch, most: Callable[[], int]) -> Iterator[list[Any]]:
-        """Samples of the task in row order, a few at a time. ``most``: how many may be in hand together, as far as is
-        known by now; as many as there are threads may be in any case."""
+        """Samples of the task in row order, a few at a time. ``most`` returns how many samples may be held at a time,
+        as far as is known by now. As many samples as there are threads are always allowed."""
         dataset, indices = self._setup.dataset, task.indices
-        # A cached dataset seeds every load by its key, so seeding here is unnecessary. Not so in a subclass, which may
-        # draw random numbers itself.
+        # A cached dataset seeds the load of every key by that key, so seeding here is unnecessary. A subclass is
+        # different: it may draw random numbers itself.
         self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
         get = partial(self_seeded or getitem, dataset)
         begun = 0
@@ -58,7 +58,8 @@ class IndexedSamples:
         while begun < len(indices):
             self.at_row(task.first_row + begun)
             if self_seeded is None:
-                # In the middle of a stretch too: the rows before came from threads and used no generator.
+                # The generators are seeded in the middle of a stretch too: the rows before came from threads and used
+                # no generator.
                 self.seed(task, (task.first_row + begun) // step)
             stretch = indices[begun : begun // step * step + step]
             if by_list:
@@ -73,8 +74,8 @@ class IndexedSamples:
                 yield [get(index) for index in group]
 
     def _in_threads(self, get: Callable[[Any], Any], task: Fetch, most: Callable[[], int]) -> Iterator[Any]:
-        """The samples of the task's first rows, in row order: all of them, or those before the dataset used a global
-        generator."""
+        """The samples of the task's first rows, in row order: all of these rows, or the rows before the dataset used a
+        global generator."""
         threads = self._threads
         assert threads is not None
         self.at_row(task.first_row)
@@ -96,7 +97,8 @@ class IndexedSamples:
             self._tasks_in_vain = 0
 
     def rest(self) -> None:
-        """Wait until no sample is under way: it would disturb the next task's generators, and take memory."""
+        """Wait until no sample is being fetched: such a sample would disturb the next task's generators and take
+        memory."""
         if self._threads is not None:
             self._threads.rest()
 

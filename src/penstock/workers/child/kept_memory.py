@@ -1,12 +1,12 @@
-"""Whether a worker keeps the memory of a sample for the next one, or returns it to the kernel.
+"""Decides whether a worker keeps the memory of a sample for the next sample, or returns it to the kernel.
 
 In:  the end of every sample; whether the trainer's budget has room for kept memory.
-Out: settings of glibc's malloc, and memory returned.
+Out: settings of glibc's malloc, and returned memory.
 Runs in: worker, in a process of its own.
 
-Returned memory is mapped and cleared by the kernel again for every sample, which can take longer than the sample
-itself; kept memory is lost to batches. So memory is kept only where the kernel takes a large share of the worker's
-time, the budget has room, and samples are alike: among uneven ones it would be as large as the largest.
+The kernel maps and clears returned memory again for every sample, which can take longer than the sample itself. Kept
+memory cannot be used for batches. So memory is kept only where the kernel takes a large share of the worker's time, the
+budget has room, and samples are alike: among uneven samples, kept memory would be as large as the largest sample.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from typing import Protocol
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _RETURNED_FROM_BYTES = 1 << 20
-"""Blocks of this size are returned as soon as they are freed, unless memory is kept."""
+"""Blocks of at least this size are returned as soon as they are freed, unless memory is kept."""
 _TOP_BYTES = 4 << 20
-"""Smaller ones stay, up to this much in all."""
+"""Smaller freed blocks stay in the process, up to this many bytes in all."""
 _MOST_MAPPINGS = 1 << 16
-"""glibc's own limit of mapped blocks."""
+"""glibc's own limit on the number of mapped blocks."""
 
 _CACHED_BELOW_BYTES, _CACHED_BLOCKS = 1040, 7
-"""Each thread has this many free blocks of every size below that at hand."""
+"""Each thread caches free blocks of every size below the first number, and of each size as many as the second
+number."""
 
 _WINDOW_S = 0.1
 _KERNEL_SHARE = 0.35
 _WINDOWS = 2
-"""In so many windows in a row the kernel must take that share: filling new segments takes time once."""
+"""In this many windows in a row the kernel must take ``_KERNEL_SHARE`` of the time. One window is not enough: filling
+new segments takes time once."""
 _PROBES = 4
-"""Memory is returned after each of this many samples, which shows how much each of them takes."""
+"""Memory is returned after each of this many samples, which shows how much memory each sample takes."""
 _ALIKE = 1.5
 _MOST_TIMES, _MOST_MORE_BYTES = 2.25, 4 << 20
-"""Kept memory may be this many times what one sample takes, and this much more: blocks do not always fit where others
-were."""
+"""Kept memory may be the memory of one sample times the first number, plus the second number: blocks do not always fit
+where others were."""
 _LEAST_SAMPLES = 8
-"""If kept memory exceeds that within fewer samples, they are not alike."""
+"""If kept memory exceeds its limit twice within fewer samples than this, the samples are not alike."""
 _LEAST_BYTES = 1 << 20
-"""A sample that takes less gains nothing."""
+"""A sample that takes less memory than this gains nothing."""
 _PROBE_EVERY_S = 10.0
 _LONGEST_RETURN_S, _RETURN_S_PER_BYTE = 0.02, 1e-9
-"""If the kernel takes longer than this to take memory back, none is kept."""
+"""If the kernel takes longer than this to take memory back, no memory is kept."""
 _LONGEST_PAUSE_S = 300.0
 
 
@@ -60,7 +62,7 @@ class Malloc(Protocol):
 
 
 class GlibcMalloc:
-    """glibc's allocator, for all of this process."""
+    """glibc's allocator, for the whole process."""
 
     def __init__(self, libc: ctypes.CDLL) -> None:
         self._libc = libc
@@ -69,7 +71,7 @@ class GlibcMalloc:
         self.give_back()
 
     def keep(self) -> None:
-        """Serve large blocks from the heap, and leave what is freed in it."""
+        """Serve large blocks from the heap, and leave freed blocks in the heap."""
         self._libc.mallopt(_M_MMAP_MAX, 0)
         self._libc.mallopt(_M_TRIM_THRESHOLD, -1)
         self._fill_cache()
@@ -81,19 +83,19 @@ class GlibcMalloc:
         self._libc.mallopt(_M_TRIM_THRESHOLD, _TOP_BYTES)
 
     def _fill_cache(self) -> None:
-        """Fill the thread's cache of small free blocks. Otherwise the scraps of aligned large blocks end up there, and
-        the free space between them is never joined again: the next large block does not fit."""
+        """Fill the thread's cache of small free blocks. Otherwise the scraps of aligned large blocks end up in this
+        cache, and the free space between the scraps is never joined again: the next large block does not fit."""
         blocks = [self._libc.malloc(size) for size in range(8, _CACHED_BELOW_BYTES, 16) for _ in range(_CACHED_BLOCKS)]
         for block in blocks:
             self._libc.free(block)
 
     def trim(self) -> None:
-        """Return all free memory to the kernel, wherever in the heap it lies."""
+        """Return all free memory to the kernel, wherever it lies in the heap."""
         self._libc.malloc_trim(0)
 
 
 def glibc_malloc() -> GlibcMalloc | None:
-    """The allocator, where it is glibc's."""
+    """The allocator, or None if it is not glibc's."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -105,7 +107,7 @@ def _kernel_s() -> float:
 
 
 def _queued_s() -> float:
-    """How long this thread was ready to run and had no core, as far as the kernel says."""
+    """How long this thread was ready to run but had no core, as reported by the kernel."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -113,7 +115,8 @@ def _queued_s() -> float:
 
 
 class KeptMemory:
-    """Decides for one worker; call ``sample_done`` whenever a sample has been written and dropped."""
+    """Decides for one worker whether memory is kept. Call ``sample_done`` whenever a sample has been written and
+    dropped."""
 
     def __init__(
         self,
@@ -132,12 +135,12 @@ class KeptMemory:
         self._allowed = False
         self._keeps = False
         self._probes: deque[int] = deque(maxlen=_PROBES)
-        """What each of the latest samples took that began without kept memory."""
+        """The memory that each of the latest samples took, of those that began without kept memory."""
         self._probes_left = 0
         self._base_bytes = 0
-        """Anonymous memory after the latest return."""
+        """The anonymous memory of the process when memory was last returned."""
         self._samples_kept = 0
-        """Samples since more than that was returned."""
+        """The number of samples since kept memory last exceeded its limit."""
         self._next_probe_s = 0.0
         self._pause_s = _PROBE_EVERY_S
         self._not_before_s = 0.0
@@ -146,7 +149,7 @@ class KeptMemory:
         self._kernel_then_s = self._queued_then_s = 0.0
 
     def allow(self, allowed: bool) -> None:
-        """Whether the budget has room for kept memory. If not, all of it is returned now."""
+        """Set whether the budget has room for kept memory. If it has no room, all kept memory is returned now."""
         self._allowed = allowed
         if not allowed:
             self._stop()
@@ -166,7 +169,7 @@ class KeptMemory:
         spent_s = now - self._window_began_s
         if spent_s < _WINDOW_S or now < self._not_before_s:
             return
-        # Other processes on the same cores must not hide what the kernel takes.
+        # Other processes on the same cores must not hide the time that the kernel takes.
         spent_s = max(spent_s - (self._queued_s() - self._queued_then_s), 1e-9)
         share = (self._kernel_s() - self._kernel_then_s) / spent_s
         self._windows = self._windows + 1 if share >= _KERNEL_SHARE else 0
@@ -193,14 +196,14 @@ class KeptMemory:
         elif held_bytes > _MOST_TIMES * max(self._probes) + _MOST_MORE_BYTES:
             is_rare, self._samples_kept = self._samples_kept >= _LEAST_SAMPLES, 0
             usual_bytes = max(self._probes)
-            # The rest is memory that the dataset holds itself.
+            # The rest is memory that the dataset holds.
             if self._trim(held_bytes) > usual_bytes and self._keeps and not is_rare:
                 self._pause(now)
         elif now >= self._next_probe_s:
             self._probe(1)
 
     def _judge(self, now: float) -> None:
-        """Go on only if samples take much and are alike."""
+        """Continue to keep memory only if samples take much memory and are alike."""
         if min(self._probes) < _LEAST_BYTES or max(self._probes) > _ALIKE * min(self._probes):
             self._pause(now)
         else:
@@ -211,19 +214,19 @@ class KeptMemory:
         self._trim(0)
 
     def _trim(self, held_bytes: int) -> int:
-        """Return free memory; how much of ``held_bytes`` that was."""
+        """Return free memory to the kernel; returns how much of ``held_bytes`` that was."""
         kernel_then_s = self._kernel_s()
         self._malloc.trim()
         before, self._base_bytes = self._base_bytes + held_bytes, self._anonymous_bytes()
         returned_bytes = max(0, before - self._base_bytes)
         if self._kernel_s() - kernel_then_s > _LONGEST_RETURN_S + returned_bytes * _RETURN_S_PER_BYTE:
-            # A heap inherited with very many holes: the kernel is called for each of them, every time.
+            # The inherited heap has very many holes, and every trim calls the kernel for each hole.
             self._pause_s = _LONGEST_PAUSE_S
             self._pause(self._clock())
         return returned_bytes
 
     def _pause(self, now: float) -> None:
-        """Samples are not alike: return memory for a while, and for longer each time."""
+        """Return memory for a while, because keeping it did not help; each further pause is twice as long."""
         self._stop()
         self._not_before_s = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

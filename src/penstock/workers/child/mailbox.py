@@ -1,4 +1,4 @@
-"""A worker's messages: tasks in, reports out. Messages about segments are handled on the way.
+"""A worker's messages: it receives tasks and sends reports. Messages about segments are handled on the way.
 
 In:  messages from the trainer; reports of finished tasks.
 Out: the next task; reports.
@@ -17,7 +17,7 @@ from penstock.workers.child.views import Views
 from penstock.workers.protocol import DROP, Attach, Detach, Done, Need, Outcome, Room, Stop
 
 _CANNOT_TRAVEL = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError)
-"""What pickle raises for objects it cannot pickle."""
+"""The exceptions that pickle raises for objects that it cannot pickle."""
 
 
 class WorkerEnd(Protocol):
@@ -39,14 +39,14 @@ class Mailbox:
         self._channel.send(message)
 
     def next(self) -> Any:
-        """The next message in order, except that a Stop takes effect as soon as it has arrived."""
+        """The next message in order. A Stop takes effect as soon as it has arrived, before earlier messages."""
         self._backlog += self._receive(wait=not self._backlog)
         while not self._backlog:
             self._backlog += self._receive(wait=True)
         return self._backlog.popleft()
 
     def _receive(self, *, wait: bool) -> list[Any]:
-        """Messages that have arrived, except those about segments, which are handled here."""
+        """The messages that have arrived, except messages about segments, which are handled here."""
         others = []
         for message, fd in self._channel.receive(wait=wait):
             if isinstance(message, Stop):
@@ -60,7 +60,7 @@ class Mailbox:
         return others
 
     def ask(self, need: Need) -> Room:
-        """Ask for a segment and wait for the answer; tasks that arrive meanwhile are kept for later."""
+        """Ask for a segment and wait for the answer; tasks that arrive during the wait are kept for later."""
         self._channel.send(need)
         room: Room | None = None
         while room is None:
@@ -74,7 +74,7 @@ class Mailbox:
         return room
 
     def say(self, done: Done) -> None:
-        """Report a finished task at once, because the next one may take long.
+        """Report a finished task at once, because the next task may take long.
 
         If a result or exception cannot be pickled, its text is sent as an error; a dataset's state that cannot be
         pickled is left out.
@@ -103,7 +103,7 @@ class Dropped(Exception):
 
 
 class StopReceived(BaseException):
-    """The trainer asked this worker to stop, at any point of its work."""
+    """The trainer asked this worker to stop; raised at any point of its work."""
 
 
 def _as_runtime_error(text: str, where: str) -> ExceptionWrapper:

@@ -1,7 +1,7 @@
 """A worker process from its first instruction to its last.
 
 In:  a socket to the trainer, the user's dataset and functions.
-Out: a silent exit on request, when the trainer has ended, or on Ctrl-C (the trainer raises that itself).
+Out: a silent exit: on request, when the trainer has ended, or on Ctrl-C (the trainer itself raises KeyboardInterrupt).
 Runs in: worker.
 """
 
@@ -34,23 +34,23 @@ from penstock.workers.setup import Setup, reseed_pipes
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStart:
-    """What one worker process is started with."""
+    """The arguments with which one worker process is started."""
 
     worker_id: int
     num_workers: int
     base_seed: int
     shared_seed: int | None
-    """torch's seed for data pipes, None for everything else."""
+    """torch's seed for data pipes; None for all other datasets."""
     init_fn: Callable[[int], Any] | None
     resume: Resume | None
-    """Set when this worker replaces one that crashed."""
+    """Where this worker continues if it replaces a crashed worker; otherwise None."""
 
 
 def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) -> None:
-    """Run a worker from start to end. ``watch``: the kernel does not kill this worker when the trainer ends, so it must
-    watch."""
+    """Run a worker from start to end. ``watch``: whether this worker must watch for the trainer's end, because the
+    kernel does not kill it then."""
     try:
-        # Blocked since before the process began, so that Ctrl-C during its imports prints nothing.
+        # SIGINT was blocked before the process began, so that Ctrl-C during the imports prints nothing.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _reduce_footprint()
         _keep_off_shared_memory()
@@ -65,7 +65,7 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
             worker_id=start.worker_id,
             where=f"in DataLoader worker process {start.worker_id}",
             measure=measure,
-            # Each thread has a heap of its own, and samples that wait are not what keeping memory helps.
+            # Each thread has a heap of its own, and keeping memory does not help samples that wait.
             kept=None if malloc is None or setup.fetches_in_threads else KeptMemory(malloc, measure.anonymous_bytes),
             trace_fd=trace.prepare(all_threads=setup.fetches_in_threads),
         )
@@ -76,16 +76,16 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
 
 def _reduce_footprint() -> None:
     """Keep this process small and single-threaded."""
-    # Exclude all inherited objects from garbage collection, or its first pass copies every shared page.
+    # Exclude all inherited objects from garbage collection; otherwise its first pass copies every shared page.
     gc.freeze()
     torch.set_num_threads(1)
 
 
 def _keep_off_shared_memory() -> None:
-    """Have torch's collate functions allocate ordinary memory.
+    """Make torch's collate functions allocate ordinary memory.
 
-    Wherever there is worker info, they ask for shared memory, which may be as small as a container's /dev/shm, and from
-    which their result would be copied once more. In this process batches leave through the arena.
+    Wherever there is worker info, these functions request shared memory. It may be as small as a container's /dev/shm,
+    and the result would be copied from it once more, because batches leave this process through the arena.
     """
 
     def new_ordinary(cls: type[torch.UntypedStorage], size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
@@ -95,7 +95,7 @@ def _keep_off_shared_memory() -> None:
 
 
 def _set_up(setup: Setup, start: WorkerStart) -> None:
-    """torch's order: seeds, worker info, then the user's init function."""
+    """Set up in torch's order: seeds, worker info, then the user's init function."""
     seed = start.base_seed + start.worker_id
     random.seed(seed)
     torch.manual_seed(seed)

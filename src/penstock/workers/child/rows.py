@@ -1,7 +1,5 @@
-"""Rows of one task on their way into a segment.
-
-In:  samples, in row order.
-Out: rows written by the batch's template; the samples that do not fit it.
+"""Writes the rows of one task into a segment. In: samples, in row order.
+Out: rows written by the batch's template; the samples that do not fit the template.
 Runs in: worker.
 """
 
@@ -18,17 +16,17 @@ from penstock.arena.template import Template, learn
 from penstock.workers.protocol import Fetch, Outcome, Room, Span
 
 _SHORT_TEXT_BYTES, _INLINE_TEXT_BYTES = 4 << 10, 16 << 10
-"""Texts of a task up to the first length travel in its message, and up to the second if no room was taken for them in
-advance: a segment would cost more."""
+"""Texts of a task travel in its message up to the first length, and up to the second length if no room was reserved for
+them in advance: a segment would cost more time."""
 
 
 class RowKeeper(Protocol):
-    """The methods of the worker that rows need."""
+    """The attributes and methods of the worker that ``Rows`` uses."""
 
     template: Template | None
-    """The template last learnt."""
+    """The template that was learnt last."""
     chunk_bytes: int
-    """Samples are written to their rows in one call per this many bytes."""
+    """The bytes of samples that are written to their rows in one call."""
 
     def array(self, number: int) -> np.ndarray: ...
     def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter: ...
@@ -39,7 +37,7 @@ class RowKeeper(Protocol):
 
 
 class Rows:
-    """Rows of one task on their way into a segment."""
+    """The rows of one task, and their way into a segment."""
 
     def __init__(self, worker: RowKeeper, task: Fetch) -> None:
         self._worker = worker
@@ -47,10 +45,10 @@ class Rows:
         self._writer: RowWriter | None = None
         self._layout: BatchLayout | None = None
         self.group_rows = 1
-        """How many samples to write at once: one until their size is known."""
+        """How many samples to write at once; 1 until the size of samples is known."""
         self._pending: list[Sequence[Any]] = []
         self._relearnt = False
-        """Whether the batch turned out to look different from the ones before it."""
+        """Whether samples of this batch differed from the template, so that a new template was learnt."""
         self.segment = task.segment
         self.texts: list[list[Any]] = []
         self.written = 0
@@ -63,9 +61,9 @@ class Rows:
         return 0 if self._layout is None else self._layout.total_bytes
 
     def add(self, samples: list[Any]) -> list[Any]:
-        """Take samples for the next rows; they are written once they are many enough, or large enough, for one call.
+        """Take samples for the next rows; they are written once they are numerous or large enough for one call.
 
-        Returns the samples from the first one that does not fit the batch's layout.
+        Returns the first sample that does not fit the batch's layout, and all samples after it.
         """
         if not samples or (self._layout is None and not self._learn(samples[0])):
             return samples
@@ -84,7 +82,7 @@ class Rows:
         return []
 
     def flush(self) -> list[Any]:
-        """Write the pending samples. Returns them instead if a tensor turns out not to be plain bytes."""
+        """Write the pending samples. If a tensor turns out not to be plain bytes, the samples are returned instead."""
         pending, self._pending = self._pending, []
         if not pending:
             return []
@@ -106,7 +104,7 @@ class Rows:
         return [self._layout.sample(columns, self.texts, first + i, i) for i in range(self.written)]
 
     def outcome(self) -> Outcome:
-        """The rows as they are reported, when all are written. Texts are written last, unless they are short."""
+        """The result to report when all rows are written. Texts are written last, unless they are short."""
         done = Outcome("rows", self.written, self.texts, segment=self.segment, rows_segment=self.segment,
                        used_bytes=self.used_bytes)  # fmt: skip
         text_bytes = sum(sum(map(len, column)) for column in self.texts)

@@ -1,12 +1,12 @@
-"""Several samples of one task at once, in threads of the worker, for samples that wait for a network or a disk.
+"""Fetches several samples of one task at once in threads of the worker, for samples that wait for a network or a disk.
 
-In:  indices, and the function that gives the sample of one.
+In:  indices, and the function that returns the sample of one index.
 Out: the samples in the order of the indices, and whether the dataset used a global random generator.
 Runs in: worker, in a process of its own.
 
-Python's, numpy's and torch's global generators belong to the whole process: what two samples draw from them at once
-depends on timing. So the generators are watched while threads run, and a sample is given out only if none was used by
-then. Samples whose dataset uses one are fetched again, one after the other.
+Python's, numpy's and torch's global generators belong to the whole process: if two samples draw from them at once, the
+numbers depend on timing. So the generators are watched while threads run, and a sample is given out only if no
+generator was used by then. If the dataset uses a generator, its samples are fetched again, one after the other.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ class _Ended(NamedTuple):
 
 
 class SampleThreads:
-    """The threads of one worker; they start with the first task that has work for them."""
+    """The threads of one worker. They start with the first task that has work for them."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._at_work = 0
-        """Samples that were begun and whose end was not seen yet."""
+        """The number of samples that were begun and whose end was not seen yet."""
         self._is_started = False
 
     def in_order(self, get: Callable[[Any], Any], indices: Sequence[Any], window: Callable[[], int]) -> Iterator[Any]:
-        """The samples of ``indices``. At most ``window()`` of them, and at least as many as there are threads, are in
-        hand. Raises a sample's own exception in its place, and GeneratorUsed; ``rest`` must follow in any case."""
+        """The samples of ``indices``. At most ``window()`` samples are held at a time, or as many as there are threads
+        if that is more. Raises a sample's exception in the sample's place, or GeneratorUsed; call ``rest`` afterwards
+        in any case."""
         self._start()
         watch = the_watch()
         watch.begin()
@@ -64,12 +65,12 @@ class SampleThreads:
                 found[ended.place] = ended
             if watch.used():
                 raise GeneratorUsed
-            # No variable: the caller drops the sample before it asks for the next one.
+            # The sample is not stored in a variable: the caller drops it before it asks for the next sample.
             yield _sample_of(found, place)
 
     def rest(self) -> None:
-        """Wait until no sample is under way, drop those that were not given out, and leave the generators as they were
-        before. Does no harm where nothing was begun."""
+        """Wait until no sample is being fetched, drop the samples that were not given out, and restore the generators.
+        Does nothing if no sample was begun."""
         while self._at_work:
             self._ended.get()
             self._at_work -= 1
@@ -80,11 +81,11 @@ class SampleThreads:
         if not self._is_started:
             self._is_started = True
             for number in range(self.count):
-                # Daemon threads: a sample that waits for hours must not keep the process alive.
+                # These are daemon threads: a sample that waits for hours must not keep the process alive.
                 threading.Thread(target=self._serve, name=f"penstock-sample-{number}", daemon=True).start()
 
     def end(self) -> None:
-        """Have the threads end."""
+        """Make the threads end."""
         for _ in range(self.count if self._is_started else 0):
             self._jobs.put(None)
 

@@ -1,7 +1,7 @@
-"""Shared memory as one worker sees it: which segments it has mapped, and what lies in them.
+"""Shared memory as one worker sees it: which segments the worker has mapped, and what lies in these segments.
 
-In:  segments that the trainer has this worker map and unmap.
-Out: arrays and row writers over them, pages mapped before they are touched.
+In:  segments that this worker maps and unmaps for the trainer.
+Out: arrays and row writers over these segments; pages are mapped before they are touched.
 Runs in: worker.
 """
 
@@ -22,14 +22,14 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 class Views:
     def __init__(self, worker_id: int, segments: dict[int, Segment] | None) -> None:
-        """``segments`` is the trainer's own table, for threads."""
+        """``segments`` is the trainer's own table of segments if this worker is a thread."""
         self._worker_id = worker_id
         self._segments: dict[int, Segment] = {} if segments is None else segments
         self._writers: dict[int, tuple[BatchLayout, RowWriter]] = {}
         self._mapped: dict[int, set[tuple[int, int]]] = {}
-        """Per segment, the stretches of bytes whose pages are mapped here."""
+        """For each segment, the ranges of bytes whose pages are mapped in this process."""
         self.place: BoardPlace | None = None
-        """Where this worker writes its current task and row, for the trainer to read after a crash."""
+        """Where this worker writes its current task and row; the trainer reads them after a crash."""
 
     def attach(self, message: Attach, fd: int | None) -> None:
         segment = attach_segment(message.number, message.capacity_bytes, fd=fd, name=message.name)
@@ -60,24 +60,25 @@ class Views:
         return known[1]
 
     def all_of(self, number: int) -> np.ndarray:
-        """All bytes of a segment, with their pages mapped."""
+        """All bytes of a segment, after their pages were mapped."""
         self._map(number, 0, self.capacity_bytes(number))
         return self.array(number)
 
     def bytes_of(self, span: Span) -> np.ndarray:
-        """Some bytes of a segment, with their pages mapped."""
+        """The bytes of a span, after their pages were mapped."""
         self._map(span.segment, span.start, span.end)
         return self.array(span.segment)[span.start : span.end]
 
     def _map(self, number: int, start: int, end: int) -> None:
-        """Map pages once, before they are touched one by one."""
+        """Map pages in one call, before they are touched one by one."""
         mapped = self._mapped.setdefault(number, set())
         if number != NO_SEGMENT and (start, end) not in mapped:
             mapped.add((start, end))
             self._segments[number].populate(start, end)
 
     def samples_of(self, part: Part) -> list[Any]:
-        """The samples that one task left for the worker that collates the batch; they may be views of shared rows."""
+        """The samples that one task left for the worker that collates the batch; these samples may be views of shared
+        rows."""
         samples: list[Any] = []
         if part.rows:
             assert part.template is not None

@@ -1,4 +1,4 @@
-"""A worker's main loop: receive a task, fetch samples, write them to their place, report.
+"""A worker's main loop: it receives a task, fetches samples, writes them to their place and reports.
 
 In:  messages from the trainer (``protocol``), the user's dataset and functions (``Setup``).
 Out: rows in shared segments and ``Done`` messages.
@@ -51,11 +51,11 @@ INLINE_BYTES = 16 << 10
 _STEP_BYTES = 256 << 10
 _MOST_HELD_BYTES = 16 << 20
 _LARGE_BYTES = 1 << 20
-"""While it holds a result of this size, the worker measures its memory."""
+"""A worker measures its memory while it holds a result of this size."""
 
 
 class WorkerLoop:
-    """Works off tasks from one channel until the trainer asks it to stop."""
+    """Does the tasks from one channel until the trainer asks it to stop."""
 
     def __init__(
         self,
@@ -69,7 +69,8 @@ class WorkerLoop:
         kept: KeptMemory | None,
         trace_fd: int,
     ) -> None:
-        """``where`` names this worker in errors; ``segments`` is the trainer's own table for threads."""
+        """``where`` names this worker in errors; ``segments`` is the trainer's own table of segments if this worker is
+        a thread."""
         self._setup = setup
         self._where = where
         self._trace_fd = trace_fd
@@ -82,20 +83,22 @@ class WorkerLoop:
         self.chunk_bytes = setup.chunk_bytes
         self._iterator: Iterator[Any] | None = None
         self._read_rows = 0
-        """Samples of an iterable dataset in the latest batch."""
+        """The number of samples of an iterable dataset in the latest batch."""
         self._has_ended = False
-        """Whether the iterator has raised StopIteration: it may begin again if it is asked once more."""
+        """Whether the iterator has raised StopIteration; a further next() might begin it again."""
         self._knows_size = setup.is_iterable
-        """Whether the trainer knows what a batch takes; a stream's batches may be shorter than they say."""
+        """Whether the trainer has learnt the size of a batch; always true for streams, whose batches may have fewer
+        rows than stated."""
         self._init_error: ExceptionWrapper | None = None
         self._collate_s = 0.0
         self._room = NO_SEGMENT
-        """The task's own segment, for encoded objects."""
+        """The segment of the current task, for encoded objects."""
         self._keeps_state = keeps_state(setup.dataset)
         self._indexed = IndexedSamples(setup, self._views, self._mailbox.send)
 
     def run(self, init: Callable[[], None], resume: Resume | None) -> None:
-        """Set up with the user's ``init``, then work until asked to stop. Raises ChannelClosed without a trainer."""
+        """Set up with the user's ``init``, then work until asked to stop. Raises ChannelClosed if the trainer has
+        ended."""
         with contextlib.suppress(StopReceived):
             self._serve(init, resume)
 
@@ -143,7 +146,7 @@ class WorkerLoop:
                 outcome = Outcome("exhausted")
             except Exception:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
-            # Not after Ctrl-C or a Stop: a sample may wait for hours.
+            # After Ctrl-C or a Stop this is skipped: a sample may wait for hours.
             self._indexed.rest()
         spent_s = time.perf_counter() - began
         if place is not None:
@@ -164,7 +167,7 @@ class WorkerLoop:
         )
 
     def _private_bytes(self) -> int:
-        # In coarse steps: after every change the trainer recomputes how the memory is divided.
+        # The figure is reported in coarse steps, because the trainer divides the memory anew after every change of it.
         return 0 if self._measure is None else round_up(self._measure.read_bytes(), _STEP_BYTES)
 
     # -- epochs -----------------------------------------------------------------------
@@ -184,28 +187,28 @@ class WorkerLoop:
     def _read_past(self, batches: int) -> None:
         """Read and drop the samples that the predecessor had delivered."""
         for _ in range(batches):
-            # A batch that raised was delivered as its exception.
+            # A batch that raised an exception was delivered as this exception.
             with contextlib.suppress(Exception):
-                # One by one: a batch of samples would be held at a time.
+                # Samples are read one by one; otherwise a whole batch of samples would be held at a time.
                 for _ in range(self._setup.batch_rows):
                     self._read(1)
 
     def _read(self, count: int) -> list[Any]:
-        """The next ``count`` samples of the iterable dataset, or those that are left."""
+        """The next ``count`` samples of the iterable dataset, or the remaining samples if there are fewer."""
         assert self._iterator is not None
         samples = [] if self._has_ended else list(itertools.islice(self._iterator, count))
         self._has_ended |= len(samples) < count
         return samples
 
     def _memo(self) -> Any:
-        """What a successor needs to continue from here."""
+        """The state that a successor needs to continue from here."""
         if self._setup.is_iterable:
             return self._stream_state()
         return get_generators() if self._setup.keeps_generators else None
 
     def _stream_state(self) -> Any:
-        """The dataset's own state, if it keeps one. After the first failure it is not asked again: a successor reads
-        past what was delivered instead."""
+        """The dataset's own state, if it keeps a state. After the first failure the dataset is not asked again: a
+        successor reads past the delivered samples instead."""
         if not self._keeps_state:
             return None
         try:
@@ -239,7 +242,8 @@ class WorkerLoop:
             return self._fetch_rows(task, found)
         if setup.writes_rows:
             return self._fetch_rows(task, None)
-        # Passed without a variable: a worker that waits for a segment must not hold samples it has encoded.
+        # Samples are passed without a variable: a worker that waits for a segment must not hold samples that it has
+        # encoded.
         return (
             self._finish(task, self._samples(task)) if task.alone else self._leave_part(task, None, self._samples(task))
         )
@@ -256,7 +260,8 @@ class WorkerLoop:
         return samples
 
     def _guess_by(self, sample: Any, task: Fetch) -> None:
-        """Report what the batch will need judging by one of its samples, so that the trainer can open more batches."""
+        """Report the expected size of the batch, judged by one of its samples, so that the trainer can open more
+        batches."""
         self._knows_size = True
         try:
             sample_bytes = encode(sample).total_bytes
@@ -267,7 +272,8 @@ class WorkerLoop:
         self._mailbox.ask(Need(task.task, need_bytes, None, self._private_bytes(), is_guess=True))
 
     def _fetch_rows(self, task: Fetch, found: list[Any] | None) -> Outcome:
-        """Write samples into their rows as they come; samples that do not match are left to torch's collate."""
+        """Write samples into their rows as they come; samples that do not match the template are left to torch's
+        collate."""
         ahead: list[list[Any]] = [[]]
         if self._setup.is_iterable and not task.by_template:
             ahead = [self._read_ahead(task)]
@@ -281,7 +287,7 @@ class WorkerLoop:
                 strays += group
             else:
                 strays = rows.add(group)
-            # Otherwise these samples stay in memory while the next ones are fetched.
+            # Otherwise these samples stay in memory while the next samples are fetched.
             del group
             if found is None:
                 self._sample_done()
@@ -296,8 +302,8 @@ class WorkerLoop:
         return self._leave_part(task, rows, strays)
 
     def _read_ahead(self, task: Fetch) -> list[Any]:
-        """The first samples of a batch of an iterable dataset: room is asked for a whole batch, which may be many times
-        what the dataset has."""
+        """Read the first samples of a batch of an iterable dataset before room is requested. The room is for a whole
+        batch, which may be many times larger than the dataset."""
         samples = self._read(1)
         template = learn(samples[0]) if samples else None
         whole_bytes = 0 if template is None else layout_of(template, task.batch_rows).total_bytes
@@ -309,8 +315,9 @@ class WorkerLoop:
         return samples
 
     def _groups(self, task: Fetch, rows: Rows | None, ahead: list[list[Any]] | None = None) -> Iterator[list[Any]]:
-        """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
-        its own seed. ``ahead``: a list of the samples of an iterable dataset that were read already, to take out."""
+        """Samples of the task in row order, a few small samples or one large sample at a time; each stretch of rows has
+        its own seed. ``ahead``: a list that holds the samples of an iterable dataset that were read already; they are
+        taken out of it."""
         if self._setup.is_iterable:
             left = task.batch_rows
             if ahead and ahead[0]:
@@ -325,7 +332,7 @@ class WorkerLoop:
         yield from self._indexed.groups(task, self._most_at_once(task, rows))
 
     def _most_at_once(self, task: Fetch, rows: Rows | None) -> Callable[[], int]:
-        """How many samples may be in hand together."""
+        """A function that returns how many samples may be held at a time."""
         if task.careful:
             return lambda: 1
         if rows is not None:
@@ -382,14 +389,14 @@ class WorkerLoop:
         return part._replace(rows=rows.written, texts=rows.texts, rows_segment=rows.segment)
 
     def _write(self, task: Fetch | Collate, encoded: Encoded) -> int:
-        """Copy encoded buffers into the task's segment, or into one requested now."""
+        """Copy encoded buffers into the task's segment, or into a segment requested now."""
         if self._views.capacity_bytes(self._room) < encoded.total_bytes:
             self._ask(task.task, encoded.total_bytes, None)
         encoded.write(self._views.all_of(self._room))
         return self._room
 
     def _collate(self, task: Collate) -> Outcome:
-        # Parts may be views of shared rows. The result of collation is encoded anew, so no view leaves the worker.
+        # Parts may be views of shared rows. The result of collation is encoded again, so no view leaves the worker.
         return self._finish(task, [sample for part in task.parts for sample in self._views.samples_of(part)])
 
     # -- what rows need (``RowKeeper``) -------------------------------------------------
@@ -412,21 +419,21 @@ class WorkerLoop:
     def _ask(self, task: int, need_bytes: int, template: Template | None) -> Room:
         self.note_fullest()
         room = self._mailbox.ask(Need(task, need_bytes, template, self._private_bytes()))
-        # The trainer has taken back the room that the task had before.
+        # The trainer took back the room that the task had before.
         self._room = NO_SEGMENT if template is not None else room.segment
         return room
 
     def _sample_done(self) -> None:
-        """One or a few samples were written and dropped, or all of a task: their memory is free."""
+        """Note that some or all samples of a task were written and dropped: their memory is free."""
         self._samples_done += 1
         if self._kept is not None:
             self._kept.sample_done()
 
     def note_fullest(self, held_bytes: int = 0) -> None:
-        """This worker now holds the most memory, ``held_bytes`` of it known."""
+        """Note that this worker holds the most memory now; at least ``held_bytes`` of it are known."""
         if self._measure is not None:
             self._measure.note_fullest(sure=held_bytes >= _LARGE_BYTES)
 
 
 class _Exhausted(Exception):
-    """The iterable dataset has nothing more for this worker."""
+    """The iterable dataset has no more samples for this worker."""
