@@ -45,8 +45,7 @@ DEFAULT_SHARE = 0.25
 DEFAULT_DISK_SHARE = 0.5
 """The default limit on disk, as a share of the disk's free space."""
 _LEFT_TO_TRAINING = 1 / 16
-"""The share of the machine's or container's memory that the cache leaves free. If less is free, the cache does not
-grow."""
+"""The share of the machine's or container's memory that a cache leaves free; with less free, a cache does not grow."""
 _LOADING_WITHIN_S = 60.0
 """How long to wait for another process that loads the same value."""
 _MOST_VIRTUAL_BYTES = 1 << 44
@@ -60,11 +59,9 @@ class Cache:
     """Keeps values by key for all workers and ranks of this node that open the same name, bounded in bytes.
 
     ``limit``: a size such as ``"50GB"``, or a share of the machine's or container's memory such as ``0.3``; by default
-    a quarter of that memory. The limit covers values and index. The first process that opens a name sets limit and
-    policy.
+    a quarter. The limit covers values and index. The first process that opens a name sets limit and policy.
     ``policy``: ``"static"`` fills and never evicts; ``"lru"`` evicts the least recently used value; ``"next-use"``
-    evicts the value that is needed last if the order of keys is known, and works like ``"lru"`` otherwise; ``"auto"``
-    chooses one of these policies.
+    evicts the value that is needed last, or acts as ``"lru"`` if that is unknown; ``"auto"`` chooses.
     ``name``: processes that pass the same name share one cache. Without a name, this process and its workers share it.
     ``disk``: a folder for a second store that survives the run, bounded by ``disk_limit`` (by default half of the
     disk's free space). This store holds tensors, arrays, numbers, texts, bytes, and lists, tuples and dicts of these.
@@ -169,10 +166,9 @@ class Cache:
         """The value; if it is missing, ``load`` is called, and its result is kept.
 
         ``load`` runs under a seed derived from the key, and the global random generators are restored afterwards, so
-        hits and misses leave the generators in the same state. Pass ``keeps_generators=False`` to save the time of
-        restoring them if you seed the generators before you use them again. Keys of different ``group``s are different
-        keys. When the disk is full, values of groups that no process has requested since the cache was opened make room
-        for values of requested groups.
+        hits and misses leave the generators in the same state. Pass ``keeps_generators=False`` to save this time if you
+        seed the generators before you use them again. Keys of different ``group``s are different keys. On a full disk,
+        groups that no process has requested since the cache was opened make room for requested groups.
         """
         known = self._known(key, group)
         found = self._memory.get(known.digest)
@@ -181,9 +177,9 @@ class Cache:
         if not group and is_loading_whole_for(self.name):
             self._warn(
                 "parts",
-                "The dataset keeps parts of its samples in this cache, which also keeps the whole samples, so there "
-                "is little room for either. Give the dataset a method keys(index), or do not wrap it and do not pass "
-                "this cache to the loader.",
+                "The dataset keeps parts of its samples in this cache, which also keeps the whole samples, so neither "
+                "has much room. Give the dataset a method keys(index), or do not wrap it and do not pass this cache "
+                "to the loader.",
             )
         try:
             with self._memory.loading.held(known.number, _LOADING_WITHIN_S):
@@ -241,8 +237,7 @@ class Cache:
         self._forecasts.advance(claim, now)
 
     def withdraw(self, claim: int) -> None:
-        """Withdraw the forecast of an epoch that is over. Any thread may call this, also inside the garbage
-        collector."""
+        """Withdraw the forecast of a finished epoch. Any thread may call this, also inside the garbage collector."""
         if claim in self._claims:
             self._claims.discard(claim)
             self._forecasts.withdraw(claim)
@@ -263,8 +258,7 @@ class Cache:
         return self._memory.policies[NEXT_USE].oracle
 
     def _choose_policy(self, *, repeats: bool) -> None:
-        """Choose the policy of ``auto``: static if every key is used once per epoch, because then no policy has more
-        hits than static; otherwise next-use."""
+        """Choose for ``auto``: static if keys are used once an epoch, when no policy has more hits; else next-use."""
         header = self._memory.region.header
         if header[H_AUTO] and (repeats or int(header[H_POLICY]) == LRU):
             header[H_POLICY] = NEXT_USE if repeats else STATIC
@@ -395,8 +389,7 @@ class Cache:
         self.stats().print(name)
 
     def close(self) -> None:
-        """Close the cache in this process. Its memory is released when the last process closes it; values on disk
-        stay."""
+        """Close the cache in this process. The last process to close it releases its memory; values on disk stay."""
         for claim in tuple(self._claims):
             self.withdraw(claim)
         self._closer()
@@ -431,9 +424,7 @@ def _limit_bytes(limit: object) -> int:
     size = parse_size("auto" if limit is None else limit, name="limit")
     count = size.resolve(limits().memory_limit_bytes, auto_fraction=DEFAULT_SHARE)
     if count < LEAST_BYTES:
-        raise ConfigError(
-            f"A cache of {format_bytes(count)} is too small; the least possible size is {format_bytes(LEAST_BYTES)}."
-        )
+        raise ConfigError(f"A cache of {format_bytes(count)} is too small; give at least {format_bytes(LEAST_BYTES)}.")
     return count
 
 

@@ -61,7 +61,7 @@ class CacheProcess:
 
 
 def pid_namespace() -> str:
-    """The kernel's id of this boot and of the namespace of process ids; "" where there are none."""
+    """The kernel's id of this boot and of the namespace of process ids; "" if the system has no such id."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -1,7 +1,7 @@
 """Locks between processes that the kernel releases when their holder exits or crashes.
 
 In:  a file that all processes of a cache can open.
-Out: exclusive byte ranges of it.
+Out: exclusive byte ranges of the file.
 Runs in: trainer, worker, command line.
 
 The kernel keeps these locks per process, not per thread, and releases all of them when the process closes any

@@ -26,7 +26,8 @@ _MAPPED_AT_A_TOUCH_BYTES = 64 << 10
 class Memory(Region):
     @staticmethod
     def create(lock_fd: int, *, limit_bytes: int, virtual_bytes: int, policy: int) -> Memory:
-        """Memory for a new, empty store. Of ``virtual_bytes``, only the pages in use exist."""
+        """Memory for a new, empty store. It takes ``virtual_bytes`` of address space, but only pages in use take
+        memory."""
         fds: list[int] = []
         try:
             for name in ("penstock-cache-index", "penstock-cache"):

@@ -1,4 +1,4 @@
-"""The threads that use a store now. Each thread has a row in shared memory, and its process holds a lock on the row.
+"""Gives each thread that uses a store a row in shared memory, on which the process of the thread holds a lock.
 
 In:  threads that read and write.
 Out: rows in which threads note what they read, and their counts; which owners of rows are alive.

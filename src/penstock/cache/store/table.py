@@ -59,7 +59,7 @@ class Entry(NamedTuple):
     used_bytes: int
     """How many bytes of the extent are in use."""
     stamp: int
-    """The time of its last use."""
+    """The time of the entry's last use."""
     mark: int
     """One more word for the store's policy: a position in a forecast, or a group."""
     owner: int
@@ -78,7 +78,7 @@ class Table:
     # -- reading, without a lock --------------------------------------------------------------
 
     def find(self, digest: bytes) -> tuple[int, Entry] | None:
-        """The offset of the key's entry in the index, and the entry; None if the key has none."""
+        """The offset of the key's entry in the index, and the entry; None if the key has no entry."""
         region = self._region
         where = int(region.header[H_TABLE])
         start, mask = where & ~63, (1 << (where & 63)) - 1
@@ -258,7 +258,7 @@ class Space:
         self._table = table
 
     def find(self, extent_bytes: int) -> int | None:
-        """The offset of a free extent of that size; None if there is no such hole."""
+        """The offset of a free extent of that size; None if no free extent is that large."""
         header = self._region.header
         cursor, end = int(header[H_CURSOR]), int(header[H_GAP_END])
         if cursor + extent_bytes > end:

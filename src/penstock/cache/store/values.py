@@ -6,8 +6,8 @@ Out: ``PackedValue``, which writes the bytes in one place; later the value again
 Runs in: trainer and worker.
 
 Layout: number of buffers and length of the pickle, offset and length of every buffer, the pickle, then the buffers,
-each aligned to a cache line. A tensor that consists of its bytes needs no pickle: its dtype and shape take the pickle's
-place.
+each aligned to a cache line. A plain tensor, without other attributes, needs no pickle: its dtype and shape take the
+pickle's place.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PackedValue:
             target[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8) if buffer.nbytes else 0
 
     def pieces(self) -> list[Any]:
-        """The same bytes as a sequence of pieces."""
+        """The bytes of the value as a sequence of pieces."""
         pieces: list[Any] = [self._head]
         end = len(self._head)
         for start, buffer in self._placed:

@@ -83,8 +83,8 @@ class PackJob:
         return range(first, min(first + self.samples_per_shard, self.source.count))
 
     def probe(self, report: ProgressReporter) -> Probe:
-        """Read a few samples, evenly spread. A worker does this, because files that the dataset opened in the parent
-        would be shared by forked workers."""
+        """Read a few samples, spread evenly over the source. A worker does this, because files that the dataset opened
+        in the parent would be shared by forked workers."""
         layout, form, sizes, is_random = Layout(), "", [], False
         count = self.source.count
         for place in np.unique(np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)).tolist():

@@ -138,7 +138,7 @@ def _refuse_equal_keys(job: PackJob) -> None:
         key, before, after = found
         raise DataError(
             f"{before} ends and {after} begins with a sample whose key is {key!r}: in one new shard, these two "
-            "samples would be read as one. Rename one of them, or pack into Arrow files, which keep both"
+            "samples would be read as one. Rename one sample, or pack into Arrow files, which keep both"
         )
 
 

@@ -48,7 +48,7 @@ class PackSource:
     """A sequence of samples."""
     count: int
     is_raw: bool = False
-    """Whether samples are dicts of file bytes by extension, with a key."""
+    """Whether each sample is a dict of a key and the bytes of its files, by extension."""
     tables: ParquetTables | None = None
     """The same rows as columns, if they are packed as columns."""
     skipped: list[str] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 In:  a ``PackJob``, and numbers of shards.
 Out: records of finished shards; failures, with the error of the dataset.
-Runs in: command line or trainer (``PackWorkers``), and its children.
+Runs in: command line or trainer (``PackWorkers``), and in children of that process.
 
 A worker writes one shard at a time. When the parent ends, for any reason, the kernel ends its workers.
 """
@@ -56,7 +56,8 @@ class PackWorkers:
     """Worker processes, each with a pipe of its own."""
 
     def __init__(self, job: PackJob, count: int, lock_fd: int) -> None:
-        """``lock_fd``: the lock on the folder. A worker that outlives this process must not hold it."""
+        """``lock_fd``: the descriptor of the lock on the folder. A worker that outlives this process must not hold
+        it."""
         self._job = job
         self._members: dict[Connection, tuple[Any, int | None]] = {}
         self._lifeline = Lifeline()

@@ -113,8 +113,8 @@ class DecodedGroups:
 
     def why_not(self, group: int) -> str | None:
         """Why a group that is not in the file must not be written to it: "" if a group that is more likely to be read
-        soon would have to be evicted; a text for a warning if the group is too large, or if such refusals do not end.
-        None if the group is to be written."""
+        soon would have to be evicted; a text for a warning if the group is too large, or if too many groups in a row
+        were refused. None if the group is to be written."""
         file = self._file
         assert file is not None
         if file.lengths[group]:

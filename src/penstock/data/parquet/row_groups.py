@@ -109,7 +109,7 @@ class ParquetFiles:
         self.columns = None if columns is None else list(columns)
         self._read_as = _without_views(schema)
         self.has_texts = any(not _has_width(field.type) for field in schema)
-        """Whether the size of rows is unknown until they are read: a text that is repeated is stored once."""
+        """Whether the size of rows is unknown until rows are read, because a repeated text is stored once."""
         self.texts = [field.name for field in schema if _is_text(field.type)] if self._read_as is None else []
         """Columns that can be read as dictionaries."""
         numbers = [np.array(starts, np.int64), np.array(group_bytes, np.int64), np.array(groups, np.int32)]
@@ -154,7 +154,7 @@ class ParquetFiles:
 
     def read_pieces(self, group: int, rows: int, *, repeated: bool = False) -> Iterator[pa.RecordBatch]:
         """Yields the wanted columns of a group, ``rows`` rows at a time. With ``repeated``, columns of texts are
-        dictionary columns, which hold a text once however often it is repeated."""
+        dictionary columns, which hold a repeated text once."""
         with self._opened(group, self.texts if repeated else None) as (file, number):
             for piece in file.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=False):
                 yield self._in_order(piece)

@@ -4,8 +4,8 @@ In:  bytes of row groups.
 Out: the same bytes, in the range of their group, for all processes of this machine.
 Runs in: trainer and worker, any number of threads and processes.
 
-The kernel deletes the file with the last process that uses it, however that process ends. The file is sparse. It begins
-with a table that all processes write to, and then contains a range for each group.
+The kernel deletes the file when the last process that uses it ends, even if that process is killed. The file is sparse.
+It begins with a table that all processes write to, and then contains a range for each group.
 
 - Byte n of the file is locked for group n: shared by each thread that reads the group, exclusively by the thread that
   writes or evicts the group. The kernel releases the locks of a process that ends.

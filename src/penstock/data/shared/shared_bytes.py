@@ -1,6 +1,6 @@
 """Bytes kept once for a process and all its workers.
 
-In:  pieces of bytes, written one after another, once.
+In:  pieces of bytes, each written once, one after another.
 Out: read-only views that every worker shares, whether it was forked or spawned.
 Runs in: trainer and worker.
 """
@@ -55,7 +55,7 @@ class SharedBytes(NamelessFile):
     def __init__(self, fd: int) -> None:
         """Takes over ``fd``, which holds all the bytes."""
         self._size_bytes = size_bytes = os.fstat(fd).st_size
-        # A mapping cannot be empty. mmap.mmap would keep a second descriptor.
+        # A mapping cannot be empty. mmap.mmap is not used, because it would keep a second descriptor.
         shared = map_shared(fd, size_bytes) if size_bytes else b""
         self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) if shared is None else shared
         # This call comes last, because after an error before it, the caller closes the descriptor.
@@ -68,8 +68,8 @@ class SharedBytes(NamelessFile):
             for piece in pieces:
                 _append(fd, piece)
             made = cls(fd)
-            # This process touches all pages: a meter would count a page that only one worker has touched as private to
-            # it.
+            # This process touches all pages, because a meter counts a page that only one worker has touched as memory
+            # of that worker alone.
             made.array()[::_FAULT_AROUND_BYTES].sum()
             return made
         except BaseException:

@@ -1,6 +1,6 @@
 """A list that workers read without copying its pages.
 
-In:  any iterable of texts, bytes, numbers, booleans, None, and tuples, lists and dicts of them.
+In:  any iterable of texts, bytes, numbers, booleans, None, and tuples, lists and dicts of these.
 Out: a read-only sequence over bytes that this process and all its workers share.
 Runs in: trainer and worker.
 

@@ -146,7 +146,7 @@ class TarDataset(Dataset):
         try:
             number = index.__index__()
         except AttributeError:
-            raise TypeError(f"a sample number is an integer, not {type(index).__name__}") from None
+            raise TypeError(f"a sample number must be an integer, not {type(index).__name__}") from None
         count = len(self._catalog)
         if not -count <= number < count:
             raise IndexError(f"sample {number} of {count}")

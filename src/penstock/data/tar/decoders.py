@@ -4,8 +4,8 @@ In:  bytes from an archive that may come from an untrusted source.
 Out: texts, numbers, arrays, tensors; for unknown extensions, the bytes.
 Runs in: worker; trainer if there are no workers.
 
-Only objects that ``torch.load(weights_only=True)`` allows are unpickled. Data whose header says that it decompresses to
-more than ``MOST_DECODED_BYTES`` is refused before any memory is allocated.
+Only objects that ``torch.load(weights_only=True)`` allows are unpickled. Data that would have more than
+``MOST_DECODED_BYTES`` after decompression, by their header, are refused before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _text(data: bytes) -> str:
 
 
 def decode_array(data: bytes) -> np.ndarray:
-    """The array of an npy file, writable."""
+    """The array of an npy file, which the caller may write to."""
     start = len(data) if len(data) < 12 else _header_bytes(data)
     shape, is_fortran, dtype = _layout(data[:start])
     count = math.prod(shape)
@@ -81,8 +81,8 @@ def _header_bytes(data: bytes) -> int:
 
 @lru_cache(maxsize=256)
 def _layout(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and dtype. The result is cached, because parsing a header takes longer than reading most arrays, and
-    most arrays have the same header."""
+    """Shape, order and dtype from a header. The result is cached, because parsing a header takes longer than reading
+    most arrays, and most arrays have the same header."""
     stream = io.BytesIO(header)
     try:
         version = np.lib.format.read_magic(stream)

@@ -4,9 +4,10 @@ In:  the location and version of a remote shard.
 Out: its bytes, from a file of this machine.
 Runs in: trainer, worker, command line; any number of processes share a folder.
 
-A copy is ``<digest>.tar``. While it is fetched it is ``<digest>.part``, which has its full length from the start, so
-that all processes agree on how much room is taken. The process that holds the lock on ``<digest>.lock`` fetches the
-shard; the kernel releases the lock when that process ends. A process holds ``room.lock`` briefly, while it makes room.
+A copy is ``<digest>.tar``. While a shard is being fetched, its file is ``<digest>.part``, which has its full length
+from the start, so that all processes agree on how much room is taken. The process that holds the lock on
+``<digest>.lock`` fetches the shard; the kernel releases the lock when that process ends. A process holds ``room.lock``
+briefly, while it makes room.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Fault(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How to rebuild the samples, as ``penstock pack`` wrote it."""
+    """A text that says how to rebuild the samples, as ``penstock pack`` wrote it."""
 
     text: str
 
