@@ -57,9 +57,9 @@ def fingerprint_again(dataset: Any) -> str:
     before = _fingerprints.get(id(dataset))
     if before is not None and before[0]() is dataset and before[1] != found:
         warnings.warn(
-            f"An attribute or the code of this {type(dataset).__name__} has changed since it was cached before, so its "
-            "cached samples are not used. If the change does not affect the samples (a file opened late, a counter), "
-            "pass fingerprint= to wrap() or precompute().",
+            f"An attribute or the code of this {type(dataset).__name__} has changed since its samples were cached, so "
+            "the cached samples are not used. If the change does not affect the samples (a file opened late, a "
+            "counter), pass fingerprint= to wrap() or precompute().",
             RuntimeWarning,
             stacklevel=3,
         )

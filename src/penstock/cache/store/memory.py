@@ -65,7 +65,7 @@ def _map(target: np.ndarray) -> None:
 
 
 def copied(source: np.ndarray) -> np.ndarray:
-    """The same bytes in private memory."""
+    """A copy of ``source`` in private memory."""
     if len(source) < _WORTH_THREADS_BYTES:
         return source.copy()
     # The copy is made in torch's memory, because numpy requests huge pages, which a virtual machine may have to fetch

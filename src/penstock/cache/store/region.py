@@ -89,7 +89,8 @@ class Region:
         self._meta_buffer = mapping.map_shared(meta_fd, META_BYTES)
         self.meta = memoryview(self._meta_buffer).cast("B")
         self.words = self.meta.cast("Q")
-        """The same memory as 64-bit words: a reader sees a word either before or after a write, never half of it."""
+        """``meta`` as 64-bit words: a reader sees a word as it is either before or after a write, never
+        half-written."""
         words = np.frombuffer(self.meta, np.uint64, TABLES_AT // 8)
         self.header = words[:_HEADER_WORDS]
         if int(self.header[H_MAGIC]) != MAGIC:

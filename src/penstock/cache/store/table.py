@@ -63,7 +63,7 @@ class Entry(NamedTuple):
     mark: int
     """One more word for the store's policy: a position in a forecast, or a group."""
     owner: int
-    """The row of the thread that is writing it; later ``PINNED`` or 0."""
+    """The row of the thread that is writing the value; later ``PINNED`` or 0."""
     tag: int
 
     @property

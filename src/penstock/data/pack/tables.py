@@ -1,4 +1,4 @@
-"""Rows of Parquet files for `penstock pack`, in file order.
+"""Reads rows of Parquet files for `penstock pack`, in file order.
 
 In:  locations of files.
 Out: rows as Arrow columns, or as dicts, by number.

@@ -1,4 +1,4 @@
-"""Samples of tar shards in WebDataset's layout, by number.
+"""Reads samples of tar shards in WebDataset's layout, by number.
 
 In:  shards on this machine or in any store that fsspec supports.
 Out: a dict per sample, whose members are decoded by their extensions.
