@@ -38,7 +38,7 @@ class Readers:
         self._here = threading.local()
         self._pid = os.getpid()
         self._own: set[int] = set()
-        """Rows of this process. To this process, its own locks look free."""
+        """Rows of this process. A process finds its own locks free, so it remembers them here."""
         self._spare: list[int] = []
         """Rows of this process whose threads have ended."""
         self._threads = threading.Lock()

@@ -1,4 +1,4 @@
-"""Samples as Arrow columns, and the values of a row from these columns.
+"""Turns samples into Arrow columns, and these columns into the values of rows.
 
 In:  samples, one after another; later the columns of a record batch.
 Out: a ``Layout`` that all samples of a shard fit, record batches in this layout, and readers of single values.

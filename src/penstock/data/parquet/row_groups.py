@@ -103,7 +103,7 @@ class ParquetFiles:
                         stored = sum(max(0, row_group.column(leaf).total_uncompressed_size) for leaf in leaves)
                         starts.append(starts[-1] + rows)
                         groups.append((number, group))
-                        # A repeated value is stored once; after decoding, each row has its own.
+                        # A repeated value is stored once; after decoding, each row has its own copy.
                         group_bytes.append(max(stored, rows * widths // 8))
         self.schema: pa.Schema = schema
         self.columns = None if columns is None else list(columns)
