@@ -197,7 +197,7 @@ class Cache:
         return self._keep_on_disk(self._known(key, group), value)
 
     def wrap(self, dataset: Any, *, fingerprint: str | None = None) -> CachedDataset:
-        """The dataset with its samples in this cache, by index.
+        """A dataset that keeps the samples of ``dataset`` in this cache, by index.
 
         A fingerprint keeps the samples of different datasets apart. The fingerprint is derived from the dataset (its
         class and code, and its attributes) unless you pass ``fingerprint``.

@@ -111,7 +111,7 @@ class SharedForecasts:
             forecast = self._forecast(number, position >> _WHICH_BIT)
             if forecast is not None:
                 claim = (position >> _BATCH_BITS & _MOST_SERIAL) * MOST_FORECASTS + number
-                # Workers are ahead of their loader: a use that a worker has made already does not count.
+                # Workers are ahead of their loader: a use that a worker has already made does not count.
                 used = np.where(claims == claim, batches, -1)
                 np.minimum(soonest, forecast.distances(low, (position & _BATCH) - 1, used), out=soonest)
         return soonest

@@ -205,7 +205,8 @@ class Store:
             is_ours = found is not None and found[1].tag == tag
             if found is not None and is_ours:
                 self._table.arrive(found[0], pinned=pinned)
-                # If the limit was lowered meanwhile, this entry was not evicted because it was not readable yet.
+                # The limit may have been lowered meanwhile, when this entry was not readable yet and so could not be
+                # evicted.
                 self._evict_to_limit()
             row[R_WRITING] = 0
         return is_ours

@@ -1,4 +1,4 @@
-"""Rows of Arrow columns as Python values.
+"""Turns rows of Arrow columns into Python values.
 
 In:  a record batch and places in it.
 Out: a dict per row; lists of numbers and tensors as new numpy arrays, other values as pyarrow converts them.

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, read on demand.
+"""A dataset of the rows of Parquet files, which are read on demand.
 
 In:  files, and the wanted columns.
 Out: a map-style dataset whose memory does not grow with the files.

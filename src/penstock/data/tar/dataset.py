@@ -52,12 +52,12 @@ class TarDataset(Dataset):
     shard that has changed is indexed again.
     ``progress``: whether to print progress to stderr; by default, only if stderr is a terminal.
 
-    ``decode``: whether to decode members. The last extension says into what: text (txt, text, transcript), JSON (json,
-    jsn), int (cls, cls2, index, inx, id), arrays (npy, npz), images (jpg, jpeg, png, webp, ppm, pgm, bmp: uint8 arrays
-    of height, width, RGB; 16-bit grey images: uint16 arrays of height, width), audio (wav, flac, ogg, mp3: float32
-    array and rate), tensors (pt, pth, ``weights_only``). Other members stay bytes; with ``decode=False`` all members
-    stay bytes. ``decoders``: a mapping from extensions to functions of bytes, which add to these decoders or replace
-    them. Shards that ``penstock pack`` made from a dataset yield the samples of that dataset.
+    ``decode``: whether to decode members. The last extension decides on the type of the value: text (txt, text,
+    transcript), JSON (json, jsn), int (cls, cls2, index, inx, id), arrays (npy, npz), images (jpg, jpeg, png, webp,
+    ppm, pgm, bmp: uint8 arrays of height, width, RGB; 16-bit grey images: uint16 arrays of height, width), audio (wav,
+    flac, ogg, mp3: float32 array and rate), tensors (pt, pth, ``weights_only``). Other members stay bytes; with
+    ``decode=False`` all members stay bytes. ``decoders``: a mapping from extensions to functions of bytes, which add to
+    these decoders or replace them. Shards that ``penstock pack`` made from a dataset yield the samples of that dataset.
 
     ``on_error``: "raise" raises every error. "skip" leaves out damaged and unsafe parts of archives together with their
     samples, and replaces a sample that cannot be decoded by the next sample that can. A function receives the
