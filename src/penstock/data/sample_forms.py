@@ -136,7 +136,7 @@ def bits_dtype(dtype: str) -> np.dtype:
         return np.dtype(f"u{_BITS_BY_NAME[dtype].itemsize}")
     found = np.dtype(dtype)
     if found.kind not in _NUMBERS or found.itemsize > 16:
-        raise ValueError(f"an array has values of type {found}")
+        raise ValueError(f"an array cannot have values of type {found}")
     return found
 
 

@@ -134,14 +134,14 @@ def _rebuild(spelt: Any, buffers: np.ndarray) -> Any:
     if kind == "tensor":
         dtype, shape = _DTYPES[rest[0]], rest[1]
         if length != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"a tensor {shape} of {dtype} has {length} bytes")
+            raise ValueError(f"a tensor {shape} of {dtype} cannot have {length} bytes")
         return torch.from_numpy(raw).view(dtype).reshape(shape) if length else torch.empty(shape, dtype=dtype)
     dtype = np.dtype(rest[0])
     if dtype.kind not in _ARRAY_KINDS:
-        raise ValueError(f"an array has values of type {dtype}")
+        raise ValueError(f"an array cannot have values of type {dtype}")
     if kind == "array":
         if length != math.prod(rest[1]) * dtype.itemsize:
-            raise ValueError(f"an array {rest[1]} of {dtype} has {length} bytes")
+            raise ValueError(f"an array {rest[1]} of {dtype} cannot have {length} bytes")
         return raw.view(dtype).reshape(rest[1]) if length else np.empty(rest[1], dtype)
     if kind == "scalar":
         return raw.view(dtype)[0]

@@ -127,8 +127,8 @@ def _refuse(problem: OSError) -> None:
 
 
 class FolderFiles:
-    """Samples from files: those with the same path up to the first dot of their names form one sample, which holds the
-    bytes of each file by extension."""
+    """Samples made of files. Files whose paths are equal up to the first dot of their names form one sample: their
+    bytes by extension."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

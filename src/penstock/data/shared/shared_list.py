@@ -51,7 +51,7 @@ _NARROW_BYTES = 1 << 32
 
 @dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """Where the parts of the list are in its bytes."""
+    """Where the parts of a list lie in the list's bytes."""
 
     count: int
     kind: int
