@@ -1,1 +1,1 @@
-"""Samples kept near: one bounded cache per node, shared by every worker and rank."""
+"""A cache of samples: one per node, bounded in bytes, and shared by every worker and rank."""

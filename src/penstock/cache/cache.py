@@ -1,4 +1,4 @@
-"""The cache: values by key, shared by the processes of a node, bounded in bytes, in memory and optionally on disk.
+"""Keeps values by key in memory and optionally on disk, bounded in bytes and shared by the processes of a node.
 
 In:  keys, values, functions that load missing values.
 Out: the caller's own copies of values; figures of the whole node.
@@ -41,31 +41,31 @@ from penstock.workers.rng import GeneratorUsed, is_beside_others, mix, seed_stre
 
 LEAST_BYTES = 1_000_000
 DEFAULT_SHARE = 0.25
-"""The default limit, as a share of the machine's or container's memory: 16 GB of 64, 32 of 128, 64 of 256."""
+"""The default limit, as a share of the machine's or container's memory: 16 GB of 64 GB."""
 DEFAULT_DISK_SHARE = 0.5
 """The default limit on disk, as a share of the disk's free space."""
 _LEFT_TO_TRAINING = 1 / 16
-"""The share of the machine's or container's memory that the cache leaves free: with less free, it does not grow."""
+"""The share of the machine's or container's memory that a cache leaves free; with less free, a cache does not grow."""
 _LOADING_WITHIN_S = 60.0
 """How long to wait for another process that loads the same value."""
 _MOST_VIRTUAL_BYTES = 1 << 44
-"""Of the 128 TiB that a process can address."""
+"""The most address space that a cache takes; a process can address 128 TiB."""
 
 _POLICIES = {"auto": LRU, "static": STATIC, "lru": LRU, "next-use": NEXT_USE}
-"""The policy each name starts with; ``auto`` changes it once the cache has seen how keys are used."""
+"""Name -> the policy that a cache starts with; ``auto`` changes it once the cache has seen how keys are used."""
 
 
 class Cache:
-    """Values by key, shared by all workers and ranks of this node that open the same name, bounded in bytes.
+    """Keeps values by key for all workers and ranks of this node that open the same name, bounded in bytes.
 
     ``limit``: a size such as ``"50GB"``, or a share of the machine's or container's memory such as ``0.3``; by default
-    a quarter of it. Covers values and index. The first process that opens a name sets limit and policy.
+    a quarter. The limit covers values and index. The first process that opens a name sets limit and policy.
     ``policy``: ``"static"`` fills and never evicts; ``"lru"`` evicts the least recently used value; ``"next-use"``
-    evicts the value needed last where the order is known, otherwise as ``"lru"``; ``"auto"`` chooses.
+    evicts the value that is needed last, or acts as ``"lru"`` if that is unknown; ``"auto"`` chooses.
     ``name``: processes that pass the same name share one cache. Without a name, this process and its workers share it.
     ``disk``: a folder for a second store that survives the run, bounded by ``disk_limit`` (by default half of the
-    disk's free space). It holds tensors, arrays, numbers, texts, bytes and lists, tuples and dicts of them.
-    ``fingerprint``: becomes part of every key; change it when the values computed for the same keys change.
+    disk's free space). This store holds tensors, arrays, numbers, texts, bytes, and lists, tuples and dicts of these.
+    ``fingerprint``: a text that becomes part of every key; change it when the values computed for the same keys change.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Cache:
         fingerprint: str = "",
     ) -> None:
         if policy not in _POLICIES:
-            raise ConfigError(f"policy={policy!r} is none of {', '.join(_POLICIES)}")
+            raise ConfigError(f"policy={policy!r} is not one of {', '.join(_POLICIES)}")
         self.name = name or f"unnamed-{uuid.uuid4().hex[:12]}"
         if name is None and multiprocessing.parent_process() is not None:
             warnings.warn(
@@ -154,21 +154,21 @@ class Cache:
     # -- use ----------------------------------------------------------------------------------
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """A private copy of the value, or ``default``."""
+        """A private copy of the value, or ``default`` if there is no value."""
         found = self._find(self._known(key))
         return default if found is None else found[0]
 
     def put(self, key: Any, value: Any) -> bool:
-        """Keep a value; False if there is no room for it, or it cannot be kept."""
+        """Keep a value; False if there is no room for the value, or it cannot be kept."""
         return self._keep(self._known(key), value)
 
     def get_or_load(self, key: Any, load: Callable[[], Any], *, group: str = "", keeps_generators: bool = True) -> Any:
-        """The value; if it is missing, ``load`` it and keep it.
+        """The value; if it is missing, ``load`` is called, and its result is kept.
 
         ``load`` runs under a seed derived from the key, and the global random generators are restored afterwards, so
-        hits and misses leave the same randomness. Pass ``keeps_generators=False`` to save that time if you seed the
-        generators before you use them again. Keys of different ``group``s are different keys. When the disk is full,
-        groups that no process has requested since it opened the cache make room for those that were.
+        hits and misses leave the generators in the same state. Pass ``keeps_generators=False`` to save this time if you
+        seed the generators before you use them again. Keys of different ``group``s are different keys. On a full disk,
+        groups that no process has requested since the cache was opened make room for requested groups.
         """
         known = self._known(key, group)
         found = self._memory.get(known.digest)
@@ -177,13 +177,13 @@ class Cache:
         if not group and is_loading_whole_for(self.name):
             self._warn(
                 "parts",
-                "The dataset keeps parts of its samples in this cache, which also keeps the whole samples; that leaves "
-                "little room for either. Give the dataset a method keys(index), or do not wrap it and do not pass this "
-                "cache to the loader.",
+                "The dataset keeps parts of its samples in this cache, which also keeps the whole samples, so neither "
+                "has much room. Give the dataset a method keys(index), or do not wrap it and do not pass this cache "
+                "to the loader.",
             )
         try:
             with self._memory.loading.held(known.number, _LOADING_WITHIN_S):
-                # The thread that held this lock was loading the same value.
+                # The thread that held this lock before was loading the same value.
                 again = self._find(known, counts=False)
                 return self._load(known, load, keeps_generators) if again is None else again[0]
         except TooLong:
@@ -193,29 +193,29 @@ class Cache:
         return self._on_disk is not None and self._on_disk.has(self._known(key, group).digest)
 
     def put_on_disk(self, key: Any, value: Any, *, group: str = "") -> bool:
-        """Keep a value on disk; False if there is no room for it, or it cannot be kept there."""
+        """Keep a value on disk; False if there is no room for the value, or it cannot be kept there."""
         return self._keep_on_disk(self._known(key, group), value)
 
     def wrap(self, dataset: Any, *, fingerprint: str | None = None) -> CachedDataset:
-        """The dataset with its samples in this cache, by index.
+        """A dataset that keeps the samples of ``dataset`` in this cache, by index.
 
-        A fingerprint keeps the samples of different datasets apart. It is derived from the dataset (its class and
-        code, and its attributes) unless you pass ``fingerprint``.
+        A fingerprint keeps the samples of different datasets apart. The fingerprint is derived from the dataset (its
+        class and code, and its attributes) unless you pass ``fingerprint``.
         """
         self._choose_policy(repeats=False)
         return CachedDataset(dataset, self, fingerprint_again(dataset) if fingerprint is None else fingerprint)
 
     @property
     def limit_bytes(self) -> int:
-        """The limit in force, index included."""
+        """The current limit, which includes the index."""
         return int(self._memory.region.header[H_LIMIT])
 
     # -- for loaders --------------------------------------------------------------------------
 
     def publish(self, forecast: Forecast, claim: int | None, now: int) -> int | None:
-        """Publish what an epoch at batch ``now`` is going to need.
+        """Publish the keys that an epoch at batch ``now`` is going to need.
 
-        Returns the claim to pass with the epoch's next forecast; None if the policy reads no forecasts or this one
+        Returns the claim to pass with the epoch's next forecast; None if the policy reads no forecasts or this forecast
         does not fit.
         """
         self._choose_policy(repeats=forecast.repeats)
@@ -237,14 +237,14 @@ class Cache:
         self._forecasts.advance(claim, now)
 
     def withdraw(self, claim: int) -> None:
-        """The epoch is over. Any thread, also inside the garbage collector."""
+        """Withdraw the forecast of a finished epoch. Any thread may call this, also inside the garbage collector."""
         if claim in self._claims:
             self._claims.discard(claim)
             self._forecasts.withdraw(claim)
 
     @property
     def uses_forecasts(self) -> bool:
-        """Whether the policy reads forecasts, or may come to read them."""
+        """Whether the policy reads forecasts, or may read them later."""
         header = self._memory.region.header
         return bool(header[H_AUTO]) or int(header[H_POLICY]) == NEXT_USE
 
@@ -258,7 +258,7 @@ class Cache:
         return self._memory.policies[NEXT_USE].oracle
 
     def _choose_policy(self, *, repeats: bool) -> None:
-        """Under ``auto``: static for keys used once an epoch, where no policy has more hits; otherwise next-use."""
+        """Choose for ``auto``: static if keys are used once an epoch, when no policy has more hits; else next-use."""
         header = self._memory.region.header
         if header[H_AUTO] and (repeats or int(header[H_POLICY]) == LRU):
             header[H_POLICY] = NEXT_USE if repeats else STATIC
@@ -305,7 +305,7 @@ class Cache:
 
     def _load(self, known: _KnownKey, load: Callable[[], Any], keeps_generators: bool) -> Any:
         if is_beside_others():
-            # Unused generators need no seed.
+            # Generators that are not used need no seed.
             value = load()
             if the_watch().used():
                 raise GeneratorUsed
@@ -337,8 +337,8 @@ class Cache:
             self._warn(
                 "room",
                 f"The machine has no memory left for the cache, which holds {format_bytes(stats.bytes)} of "
-                f"{format_bytes(stats.limit_bytes)} and does not grow further. Lower its limit, batch_size or "
-                "num_workers.",
+                f"{format_bytes(stats.limit_bytes)} and does not grow further. Lower the limit of the cache, "
+                "batch_size or num_workers.",
             )
         return kept
 
@@ -389,7 +389,7 @@ class Cache:
         self.stats().print(name)
 
     def close(self) -> None:
-        """Close the cache in this process. Its memory is released when the last process closes it; its disk stays."""
+        """Close the cache in this process. The last process to close it releases its memory; values on disk stay."""
         for claim in tuple(self._claims):
             self.withdraw(claim)
         self._closer()
@@ -424,7 +424,7 @@ def _limit_bytes(limit: object) -> int:
     size = parse_size("auto" if limit is None else limit, name="limit")
     count = size.resolve(limits().memory_limit_bytes, auto_fraction=DEFAULT_SHARE)
     if count < LEAST_BYTES:
-        raise ConfigError(f"A cache of {format_bytes(count)} is too small; the least is {format_bytes(LEAST_BYTES)}.")
+        raise ConfigError(f"A cache of {format_bytes(count)} is too small; give at least {format_bytes(LEAST_BYTES)}.")
     return count
 
 
@@ -435,7 +435,7 @@ def _spare_bytes() -> int:
 class _KnownKey(NamedTuple):
     digest: bytes
     group: int
-    """The number of its group on disk."""
+    """The number of the key's group in the store on disk."""
 
     @property
     def number(self) -> int:

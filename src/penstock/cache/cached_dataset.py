@@ -26,7 +26,7 @@ _CHECKED_LOADS = 16
 
 
 class CachedDataset(Dataset):
-    """The result of ``Cache.wrap``. Attributes that it does not have itself are those of the wrapped dataset."""
+    """The result of ``Cache.wrap``. An attribute that it does not have is looked up in the wrapped dataset."""
 
     def __init__(self, dataset: Any, cache: Cache, fingerprint: str) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -76,7 +76,8 @@ class CachedDataset(Dataset):
             self._checked = _CHECKED_LOADS
             warnings.warn(
                 f"{type(self.dataset).__name__} draws random numbers, so the cache repeats the same random samples in "
-                "every epoch. Cache only the part before the random one (cache.get_or_load inside __getitem__).",
+                "every epoch. Cache only the part of a sample before the random part (cache.get_or_load inside "
+                "__getitem__).",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -5,10 +5,10 @@ Out: a text that is the same in every process and run, until the class, a transf
 Runs in: trainer.
 
 It covers the code of classes and functions, what that code refers to by name in its module, and the attributes of
-objects and classes, at any depth. Objects without visible attributes count by what pickle would store, installed
-packages by name and version, and objects that hold no data (open files, locks, random generators) by their type. The
-files that a dataset reads are not covered, except those of penstock.data's datasets and of mapped arrays, which count
-by size and modification time.
+objects and classes, at any depth. Of objects without visible attributes, it covers what pickle would store; of
+installed packages, name and version; of objects that hold no data (open files, locks, random generators), only the
+type. It does not cover the files that a dataset reads, with two exceptions: files of penstock.data's datasets and of
+mapped arrays are covered by size and modification time.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def fingerprint_of(dataset: Any) -> str:
 
 
 def fingerprint_again(dataset: Any) -> str:
-    """A dataset's fingerprint; warns if it differs from the last one of the same dataset."""
+    """A dataset's fingerprint; warns if it differs from the previous fingerprint of the same dataset."""
     found = fingerprint_of(dataset)
     before = _fingerprints.get(id(dataset))
     if before is not None and before[0]() is dataset and before[1] != found:
         warnings.warn(
-            f"An attribute or the code of this {type(dataset).__name__} has changed since it was cached before, so its "
-            "cached samples are not used. If the change does not affect the samples (a file opened late, a counter), "
-            "pass fingerprint= to wrap() or precompute().",
+            f"An attribute or the code of this {type(dataset).__name__} has changed since its samples were cached, so "
+            "the cached samples are not used. If the change does not affect the samples (a file opened late, a "
+            "counter), pass fingerprint= to wrap() or precompute().",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -71,14 +71,15 @@ def fingerprint_again(dataset: Any) -> str:
 
 
 _fingerprints: dict[int, tuple[Any, str]] = {}
-"""The last fingerprint of each dataset that is still alive, by its id."""
+"""The last fingerprint of each dataset that is still alive, by the id of the dataset."""
 
 
 class _Digester:
     def __init__(self, taken: Any) -> None:
         self._taken = taken
         self._seen: dict[int, tuple[int, Any]] = {}
-        """By id, the number of each object met so far. The object is kept alive, or another one could get its id."""
+        """Id of an object met before -> its number, and the object, which stays alive so that no other object gets its
+        id."""
 
     def _note(self, *words: object) -> None:
         for word in words:
@@ -93,7 +94,7 @@ class _Digester:
         elif isinstance(value, (torch.dtype, torch.device, np.dtype, np.generic)):
             self._note(str(value))
         elif id(value) in self._seen:
-            # A list that contains itself, or a transform that is used twice.
+            # The object was met before, such as a list that contains itself, or a transform that is used twice.
             self._note("again", self._seen[id(value)][0])
         elif depth < _DEEPEST and not _has_no_data(value):
             self._seen[id(value)] = len(self._seen), value
@@ -141,7 +142,7 @@ class _Digester:
         self._note("items", count)
         plain: list[str] = []
         for item in items:
-            # The texts of plain values suffice; a million paths and labels are quick to add this way.
+            # For plain values their texts suffice, which are added quickly even for a million paths and labels.
             if is_plain := _is_plain(item, 3):
                 plain.append(repr(item))
             if len(plain) >= _AT_A_TIME or (plain and not is_plain):
@@ -257,7 +258,8 @@ def _is_ours(value: Any) -> bool:
 
 def _has_no_data(value: Any) -> bool:
     """Whether samples do not depend on the contents of ``value``: penstock's caches and loaders, and objects whose
-    state changes while samples stay the same. Penstock's datasets have ``made_of``, which says what counts."""
+    state changes while samples stay the same. Penstock's datasets have ``made_of``, which returns what their samples
+    depend on."""
     return (_is_ours(value) and not hasattr(value, "made_of")) or isinstance(value, _NO_DATA)
 
 

@@ -1,4 +1,4 @@
-"""Keys: digests of them that are the same in every process and run, and the keys that a dataset names for its indices.
+"""Digests of keys, the same in every process and run, and the keys that a dataset names for its indices.
 
 In:  strings, bytes, numbers, None, and tuples of them; a dataset.
 Out: 16 bytes; a function from an index to its keys.
@@ -50,7 +50,7 @@ def _spell(key: Any, parts: list[bytes]) -> None:
             inner: list[bytes] = []
             _spell(item, inner)
             spelt = b"".join(inner)
-            # With its length, or ("ab", "c") and ("a", "bc") would have the same digest.
+            # The length precedes each part, because otherwise ("ab", "c") and ("a", "bc") would have the same digest.
             parts += [b"%d:" % len(spelt), spelt]
     elif hasattr(key, "item") and getattr(key, "ndim", None) == 0:
         _spell(key.item(), parts)
@@ -64,13 +64,15 @@ def _spell(key: Any, parts: list[bytes]) -> None:
 
 
 def keys_of(dataset: Any) -> Callable[[Any], Any] | None:
-    """The dataset's method ``keys``, which returns the keys that an index needs, or those of its parts; or None."""
+    """A function from an index to the keys that its sample needs: the method ``keys`` of the dataset, or of the
+    datasets that it consists of. None if there is no such method."""
     if isinstance(dataset, Subset):
         inner, indices = keys_of(dataset.dataset), dataset.indices
         return None if inner is None else lambda index: inner(indices[index])
     if isinstance(dataset, ConcatDataset):
         return _keys_of_parts(dataset)
-    # Not an attribute of the object: a wrapped dataset hands on those of the inner one, whose keys are not looked up.
+    # Attributes of the object do not count: a wrapper passes on those of the wrapped dataset, whose keys are not looked
+    # up.
     keys = getattr(type(dataset), "keys", None)
     if not callable(keys):
         return None

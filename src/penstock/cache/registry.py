@@ -1,14 +1,14 @@
-"""The caches of this user on this node by name: which processes have each open, and how another one joins.
+"""Lists the caches of this user on this node: which processes have a cache open, and how another process joins it.
 
 In:  a name.
-Out: the cache's shared memory, created or joined; the living caches, and the stale ones, whose processes have ended.
+Out: the cache's shared memory, created or joined; the living caches, and the stale caches, whose processes have ended.
 Runs in: trainer, worker, command line. Does not import torch.
 
 A cache's memory has no name of its own. A file that only this user can read lists the processes that have it open; the
-next process opens the memory through /proc/PID/fd of one of them. The kernel releases the memory with the last
-process. If that process crashed, the next process that opens any cache removes the file. The locks are in a second file
-in the same folder. A process that closes any descriptor of it loses all its locks, so every process keeps one
-descriptor open.
+next process opens the memory through /proc/PID/fd of one of them. The kernel releases the memory when the last process
+has closed the cache or ended. If that process crashed, the next process that opens any cache removes the file. The
+locks are in a second file in the same folder. A process that closes any descriptor of the second file loses all its
+locks, so every process keeps one descriptor open.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ class CacheProcess:
     meta_fd: int
     data_fd: int
     namespace: str = ""
-    """Boot and pid namespace in which ``pid`` counts: containers that share the folder have one each."""
+    """Boot and pid namespace in which ``pid`` counts: containers that share the folder have a namespace each."""
 
     @property
     def is_here(self) -> bool:
-        """Whether this process can see it. The memory of a process in another container cannot be opened."""
+        """Whether this process can see that process. The memory of a process in another container cannot be opened."""
         return self.namespace in ("", pid_namespace())
 
     @property
     def is_alive(self) -> bool:
-        """For certain, or as far as can be known from this container."""
+        """Whether the process is alive, as far as can be known from this container."""
         if self.is_here:
             return started_at(self.pid) == self.started
         return self.namespace.partition(" ")[0] == pid_namespace().partition(" ")[0]
 
 
 def pid_namespace() -> str:
-    """The kernel's id of this boot and of the namespace of process ids; "" where there are none."""
+    """The kernel's id of this boot and of the namespace of process ids; "" if the system has no such id."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -70,7 +70,7 @@ def pid_namespace() -> str:
 
 
 def started_at(pid: int) -> str | None:
-    """When a process started; None if it has ended, reaped or not."""
+    """When a process started; None if it has ended, even if it was not reaped yet."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -90,7 +90,7 @@ def folder() -> Path:
 def open_region(
     name: str, make: Callable[[int], Region], join: Callable[[int, int, int], Region]
 ) -> tuple[Region, Path]:
-    """Join the cache of that name, or create it: ``make`` gets the descriptor for locks."""
+    """Join the cache of that name, or create it with ``make``, which gets the descriptor for locks."""
     if not _NAME.fullmatch(name):
         raise CacheError(f"{name!r} cannot be the name of a cache. Use at most 100 letters, digits, '_', '.' and '-'.")
     path = folder() / f"{name}{_SUFFIX}"
@@ -99,7 +99,7 @@ def open_region(
         joined = (_join(member, fd, join) for member in members if member.is_here)
         region = next((each for each in joined if each is not None), None)
         if region is None:
-            # Processes in other containers go on with a memory of their own.
+            # Processes in other containers continue with a memory of their own.
             region, members = make(fd), [member for member in members if not member.is_here]
         started = started_at(os.getpid())
         assert started is not None
@@ -111,9 +111,9 @@ def open_region(
 
 
 def visit(name: str, *, locks: bool) -> Region | None:
-    """A view of a living cache; None if there is none of that name. The caller closes it.
+    """A view of a living cache; None if there is no cache of that name. The caller closes the view.
 
-    Without ``locks`` the view is for reading only. A process that has the cache open must not ask for ``locks``.
+    Without ``locks`` the view is for reading only. A process that has the cache open must not pass ``locks=True``.
     """
     path = folder() / f"{name}{_SUFFIX}"
     for member in _read(path):
@@ -141,8 +141,8 @@ def leave(path: Path, fd: int) -> None:
 
 
 def listed() -> dict[str, list[CacheProcess]]:
-    """Every cache of this user on this node, with its living processes, those in other containers included; a stale
-    cache has none."""
+    """Every cache of this user on this node, with its living processes, including processes in other containers; a
+    stale cache has no living process."""
     found = {}
     for path in sorted(folder().glob(f"*{_SUFFIX}")):
         found[path.name.removesuffix(_SUFFIX)] = [member for member in _read(path) if member.is_alive]
@@ -160,7 +160,7 @@ def remove_stale() -> list[str]:
         with contextlib.suppress(OSError, CacheError):
             fd = _open_locked(path)
             try:
-                # Another process may have created it again meanwhile.
+                # Another process may have created the cache again meanwhile.
                 if not any(member.is_alive for member in _read(path)):
                     _unlink(path)
                     gone.append(name)

@@ -41,7 +41,7 @@ class CacheStats:
         del counts["corrupt"]
         if disk is not None:
             on_disk = {f"disk_{word}": disk[word] for word in ("items", "bytes", "limit_bytes", "hits", "corrupt")}
-            # A value that is not in memory but on disk counts as a miss there and as a hit here.
+            # A value that is on disk but not in memory is a miss of the store in memory and a hit of the cache.
             counts["hits"] += disk["hits"]
             counts["misses"] = max(0, counts["misses"] - disk["hits"])
         lookups = counts["hits"] + counts["misses"]

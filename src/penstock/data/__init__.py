@@ -1,6 +1,6 @@
 """Datasets that take little memory, and samplers that read them in a fast order.
 
-Public names load on first use, so that a program imports only the libraries that its datasets need.
+Public names are imported on first use, so that a program imports only the libraries that its datasets need.
 """
 
 from __future__ import annotations

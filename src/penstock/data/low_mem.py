@@ -1,7 +1,7 @@
 """Pairs of prompt and response from Parquet files, for fine-tuning on a machine with little memory.
 
-In:  Parquet files with a column of prompts and one of responses.
-Out: pairs of texts, cut and ended; with a tokenizer, batches of token ids.
+In:  Parquet files with a column of prompts and a column of responses.
+Out: pairs of texts, each cut to a length and followed by an end text; with a tokenizer, also batches of token ids.
 Runs in: trainer and worker.
 """
 
@@ -19,11 +19,11 @@ from penstock.errors import ConfigError, DataError
 
 
 class LowMemDataset(ParquetDataset):
-    """``(prompt, response)``, each cut to ``max_seq_len`` characters and followed by ``end``.
+    """Each sample is ``(prompt, response)``; both texts are cut to ``max_seq_len`` characters and followed by ``end``.
 
-    ``ultra_low_mem`` keeps no rows between reads; ``keep_in_memory`` reads everything once, for all workers together.
-    With ``tokenizer_dir``, a folder that a tokenizer of transformers was saved in (or a name on a hub with its owner,
-    ``google-t5/t5-base``), ``collate_fn`` makes batches of token ids.
+    With ``ultra_low_mem`` the dataset keeps no rows between reads; with ``keep_in_memory`` it reads all rows once, into
+    memory that all workers share. ``tokenizer_dir`` is a folder in which a tokenizer of transformers was saved, or a
+    name on a hub with its owner, such as ``google-t5/t5-base``; with it, ``collate_fn`` makes batches of token ids.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class LowMemDataset(ParquetDataset):
         keep: object = "32MiB",
     ) -> None:
         if ultra_low_mem and keep_in_memory:
-            raise ConfigError("ultra_low_mem keeps nothing and keep_in_memory everything: choose one")
+            raise ConfigError(
+                "ultra_low_mem=True keeps no rows and keep_in_memory=True keeps all rows: pass only one of them"
+            )
         if tokenizer_dir is not None:
             _check_tokenizer(tokenizer_dir)
         mode = "ultra" if ultra_low_mem else "memory" if keep_in_memory else "mapped"
@@ -52,8 +54,8 @@ class LowMemDataset(ParquetDataset):
         self._tokenizer = _Tokenizer()
 
     def collate_fn(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """Token ids of prompts (``input_ids``, ``attention_mask``) and of responses (``labels``), each padded to its
-        longest text; ``labels`` are padded with -100, which losses ignore."""
+        """Token ids of prompts (``input_ids``, ``attention_mask``) and of responses (``labels``). Prompts are padded to
+        the longest prompt, responses to the longest response; ``labels`` are padded with -100, which losses ignore."""
         prompts, responses = (list(texts) for texts in zip(*pairs, strict=True))
         inputs = self._tokens(prompts)
         targets = self._tokens(responses)
@@ -64,26 +66,27 @@ class LowMemDataset(ParquetDataset):
         return self._files, self.max_seq_len, self._end, self.transform
 
     def _sample_of(self, row: dict[str, Any]) -> Any:
-        # Not done with transform=, because a bound method would refer to this object in every copy of it.
+        # transform= is not used for this, because a bound method would make every copy of this object refer to the
+        # original.
         of_prompt, of_response = self._columns
         prompt, response = row[of_prompt], row[of_response]
         if not (isinstance(prompt, str) and isinstance(response, str)):
             wrong = of_response if isinstance(prompt, str) else of_prompt
-            raise DataError(f"{wrong} is not a text in this row: {row!r:.200}")
+            raise DataError(f"the value of column {wrong} is not a text in this row: {row!r:.200}")
         length, end = self.max_seq_len, self._end
         pair: Any = prompt[:length] + end, response[:length] + end
         return pair if self.transform is None else self.transform(pair)
 
     def _tokens(self, texts: list[str]) -> Any:
         if self.tokenizer_dir is None:
-            raise ConfigError("there is no tokenizer: give tokenizer_dir=")
+            raise ConfigError("collate_fn needs a tokenizer: pass tokenizer_dir=")
         return self._tokenizer.of(self.tokenizer_dir)(
             texts, padding=True, return_tensors="pt", return_token_type_ids=False
         )
 
 
 def _check_tokenizer(where: str | os.PathLike[str]) -> None:
-    """Raise ConfigError now for what would otherwise fail in a worker, at the first batch."""
+    """Raise ConfigError for mistakes that would otherwise appear only in a worker, at the first batch."""
     name = os.fspath(where)
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError(

@@ -1,11 +1,12 @@
-"""Takes samples apart into values, which can be ordinary columns or archive members, and rebuilds them.
+"""Takes samples apart into values, which become columns or archive members, and rebuilds samples from these values.
 
-In:  a sample: a dict, tuple or list of values, or one value.
-Out: its outline and its values; for tar shards, members that other programs can read, and a form, from which the sample
-     can be rebuilt.
+In:  a sample, which is a dict, tuple or list of values, or a single value.
+Out: the sample's outline and values; for tar shards, members that other programs can read, and a form, which says how
+     to rebuild the sample from its members.
 Runs in: trainer and worker, command line.
 
-The form is a JSON text. A shard has one form; a sample with a different one has its own as an additional member.
+The form is a JSON text. A shard has one form. A sample that needs a different form has that form as an additional
+member.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ from penstock.errors import CacheError, DataError
 
 FORM_VERSION = 1
 FORM_HEADER = "PENSTOCK.form"
-"""The global header of a tar shard that holds its form."""
+"""The global header of a tar shard that holds the form of the shard."""
 OWN_FORM = "penstock-form.json"
-"""The member of a sample that holds its form, if that differs from the form of the shard."""
+"""The member that holds the form of its sample, if this form differs from the form of the shard."""
 
 _MOST_NAMES = 256
 _LARGEST_FORM_BYTES = 1 << 19
-"""Readers refuse a header above 1 MiB. A sample with a larger form is stored as a single value, with its names."""
+"""The largest form: readers refuse a header above 1 MiB. A sample with a larger form is stored as a single value."""
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-"""dtypes that numpy lacks -> the dtypes that hold their bits."""
+"""A dtype that numpy lacks -> the dtype that holds its bits."""
 _BITS_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 _NUMBERS = "biufc"
 _NATIVE = "<|="
 _DEEPEST_JSON = 20
 _TEXTS = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}(\.[a-z0-9][a-z0-9_-]{0,63}){0,3}")
-"""Names that can be part of a file name unchanged, even for readers that ignore capitals."""
+"""Names that can be part of a file name unchanged, even if a reader ignores capitals."""
 
 
 class CannotCarry(Exception):
-    """A value cannot be stored without code in it; the message names its type."""
+    """A value cannot be stored without storing code; the message names the type of the value."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """How a sample consists of its values."""
+    """How a sample is composed of its values."""
 
     kind: str
-    """dict, tuple, list, or value for a sample that is a single value."""
+    """``dict``, ``tuple`` or ``list``; ``value`` if the sample is a single value."""
     names: tuple[str, ...]
     """Names of the values, in order."""
 
@@ -62,7 +63,7 @@ WHOLE = Outline("value", ("value",))
 
 
 def take_apart(sample: Any) -> tuple[Outline, list[Any]]:
-    """The outline and the values of a sample. A sample whose names cannot be columns stays whole."""
+    """The outline and the values of a sample. A sample whose names cannot name columns is not taken apart."""
     kind = type(sample)
     if kind is dict and 0 < len(sample) <= _MOST_NAMES and all(map(_is_name, sample)):
         return Outline("dict", tuple(sample)), list(sample.values())
@@ -80,7 +81,7 @@ def put_together(outline: Outline, values: list[Any]) -> Any:
 
 
 def read_outline(kind: Any, names: Any) -> Outline:
-    """An outline from a file. Raises ValueError if it is not valid."""
+    """The outline that a file describes. Raises ValueError if the description is not valid."""
     names = tuple(names)
     if not all(map(_is_name, names)) or len(set(names)) < len(names) or not names:
         raise ValueError(f"names {names}")
@@ -101,14 +102,15 @@ def portable_bytes(value: Any) -> np.ndarray:
 
 
 def read_portable_bytes(source: np.ndarray) -> Any:
-    """The value that was given to ``portable_bytes``. Raises ValueError for incomplete or other bytes."""
+    """The value that was given to ``portable_bytes``. Raises ValueError if the bytes are incomplete or do not come from
+    ``portable_bytes``."""
     if len(source) < 8 or int.from_bytes(source[:8].tobytes(), "little") > len(source) - 8:
-        raise ValueError(f"a value that is longer than its {len(source)} bytes")
+        raise ValueError(f"a value is longer than the {len(source)} bytes that hold it")
     return read_portable(source)
 
 
 def array_of(value: Any) -> tuple[str, str, np.ndarray] | None:
-    """For an array, a tensor or a numpy number: which of them it is, its dtype, and its bits as a numpy array."""
+    """Kind, dtype and bits (as a numpy array) of an array, a tensor or a numpy number; None for other values."""
     kind = type(value)
     if kind is torch.Tensor:
         if not is_plain(value):
@@ -134,7 +136,7 @@ def bits_dtype(dtype: str) -> np.dtype:
         return np.dtype(f"u{_BITS_BY_NAME[dtype].itemsize}")
     found = np.dtype(dtype)
     if found.kind not in _NUMBERS or found.itemsize > 16:
-        raise ValueError(f"an array of {found}")
+        raise ValueError(f"an array cannot have values of type {found}")
     return found
 
 
@@ -150,7 +152,7 @@ def array_again(kind: str, dtype: str, bits: np.ndarray) -> Any:
 
 
 def to_members(sample: Any) -> tuple[str, list[tuple[str, bytes]]]:
-    """The form of a sample and its members: the name of each, without the key, and its bytes. Raises CannotCarry."""
+    """The form of a sample, and its members: pairs of a name, without the key, and bytes. Raises CannotCarry."""
     form, members = _members_of(*take_apart(sample))
     return (form, members) if len(form) <= _LARGEST_FORM_BYTES else _members_of(WHOLE, [sample])
 
@@ -184,16 +186,20 @@ def _members_of(outline: Outline, values: list[Any]) -> tuple[str, list[tuple[st
 
 
 def restore(form: str, members: dict[str, Any]) -> Any:
-    """Rebuild the sample from its members in a packed shard: bytes by name, and its ``__key__``."""
+    """Rebuild a sample from ``members``: the bytes of its members in a packed shard by name, and ``__key__``."""
     own = members.get(OWN_FORM)
     try:
         outline, fields = _parse_form(form if own is None else bytes(own).decode())
         bundle = json.loads(bytes(members["json"])) if any(how == "bundled" for _, _, how in fields) else {}
         values = [bundle[name] if how == "bundled" else _from_raw(members[member], how) for name, member, how in fields]
     except KeyError as missing:
-        raise DataError(f"sample {members.get('__key__')} lacks {missing}, which its form names") from missing
+        raise DataError(
+            f"sample {members.get('__key__')} has no member {missing}, although the shard's PENSTOCK.form lists it"
+        ) from missing
     except (ValueError, TypeError, LookupError, RecursionError, RuntimeError, MemoryError) as problem:
-        raise DataError(f"sample {members.get('__key__')} does not match its form: {problem}") from problem
+        raise DataError(
+            f"sample {members.get('__key__')} does not match the shard's PENSTOCK.form: {problem}"
+        ) from problem
     return put_together(outline, values)
 
 
@@ -201,7 +207,7 @@ def restore(form: str, members: dict[str, Any]) -> Any:
 def _parse_form(text: str) -> tuple[Outline, list[tuple[str, str, str]]]:
     form = json.loads(text)
     if form["version"] != FORM_VERSION:
-        raise ValueError(f"its form has version {form['version']}; this penstock reads {FORM_VERSION}")
+        raise ValueError(f"the form has version {form['version']}; this penstock reads version {FORM_VERSION}")
     fields = [(str(name), str(member), str(how)) for name, member, how in form["fields"]]
     return read_outline(form["kind"], [name for name, _, _ in fields]), fields
 
@@ -255,14 +261,14 @@ def _from_raw(raw: Any, how: str) -> Any:
         return read_portable_bytes(np.frombuffer(bytearray(raw), np.uint8))
     kind, _, dtype = how.partition(":")
     if kind not in ("tensor", "array", "scalar") or (dtype and dtype not in _BITS_BY_NAME):
-        raise ValueError(f"a member stored as {how!r}")
+        raise ValueError(f"a member is stored as {how!r}, which penstock does not know")
     bits = decode_array(raw)
     bits_dtype(bits.dtype.str)
     return array_again(kind, dtype, bits)
 
 
 def _is_json(value: Any, depth: int) -> bool:
-    """Whether JSON preserves the value and its types."""
+    """Whether JSON preserves the value and the types of its parts."""
     kind = type(value)
     if value is None or kind is bool or kind is float:
         return True

@@ -1,7 +1,7 @@
-"""Orders with few jumps: a few row groups, shards or sequences at a time, shuffled again in each epoch.
+"""Samplers that jump little: they read a few row groups, shards or sequences at a time, in a new order in each epoch.
 
 In:  where blocks begin and how large they are; seed, epoch, rank.
-Out: indices, each once per epoch over all ranks.
+Out: indices; over all ranks, each index occurs once per epoch.
 Runs in: trainer.
 """
 
@@ -26,22 +26,22 @@ _SAID = {
     "length": "the dataset's length was", "blocks": "the checksum of where blocks begin was",
     "window": "window was", "block_bytes": "the checksum of the blocks' sizes was",
 }  # fmt: skip
-"""Name of a value that the order depends on -> the words for it in an error."""
+"""Name of a value that the order depends on -> the words before the value in an error message."""
 _NEEDED = {
     "blocks": "BlockShuffleSampler needs a dataset that is stored in blocks (ParquetDataset, TarDataset, ArrowDataset) "
-    "or a list of the lengths of blocks; for windows of frames there is SequenceSampler",
+    "or a list of the lengths of blocks; for windows of frames, use SequenceSampler",
     "sequences": "SequenceSampler needs a dataset that has sequences (WindowDataset) or a list of their lengths; for "
-    "row groups and shards there is BlockShuffleSampler",
+    "row groups and shards, use BlockShuffleSampler",
 }
 
 
 class CountingSampler(Sampler[int]):
-    """Base of the samplers: each epoch has its own order of the blocks, divided evenly among the ranks.
+    """Base class of the samplers. Each epoch has its own order of blocks, which is divided evenly among the ranks.
 
-    ``seed`` and epoch determine the order. Each iteration is the next epoch, or the one that ``set_epoch`` names.
-    ``rank`` and ``num_replicas`` default to those of torch.distributed, or of torchrun. Over all ranks, each index
-    occurs exactly once per epoch, so some ranks may have one more than others; with ``drop_last`` all ranks have the
-    same number, and the few remaining indices are left out of this epoch.
+    ``seed`` and epoch determine the order. Each iteration is the next epoch, or the epoch that ``set_epoch`` sets. The
+    defaults of ``rank`` and ``num_replicas`` come from torch.distributed, or from torchrun. Over all ranks, each index
+    occurs exactly once per epoch, so some ranks may have one index more than others. With ``drop_last`` all ranks have
+    the same number of indices, and the few remaining indices are left out of this epoch.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class CountingSampler(Sampler[int]):
         drop_last: bool,
     ) -> None:
         if seed < 0:
-            raise ConfigError(f"seed={seed}: a seed cannot be negative")
+            raise ConfigError(f"seed={seed} is negative; give a seed of 0 or more")
         self._starts = starts
         self.shuffle = shuffle
         self.seed = seed
         self.rank, self.num_replicas = _place(rank, num_replicas)
         self.drop_last = drop_last
         self._next = 0, 0
-        """Epoch of the next iteration, and the position where it begins."""
+        """Epoch of the next iteration, and the position where that iteration begins."""
         self._now: list[int] | None = None
-        """Epoch of the latest iteration, and how many of its indices it has yielded."""
+        """Epoch of the latest iteration, and the number of indices that this iteration has yielded."""
 
     @property
     def epoch(self) -> int:
-        """Of the next iteration."""
+        """The epoch of the next iteration."""
         return self._next[0]
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class CountingSampler(Sampler[int]):
         return end - first
 
     def __iter__(self) -> Iterator[int]:
-        # Each iteration has its own list, so that an abandoned one cannot change the count of a later one.
+        # Each iteration has its own list, so that an abandoned iteration cannot change the count of a later iteration.
         now = self._now = list(self._next)
         return self._given(now)
 
@@ -95,7 +95,7 @@ class CountingSampler(Sampler[int]):
         lengths = np.diff(self._starts)[blocks]
         begins = np.concatenate(([0], np.cumsum(lengths)))
         first, end = self._share()
-        # The blocks of this rank. Only its first and its last one may be shared with other ranks.
+        # The blocks of this rank. Only the first and the last of these blocks may be shared with other ranks.
         mine = range(np.searchsorted(begins, first, "right") - 1, np.searchsorted(begins, end, "left"))
         pieces = [
             (int(blocks[place]), max(0, first - int(begins[place])), min(int(lengths[place]), end - int(begins[place])))
@@ -108,14 +108,16 @@ class CountingSampler(Sampler[int]):
         self._next = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as numbers and names. Ranks at the same position have equal states, so one may save for all."""
+        """The state, as numbers by name. Ranks at the same position have equal states, so one rank may save for all
+        ranks."""
         epoch, position = self._next if self._now is None else self._now
         return {"epoch": epoch, "position": position, "order": self.decided_by()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration continue where ``state_dict`` was called.
 
-        Raises ConfigError if the order is different now, because of the seed, window, number of ranks or dataset.
+        Raises ConfigError if the order differs from the saved order, because the seed, window, number of ranks or
+        dataset has changed.
         """
         # States of earlier versions lack these values.
         self.check_decided_by(state.get("order", {}))
@@ -135,20 +137,21 @@ class CountingSampler(Sampler[int]):
     def check_decided_by(self, saved: dict[str, Any]) -> None:
         """Raise ConfigError if the values in ``saved``, from ``decided_by``, differ from those of this sampler."""
         differences = [
-            f"{_SAID[name]} {saved[name]} then and {value} now"
+            f"{_SAID[name]} {saved[name]} and is now {value}"
             for name, value in self.decided_by().items()
             if name in saved and saved[name] != value
         ]
         if differences:
             raise ConfigError(
-                f"this state belongs to another order, in which the same position is another index: "
-                f"{', '.join(differences)}; create the sampler as it was, or start an epoch with set_epoch() instead"
+                "this state was saved for another order, so its position would now be another index: "
+                f"{', '.join(differences)}; create the sampler as it was when the state was saved, or start an epoch "
+                "with set_epoch()"
             )
 
     # -- inside -------------------------------------------------------------------------------
 
     def _within(self, pieces: list[tuple[int, int, int]], chance: np.random.Generator) -> Iterator[int]:
-        """The indices of these pieces. A piece is a block, and the first and end place in it."""
+        """The indices of these pieces. A piece is a block, its first place, and the place after its last one."""
         raise NotImplementedError
 
     def _indices(self, piece: tuple[int, int, int]) -> np.ndarray:
@@ -164,11 +167,12 @@ class CountingSampler(Sampler[int]):
 
 
 class BlockShuffleSampler(CountingSampler):
-    """Blocks (row groups, shards) in random order; the indices of a few blocks are shuffled together.
+    """Reads blocks (row groups, shards) in random order, and shuffles the indices of a few blocks together.
 
     ``blocks``: a dataset with blocks (``ParquetDataset``, ``TarDataset``, ``ArrowDataset``), or the lengths of blocks.
-    ``window``: how many bytes of blocks are shuffled together. If it is at most the dataset's ``keep``, each block is
-    read once per epoch. For lengths without ``block_bytes``, ``window`` is a number of indices.
+    ``window``: how many bytes of blocks are shuffled together. If ``window`` is at most the dataset's ``keep``, each
+    block is read once per epoch. If ``blocks`` are lengths and there are no ``block_bytes``, ``window`` is a number of
+    indices.
     """
 
     def __init__(
@@ -202,9 +206,9 @@ class BlockShuffleSampler(CountingSampler):
         if keep_bytes is None or self._window <= keep_bytes or int(self._sizes.sum()) <= keep_bytes:
             return
         warnings.warn(
-            f"window={format_bytes(self._window)} of row groups are shuffled together, but the dataset keeps only "
-            f"{format_bytes(keep_bytes)} of them (keep=), so most are read again for each batch. Give a window of at "
-            "most keep, or raise keep=, which each worker takes for itself",
+            f"window={format_bytes(self._window)} of row groups are shuffled together, but a worker keeps only "
+            f"keep={format_bytes(keep_bytes)} of row groups, so most row groups are read again for each batch. Give a "
+            "window of at most keep, or raise keep=; every worker takes that much memory",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -230,10 +234,10 @@ class BlockShuffleSampler(CountingSampler):
 
 
 class SequenceSampler(CountingSampler):
-    """Sequences one after another, in random order; the samples of each sequence stay in order.
+    """Reads one sequence after another, in random order; the samples of each sequence stay in order.
 
     ``sequences``: a dataset with sequences (``WindowDataset``), or their lengths. Neighbouring windows share frames, so
-    a cache that holds one sequence already has most of the possible hits.
+    even a cache that holds only one sequence gets most of the possible hits.
     """
 
     def __init__(
@@ -256,7 +260,7 @@ class SequenceSampler(CountingSampler):
 
 
 def _starts_of(given: Any, what: str) -> np.ndarray:
-    """Where blocks begin, and where the last one ends, from a dataset or from lengths."""
+    """Where each block begins and the last block ends, from a dataset or from lengths."""
     known = getattr(given, what, None)
     if known is not None:
         return np.asarray(known, np.int64)
@@ -270,7 +274,7 @@ def _starts_of(given: Any, what: str) -> np.ndarray:
     except (TypeError, ValueError):
         raise ConfigError(f"a {type(given).__name__} has no {what}: {_NEEDED[what]}") from None
     if lengths.ndim != 1 or (lengths < 0).any():
-        raise ConfigError(f"{what} must be a list of lengths, none of them negative")
+        raise ConfigError(f"{what} must be a list of lengths, and no length may be negative")
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
@@ -287,5 +291,5 @@ def _place(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
         found = global_rank(), world_size()
     rank, ranks = found[0] if rank is None else rank, found[1] if num_replicas is None else num_replicas
     if not 0 <= rank < ranks:
-        raise ConfigError(f"rank={rank} is not valid: ranks of {ranks} replicas go from 0 to {ranks - 1}")
+        raise ConfigError(f"rank={rank} is not valid: with num_replicas={ranks}, ranks go from 0 to {ranks - 1}")
     return rank, ranks

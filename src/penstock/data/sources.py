@@ -1,7 +1,7 @@
-"""The bytes of a dataset: files of this machine, or of any store that fsspec supports.
+"""Reads the files of a dataset, which lie on this machine or in any store that fsspec supports.
 
 In:  a path, a glob, a folder, a URL, or a list of these.
-Out: the files they name, and the bytes of each file by offset.
+Out: the files that the path names, and the bytes of each file by offset.
 Runs in: trainer and worker. A source belongs to the process that opened it.
 """
 
@@ -23,32 +23,32 @@ _log = logging.getLogger("penstock.data")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _GIVE_UP_AFTER_S = 120.0
-"""Reads are retried for this long, so that a store may restart or a network come back."""
+"""Reads are retried for this long, so that a store has time to restart, and a network to come back."""
 _FINAL = (
     FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError,
     TypeError, ValueError, AttributeError, KeyError, ImportError,
 )  # fmt: skip
 """Errors that a retry cannot fix."""
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError")
-"""The same, for classes of libraries that are not imported here."""
+"""Names of more errors that a retry cannot fix; their libraries are not imported here."""
 
 _T = TypeVar("_T")
 
 
 class ReadStopped(Exception):
-    """The caller does not want the read any more."""
+    """The caller no longer needs the read."""
 
 
 class Source(Protocol):
-    """The bytes of one file, by offset. Any thread of the process that opened it may read."""
+    """The bytes of one file, by offset. Any thread of the process that opened the source may read from it."""
 
     location: str
     size_bytes: int
     version: str
-    """Changes when the file changes."""
+    """A text that changes when the file changes."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Returns fewer bytes only at the end of the file."""
+        """The bytes from ``offset`` on; fewer than ``length`` only at the end of the file."""
         ...
 
     def close(self) -> None: ...
@@ -63,7 +63,7 @@ def open_source(location: str) -> Source:
 
 
 def locate(path: str | os.PathLike[str] | Sequence[Any], *, suffixes: tuple[str, ...]) -> list[str]:
-    """The files that ``path`` names, in order; of a folder, those with one of the suffixes, at any depth."""
+    """The files that ``path`` names, in order. A folder stands for its files with one of the suffixes, at any depth."""
     if isinstance(path, (str, os.PathLike)):
         found = list(_files_of(os.fspath(path), suffixes))
     elif isinstance(path, Sequence) and path:
@@ -130,7 +130,7 @@ def _filesystem_of(url: str) -> tuple[Any, str]:
 
 
 def _again_and_again(what: str, attempt: Callable[[], _T]) -> _T:
-    """Retry ``attempt`` until it succeeds, for two minutes: networks and stores come back."""
+    """Retry ``attempt`` until it succeeds, for two minutes at most, because networks and stores may come back."""
     began_s = time.monotonic()
     wait_s = _FIRST_WAIT_S
     while True:
@@ -143,9 +143,9 @@ def _again_and_again(what: str, attempt: Callable[[], _T]) -> _T:
                 raise DataError(f"{what}: {problem!r}") from problem
             tried_s = time.monotonic() - began_s
             if tried_s + wait_s > _GIVE_UP_AFTER_S:
-                raise DataError(f"{what} failed for {tried_s:.0f} s, last with {problem!r}") from problem
+                raise DataError(f"{what} failed for {tried_s:.0f} s; the last error was {problem!r}") from problem
             _log.warning("%s failed with %r; trying again in %.1f s", what, problem, wait_s)
-        # Random, so that workers that failed at the same time do not all retry at the same time.
+        # The wait is random, so that workers that failed at the same time do not all retry at the same time.
         time.sleep(wait_s * random.SystemRandom().uniform(0.75, 1.25))
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
@@ -180,7 +180,7 @@ class _LocalFile:
         try:
             data = _read_at(self._fd, length, offset)
             while len(data) < length:
-                # One call returns at most 2 GiB. If the file was cut short meanwhile, the rest never comes.
+                # One call returns at most 2 GiB. If the file was cut short meanwhile, it returns nothing.
                 more = _read_at(self._fd, length - len(data), offset + len(data))
                 if not more:
                     break
@@ -205,7 +205,7 @@ class _RemoteFile:
         about = self._again("looking it up", self._look_up)
         size_bytes = about.get("size")
         if about.get("type") == "directory" or size_bytes is None:
-            raise DataError(f"{location} is not a file of known size")
+            raise DataError(f"{location} is not a file whose size is known")
         self.size_bytes = int(size_bytes)
         marks = (about.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified"))
         self.version = f"{self.size_bytes}-{next(filter(None, marks), '')}"

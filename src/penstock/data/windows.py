@@ -1,7 +1,7 @@
 """Windows of consecutive frames: video, LiDAR sweeps, and all data whose neighbouring samples share most frames.
 
-In:  frames (files, or anything that can be indexed), lengths of sequences.
-Out: a sample per window, and a key for each of its frames, so that a cache can keep frames instead of windows.
+In:  frames (files, or anything that can be indexed), and lengths of sequences. Out: a sample per window, and a key for
+     each frame of a window, so that a cache can keep frames instead of windows.
 Runs in: trainer and worker.
 """
 
@@ -24,7 +24,7 @@ from penstock.errors import ConfigError, DataError
 
 
 class WindowDataset(Dataset[Any]):
-    """``length`` consecutive frames, beginning every ``stride`` frames, never across the end of a sequence.
+    """Each sample is a window: ``length`` consecutive frames of a sequence. A window begins every ``stride`` frames.
 
     ``frames``: paths of files, or anything that can be indexed and has a length.
     ``load``: turns a path or an item into a frame; by default files are decoded by their extension, and items are
@@ -34,8 +34,8 @@ class WindowDataset(Dataset[Any]):
     ``transform``: turns the list of frames into a sample; by default tensors and arrays are stacked.
 
     With a cache (``DataLoader(dataset, cache="50GB")``, or the attribute ``cache``) each frame is loaded once for all
-    windows that contain it. The cache holds frames before ``transform``, which is the place for random changes. A file
-    that is rewritten is a new frame to processes that start after that.
+    windows that contain it. The cache holds frames as they are before ``transform``, so random changes belong in
+    ``transform``. Processes that start after a file was rewritten treat the file as a new frame.
     """
 
     splittable = True
@@ -70,7 +70,7 @@ class WindowDataset(Dataset[Any]):
         lengths = self._sequence_lengths(sequences)
         self._first_frames = np.concatenate(([0], np.cumsum(lengths)))
         self.sequences = np.concatenate(([0], np.cumsum(np.maximum(0, (lengths - length) // stride + 1))))
-        """Number of the first window of each sequence; at the end, the number of all windows."""
+        """The index of the first window of each sequence; the last entry is the count of all windows."""
 
     @property
     def cache(self) -> Any:
@@ -100,7 +100,7 @@ class WindowDataset(Dataset[Any]):
         return [self._key(number) for number in self._frames_of(index)]
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on. Caches that outlive a run compare it."""
+        """What the samples depend on, for the fingerprint by which a cache finds samples of earlier runs."""
         return self.frames, self.length, self.stride, self._load, self._first_frames, self.transform
 
     # -- inside -------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ class WindowDataset(Dataset[Any]):
 
 
 class _InUse:
-    """State that a dataset collects while it is used. It is kept apart from the attributes of the dataset, because
-    these are its fingerprint: otherwise a subclass would count as another dataset after its first sample."""
+    """State that a dataset collects while it is used. If this state consisted of attributes of the dataset, it would
+    change the fingerprint, and a subclass would count as another dataset after its first sample."""
 
     def __init__(self) -> None:
         self.cache: Any = None
@@ -151,13 +151,14 @@ class _InUse:
     def stamp(self, number: int, path: str, count: int) -> tuple[int, ...]:
         """Size and modification time of a file, looked up once; empty if there is no such file on this machine."""
         if self._stamps is None:
-            # Two numbers for each frame; the kernel allocates their pages on first write. 0: not looked up.
+            # Two numbers for each frame, 0 if the file was not looked up yet. The kernel allocates their pages on first
+            # write.
             self._stamps = np.zeros((count, 2), np.int64)
         known = self._stamps[number]
         if not known[0]:
             try:
                 about = Path(path).stat()
-                # The size is written last, so that a thread that sees it sees the time too.
+                # The size is written last, so that a thread that sees the size sees the time too.
                 known[1], known[0] = about.st_mtime_ns, about.st_size + 1
             except OSError:
                 known[0] = -1
@@ -168,7 +169,7 @@ class _InUse:
 
 
 def _names_files(frames: Any) -> bool:
-    # Of other types, the first item may take long to load.
+    # In objects of other types, the first item may take long to load.
     is_list = isinstance(frames, (list, tuple, SharedList, np.ndarray))
     return is_list and len(frames) > 0 and isinstance(frames[0], (str, os.PathLike))
 

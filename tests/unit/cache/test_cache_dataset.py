@@ -302,7 +302,7 @@ def test_a_dataset_that_has_changed_since_it_was_wrapped_gives_a_warning() -> No
             cache.wrap(dataset)
             vars(dataset)["handle"] = {"opened": 1}
             cache.wrap(dataset, fingerprint="the same")
-        with pytest.warns(RuntimeWarning, match="has changed since it was cached"):
+        with pytest.warns(RuntimeWarning, match="has changed since its samples were cached"):
             cache.wrap(dataset)
 
 

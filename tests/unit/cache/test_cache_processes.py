@@ -209,7 +209,7 @@ def test_impossible_names_and_sizes_are_refused() -> None:
         make("../up")
     with pytest.raises(ConfigError, match="too small"):
         make(limit_bytes=1000)
-    with pytest.raises(ConfigError, match="none of auto, static, lru, next-use"):
+    with pytest.raises(ConfigError, match="is not one of auto, static, lru, next-use"):
         make(policy="best")
     (registry.folder()).chmod(0o777)
     with pytest.raises(CacheError, match=r"no other user can enter.*TMPDIR or XDG_RUNTIME_DIR"):

@@ -265,7 +265,7 @@ def test_the_error_for_other_files_names_them(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(DataError, match=re.escape(str(path))):
             ArrowDataset(tmp_path)
-    with pytest.raises(ConfigError, match="copy the file here"):
+    with pytest.raises(ConfigError, match="copy the file to this machine"):
         fsspec.filesystem("memory").pipe("/x/a.arrow", whole)
         ArrowDataset("memory://x/a.arrow")
 

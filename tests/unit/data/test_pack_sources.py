@@ -105,7 +105,9 @@ def test_names_of_members_stay_as_they_are(tmp_path: Path) -> None:
 def test_adjacent_samples_with_one_key_are_refused_and_their_shards_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "in/1.tar", {"a.txt": b"1", "same.txt": b"2"})
     write_tar(tmp_path / "in/2.tar", {"same.jpg": b"3", "b.txt": b"4"})
-    with pytest.raises(DataError, match=r"1\.tar ends and .*2\.tar begins with a sample whose key is 'same': adjacent"):
+    with pytest.raises(
+        DataError, match=r"1\.tar ends and .*2\.tar begins with a sample whose key is 'same': in one new shard"
+    ):
         pack(tmp_path / "in", tmp_path / "out", to="tar", workers=1)
     assert not list((tmp_path / "out").glob("*.tar"))
     assert pack(tmp_path / "in", tmp_path / "arrow", workers=1).samples == 4

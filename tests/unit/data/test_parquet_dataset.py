@@ -428,7 +428,7 @@ def test_pairs_are_cut_and_get_their_end_mark(tmp_path: Path) -> None:
     assert batch == [("abcd[EOS]", "x[EOS]"), ("ghij[EOS]", "[EOS]")]
     with pytest.raises(ConfigError, match="tokenizer_dir="):
         dataset.collate_fn([("a", "b")])
-    with pytest.raises(ConfigError, match="choose one"):
+    with pytest.raises(ConfigError, match="pass only one of them"):
         LowMemDataset(tmp_path / "a.parquet", ultra_low_mem=True, keep_in_memory=True)
 
 

@@ -259,7 +259,7 @@ def test_a_machine_without_a_place_for_the_file_is_one_warning_of_the_trainer(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     spoil(monkeypatch)
-    with pytest.warns(RuntimeWarning, match="no temporary file can be made"):
+    with pytest.warns(RuntimeWarning, match="no temporary file can be created"):
         dataset = ParquetDataset(numbers(tmp_path), keep="1kB")
     loader = torch.utils.data.DataLoader(dataset, batch_size=5000, num_workers=2, multiprocessing_context="fork")
     with warnings.catch_warnings():

@@ -97,12 +97,12 @@ SAVED: dict[str, Any] = {"window": 12, "seed": 3, "num_replicas": 2, "rank": 0}
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"seed": 4}, "seed was 3 then and 4 now"),
-        ({"window": 13}, "window was 12 then and 13 now"),
-        ({"num_replicas": 4}, "num_replicas was 2 then and 4 now"),
-        ({"shuffle": False}, "shuffle was True then and False now"),
-        ({"drop_last": True}, "drop_last was False then and True now"),
-        ({"blocks": [*LENGTHS, 2]}, "length was 28 then and 30 now"),
+        ({"seed": 4}, "seed was 3 and is now 4"),
+        ({"window": 13}, "window was 12 and is now 13"),
+        ({"num_replicas": 4}, "num_replicas was 2 and is now 4"),
+        ({"shuffle": False}, "shuffle was True and is now False"),
+        ({"drop_last": True}, "drop_last was False and is now True"),
+        ({"blocks": [*LENGTHS, 2]}, "length was 28 and is now 30"),
         ({"blocks": LENGTHS[::-1]}, "where blocks begin"),
         ({"block_bytes": [1, 2, 3, 4, 5, 6]}, "the blocks' sizes"),
     ],
@@ -119,7 +119,7 @@ def test_a_state_of_another_order_is_refused_with_the_difference(other: dict[str
 def test_a_state_of_another_order_of_sequences_is_refused() -> None:
     state = SequenceSampler([4, 4], seed=1).state_dict()
     SequenceSampler([4, 4], seed=1).load_state_dict(state)
-    with pytest.raises(ConfigError, match="seed was 1 then and 2 now, the dataset's length was 8 then and 9 now"):
+    with pytest.raises(ConfigError, match="seed was 1 and is now 2, the dataset's length was 8 and is now 9"):
         SequenceSampler([4, 5], seed=2).load_state_dict(state)
 
 
@@ -155,7 +155,7 @@ def test_ranks_come_from_torchrun_by_default(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WORLD_SIZE", "2")
     sampler = SequenceSampler([4, 4], shuffle=False)
     assert (sampler.rank, sampler.num_replicas, list(sampler)) == (1, 2, [4, 5, 6, 7])
-    with pytest.raises(ConfigError, match="rank=5 is not valid: ranks of 2"):
+    with pytest.raises(ConfigError, match="rank=5 is not valid: with num_replicas=2"):
         SequenceSampler([4], rank=5)
 
 
@@ -198,7 +198,7 @@ def test_a_window_larger_than_what_the_dataset_keeps_is_warned_of_once(tmp_path:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"x": np.arange(80_000)}), tmp_path / "a.parquet", row_group_size=1000)
     dataset = ParquetDataset(tmp_path, keep="64KiB")
-    with pytest.warns(RuntimeWarning, match=r"window=128 KiB .* keeps only 64\.0 KiB") as caught:
+    with pytest.warns(RuntimeWarning, match=r"window=128 KiB .* keeps only keep=64\.0 KiB") as caught:
         sampler = BlockShuffleSampler(dataset, window="128KiB")
         assert len(list(sampler)) == len(list(sampler)) == 80_000
     assert len(caught) == 1 and caught[0].filename == __file__

@@ -166,7 +166,7 @@ def test_the_users_decoders_take_precedence_and_the_longest_name_first(tmp_path:
         "x": b"4",
     }
     assert TarDataset(path, decode=False, decoders=own)[0]["seg.json"] == b"2"
-    with pytest.raises(ConfigError, match="function of bytes"):
+    with pytest.raises(ConfigError, match="functions of bytes"):
         TarDataset(path, decoders={"txt": "utf-8"})  # pyright: ignore[reportArgumentType]
 
 

@@ -20,8 +20,8 @@ class Forecast:
         self.keys = keys
         """Low words of the keys' digests, sorted."""
         self.uses = uses
-        """Per use, the index of its key times the stride, plus twice its batch; sorted for bisection. The same number
-        plus one represents all further uses in the same batch."""
+        """For each use, the index of its key times the stride, plus twice its batch; sorted for bisection. The same
+        number plus one represents all further uses in the same batch."""
         self.batches = batches
         self._stride = 2 * batches + 2
 
@@ -42,8 +42,8 @@ class Forecast:
         return len(self.uses) > len(self.keys)
 
     def distances(self, low: np.ndarray, now: int, except_in: np.ndarray | int = -1) -> np.ndarray:
-        """Per key, the batches from batch ``now`` to the next one that needs it; 0 if batch ``now`` does. The first use
-        in batch ``except_in`` does not count."""
+        """For each key, the number of batches from batch ``now`` to the next batch that needs the key; 0 if batch
+        ``now`` needs it. The first use in batch ``except_in`` does not count."""
         if not len(self.keys):
             return np.full(len(low), NEVER, np.int64)
         places = np.searchsorted(self.keys, low)

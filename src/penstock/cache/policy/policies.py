@@ -1,7 +1,7 @@
-"""Policies: which values to evict for a new one.
+"""Policies, which choose the values to evict for a new value.
 
 In:  the table, the new value's digest; for ``next-use``, when keys are needed next.
-Out: slots of the table, the first to evict first; none if the new value is not worth an eviction.
+Out: slots of the table, in the order of eviction; no slots if the new value is not worth an eviction.
 Runs in: trainer and worker, under the writer's lock.
 """
 
@@ -19,17 +19,17 @@ STATIC, LRU, NEXT_USE, LEFTOVERS = range(4)
 """The policies' numbers in a store's header."""
 
 _CANDIDATES = 256
-"""Candidates found at a time: a scan of the table costs the same for one as for many."""
+"""Candidates found at a time: a scan of the table costs the same for one candidate as for many."""
 
 
 class Policy(Protocol):
     def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
-        """``newcomer`` is the new value's digest; None if it must be kept."""
+        """Slots to evict, in order. ``newcomer`` is the digest of the new value; None if the new value must be kept."""
         ...
 
 
 class Static:
-    """Fill, and never evict. If every key is used once per epoch, no policy has more hits."""
+    """Fills the cache and never evicts. If every key is used once per epoch, no policy has more hits than this one."""
 
     def victims(self, table: np.ndarray, newcomer: bytes | None) -> Iterator[int]:
         return iter(())
@@ -47,7 +47,7 @@ class Lru:
         while True:
             while self._candidates:
                 slot, stamp = self._candidates.pop()
-                # Otherwise it was used or removed since the scan.
+                # Otherwise the value was used or removed since the scan.
                 if slot < len(table) and int(table[slot, E_STAMP]) == stamp and int(table[slot, E_TAG]) & 3 == HERE:
                     yield slot
             if not scans:
@@ -71,11 +71,11 @@ class Lru:
 class Leftovers(Lru):
     """Evicts values of groups that no process has requested since the store was opened, the oldest first.
 
-    On disk, values that earlier runs stored under fingerprints not in use any more make room for those in use.
+    So on disk, values that earlier runs stored under other fingerprints make room for values of fingerprints in use.
     """
 
     def __init__(self, groups: np.ndarray) -> None:
-        """``groups``: those requested so far, in shared memory."""
+        """``groups``: the groups that were requested so far, in shared memory."""
         super().__init__()
         self._groups = groups
         self._are_none = False
@@ -85,7 +85,8 @@ class Leftovers(Lru):
             return _NONE, _NONE
         slots, stamps = super()._allowed(table)
         old = ~np.isin(table[slots, E_MARK], self._groups)
-        # Nothing is added to a group that no process requests: once there are no leftovers, there are none later.
+        # No value is added to a group that no process requests, so once there are no leftovers, there will never be
+        # any.
         self._are_none = not old.any()
         return slots[old], stamps[old]
 
@@ -105,27 +106,29 @@ class Oracle(Protocol):
         ...
 
     def next_uses(self, low: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """In how many batches each key is needed, or NEVER; given its low word and the position of its last use."""
+        """For each key, given by its low word and the position of its last use: in how many batches it is needed, or
+        NEVER."""
         ...
 
 
 class NextUse(Lru):
-    """Evicts the value that is needed last, unless the new value is needed later still.
+    """Evicts the value that is needed last, unless the new value is needed even later.
 
-    Values that no forecast needs go first. Among them, values used outside all forecasts come before the others, the
-    oldest first, and new values used outside all forecasts may replace them, so users without a forecast share the
-    cache too. Then come values that forecasts have used, the newest first: their use is over, while the oldest may be
-    needed again beyond the end of the forecast. The table is scanned once for several new values; values added after
-    a scan are candidates from the next scan on.
+    Values that no forecast needs are evicted first. Of these values, the ones that were used outside all forecasts go
+    before the rest, the oldest first. A new value that is used outside all forecasts may replace such a value, so users
+    without a forecast get a share of the cache too. The rest are values that forecasts have used. Of these, the newest
+    go first: their use is over, while the oldest may be needed again beyond the end of the forecast. The table is
+    scanned once for several new values; values added after a scan are candidates from the next scan on.
     """
 
     def __init__(self, oracle: Oracle, position: Callable[[], int]) -> None:
-        """``position``: the batch that the new value was loaded for; that use of it is over."""
+        """``position``: the batch that the new value was loaded for; this use of the value is over."""
         super().__init__()
         self.oracle = oracle
         self._position = position
         self._far: list[tuple[int, int]] = []
-        """Slots and tags of the values needed last at the last scan, the very last one last."""
+        """Slots and tags of the values that are needed last, from the latest scan; the value needed last of all is at
+        the end."""
         self._newcomers_left = 0
         self._chance = np.random.default_rng()
 
@@ -149,14 +152,16 @@ class NextUse(Lru):
             self._scan(table, for_all=True)
 
     def _may_go(self, entry: np.ndarray, own: np.uint64) -> bool:
-        """Whether an entry is needed later than the new value, or never and the new value belongs to no forecast."""
+        """Whether an entry is needed later than the new value, or is never needed and the new value belongs to no
+        forecast."""
         position = self._position()
         low, positions = np.array([entry[E_LOW], own]), np.array([entry[E_MARK], position], np.uint64)
         its, newcomers = self.oracle.next_uses(low, positions)
         return bool(its > newcomers or (its == NEVER and not position))
 
     def _scan(self, table: np.ndarray, *, for_all: bool) -> None:
-        """Find the values needed last: enough for a few new values, or ``for_all`` a large one may evict."""
+        """Find the values needed last: enough for a few new values, or with ``for_all`` as many as a large value may
+        evict."""
         self.oracle.remove_crashed()
         slots = self._some(table)
         count = len(slots) if for_all else max(_FEWEST, len(slots) // _PARTS)
@@ -176,8 +181,9 @@ class NextUse(Lru):
 
 
 _FEWEST, _PARTS = 16, 512
-"""How many candidates a scan keeps: this share of the entries, and at least this number."""
+"""A scan keeps one candidate per ``_PARTS`` entries, and at least ``_FEWEST`` candidates."""
 _SAMPLE = 1 << 14
-"""A table with more than twice this number of slots is sampled: the farthest uses in the sample are far enough."""
+"""A table with more than twice this number of slots is sampled, because the farthest uses in a sample are far
+enough."""
 _MOST_SCANS = 8
 """Scans for one new value at most."""

@@ -1,4 +1,4 @@
-"""The forecasts of all loaders of a node, stored in the cache itself, where every process that evicts can read them.
+"""Stores the forecasts of all loaders of a node in the cache itself, where every process that evicts can read them.
 
 In:  one forecast per loader and epoch, and the loader's current batch.
 Out: when keys are needed next, by the loader that needs them first.
@@ -38,11 +38,11 @@ class SharedForecasts:
         self._region = region
         self._store = store
         self._threads = threading.Lock()
-        """The kernel's locks do not exclude threads of one process."""
+        """Excludes threads of this process from each other, which the kernel's locks do not do."""
         self._own: dict[int, int] = {}
-        """Numbers that this process or its parent holds, and which of their two forecasts is in force."""
+        """Numbers that this process or its parent holds -> which of the number's two forecasts is in force."""
         self._known: dict[int, tuple[int, Forecast]] = {}
-        """Per number, the forecast in shared memory and the tag of its entry."""
+        """For each number, the forecast in shared memory and the tag of its entry."""
         renew_after_fork(self)
 
     def forget_threads(self) -> None:
@@ -51,7 +51,7 @@ class SharedForecasts:
     # -- for loaders ----------------------------------------------------------------------------
 
     def claim(self) -> int:
-        """A loader's epoch begins: returns a number for its forecasts and positions. Raises TooLong, CacheError."""
+        """Begin an epoch of a loader; returns a number for its forecasts and positions. Raises TooLong, CacheError."""
         with self._region.changing() as header:
             self._remove_crashed(range(MOST_FORECASTS))
             header[H_CLAIMS] = serial = int(header[H_CLAIMS]) % _MOST_SERIAL + 1
@@ -67,7 +67,7 @@ class SharedForecasts:
         """Store the forecast of a loader at batch ``now``; False if it does not fit. Raises TooLong, OSError."""
         number = claim % MOST_FORECASTS
         before = self._own[number]
-        # Stored in addition to the last forecast, which stays in force until this one is complete.
+        # This forecast is stored in addition to the previous one, which stays in force until this one is complete.
         packed = PackedValue((forecast.keys, forecast.uses, forecast.batches))
         if not self._store.put(_name(number, 1 - before), packed, pinned=True):
             return False
@@ -77,12 +77,12 @@ class SharedForecasts:
         return True
 
     def advance(self, claim: int, now: int) -> None:
-        """A loader is now at batch ``now`` of its epoch."""
+        """Note that a loader is at batch ``now`` of its epoch."""
         if self._positions[claim % MOST_FORECASTS]:
             self._positions[claim % MOST_FORECASTS] = self._position(claim, now)
 
     def withdraw(self, claim: int) -> None:
-        """A loader's epoch is over. Takes no lock of the cache, so the garbage collector may call this.
+        """End an epoch of a loader. This method takes no lock of the cache, so the garbage collector may call it.
 
         The stored forecasts are removed when the next loader claims a number.
         """
@@ -111,7 +111,7 @@ class SharedForecasts:
             forecast = self._forecast(number, position >> _WHICH_BIT)
             if forecast is not None:
                 claim = (position >> _BATCH_BITS & _MOST_SERIAL) * MOST_FORECASTS + number
-                # Workers are ahead of their loader: a use that a worker has made already does not count.
+                # Workers are ahead of their loader: a use that a worker has already made does not count.
                 used = np.where(claims == claim, batches, -1)
                 np.minimum(soonest, forecast.distances(low, (position & _BATCH) - 1, used), out=soonest)
         return soonest
@@ -131,7 +131,7 @@ class SharedForecasts:
                 release(self._region.lock_fd, L_FORECASTS + number)
 
     def _all_positions(self) -> list[tuple[int, int]]:
-        # Read once: the loaders change these words meanwhile.
+        # These words are read once, because the loaders change them meanwhile.
         return [(number, position) for number, position in enumerate(self._positions.tolist()) if position]
 
     def _forecast(self, number: int, which: int) -> Forecast | None:

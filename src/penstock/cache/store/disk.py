@@ -1,16 +1,17 @@
 """The files of a store on disk, which survives the run.
 
 In:  a folder; values, from any process of the node that has the store open.
-Out: private copies of values that are exactly what was written; anything else is a miss.
+Out: private copies of values, exactly as they were written; a value with other bytes is a miss.
 Runs in: trainer, worker, command line. Does not import torch.
 
-Table, locks and rows are the same as in memory, in two sparse files. A record of its key, length and checksum precedes
-every value, so even after a crash an entry leads either to its value or to a miss. The table is
-mapped, over disk space that is allocated. Values are read and written whole, by system calls: a full disk, a failing
-disk or a shortened file is an error and not a signal, and no page of the file counts as memory of the process.
+Table, locks and rows are the same as those of the store in memory, but in two sparse files. A record of its key, length
+and checksum precedes every value, so even after a crash an entry leads either to its value or to a miss. The table is
+mapped, and its disk space is allocated before. Values are read and written whole, by system calls: a full disk, a
+failing disk or a shortened file causes an error and not a signal, and no page of the file counts as memory of the
+process.
 
-All processes that have the store open share one lock. A process that gets this lock exclusively is alone: it may
-prepare the files before it shares the lock.
+All processes that have the store open share one lock. A process that gets this lock exclusively is the only one, so it
+may prepare the files before it shares the lock.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Disk(Region):
 
 
 def checksum(source: np.ndarray) -> bytes:
-    """16 bytes that differ whenever any of the bytes in ``source``, a contiguous array, differ.
+    """16 bytes that change whenever any byte of ``source``, a contiguous array, changes.
 
     Every block of 4 KiB is reduced to one word, the sum of its words times odd weights, and these words are hashed.
     This is five times as fast as a CRC and detects changed, zeroed, missing and misplaced words and blocks. It does not
@@ -133,17 +134,16 @@ def folder_key(folder: Path) -> str:
 
 @contextlib.contextmanager
 def open_files(folder: Path, *, limit_bytes: int, policy: int) -> Iterator[tuple[list[int], bool]]:
-    """Descriptors of index, values and locks, and whether no other process has them open.
-
-    If no other process has them open, none can open them until ``Disk.join``. The descriptors belong to the caller;
-    after an exception inside the block they are closed. Raises CacheError, OSError.
+    """Descriptors of index, values and locks, and whether this process alone has these files open. If it does, no other
+    process can open them until ``Disk.join``. The descriptors belong to the caller, but an exception inside the block
+    closes them. Raises CacheError, OSError.
     """
     with _opened(folder, os.O_CREAT) as fds:
         yield fds, _prepare_or_join(folder, fds, limit_bytes=limit_bytes, policy=policy)
 
 
 def _prepare_or_join(folder: Path, fds: list[int], *, limit_bytes: int, policy: int) -> bool:
-    """Whether this process has prepared the files."""
+    """Prepare the files, or join the processes that have them open; returns whether this process prepared the files."""
     until_s = time.monotonic() + _OPEN_WITHIN_S
     while True:
         if try_lock(fds[2], _L_OPEN):
@@ -161,7 +161,8 @@ def _prepare_or_join(folder: Path, fds: list[int], *, limit_bytes: int, policy: 
 
 @contextlib.contextmanager
 def visit(folder: Path) -> Iterator[tuple[Region, bool]]:
-    """A view of the store in a folder, and whether no process uses it. Not for processes that have it open."""
+    """A view of the store in a folder, and whether no process uses it. A process that has the store open must not call
+    this."""
     with _opened(folder, 0) as fds:
         is_alone = try_lock(fds[2], _L_OPEN)
         if not is_alone:
@@ -219,7 +220,7 @@ def _prepare(folder: Path, meta_fd: int, data_fd: int, *, limit_bytes: int, poli
     virtual_bytes = min(max(4 * limit_bytes, _LEAST_VIRTUAL_BYTES), _MOST_VIRTUAL_BYTES) // PAGE_BYTES * PAGE_BYTES
     header = _header(meta_fd)
     if _is_sound(header, os.fstat(meta_fd).st_size):
-        # A copy of the file may have lost its allocated space.
+        # If the file was copied, its space may no longer be allocated.
         os.posix_fallocate(meta_fd, 0, TABLES_AT)
         where = int(header[H_TABLE])
         os.posix_fallocate(meta_fd, where & ~63, ENTRY_BYTES << (where & 63))
@@ -231,7 +232,7 @@ def _prepare(folder: Path, meta_fd: int, data_fd: int, *, limit_bytes: int, poli
     magic = int(header[H_MAGIC])
     if magic != MAGIC and magic & _ANY_VERSION == MAGIC & _ANY_VERSION:
         raise CacheError(
-            f"The cache in {folder} was made by another version of penstock. Use another folder, or remove this one."
+            f"The cache in {folder} was made by another version of penstock. Use another folder, or remove this folder."
         )
     if os.fstat(meta_fd).st_size:
         warnings.warn(f"The cache in {folder} is damaged; it starts again empty.", RuntimeWarning, stacklevel=2)

@@ -1,7 +1,7 @@
 """Locks between processes that the kernel releases when their holder exits or crashes.
 
 In:  a file that all processes of a cache can open.
-Out: exclusive byte ranges of it.
+Out: exclusive byte ranges of the file.
 Runs in: trainer, worker, command line.
 
 The kernel keeps these locks per process, not per thread, and releases all of them when the process closes any
@@ -31,7 +31,7 @@ class TooLong(Exception):
 
 
 class RangeLock:
-    """One byte of the file."""
+    """A lock on one byte of the file."""
 
     def __init__(self, fd: int, at: int) -> None:
         self._fd = fd
@@ -57,7 +57,7 @@ class RangeLock:
 
 
 class KeyLocks:
-    """One byte of the file per key, each held by one thread of one process at a time."""
+    """Locks of keys, one byte of the file per key; one thread of one process at a time holds the lock of a key."""
 
     def __init__(self, fd: int, at: int, count: int) -> None:
         self._fd, self._at, self._count = fd, at, count
@@ -94,7 +94,8 @@ class KeyLocks:
 
 
 class _KeyLock:
-    """Threads of this process at one byte. A thread that holds it may take it again: its load may ask for its key."""
+    """The lock of one key between threads of this process. The thread that holds it may take it again, because a load
+    may look up its own key."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -139,7 +140,7 @@ _all: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def renew_after_fork(holder: ForkAware) -> None:
-    """Have ``forget_threads`` called in every forked process."""
+    """Make every forked process call ``forget_threads``."""
     _all.add(holder)
 
 

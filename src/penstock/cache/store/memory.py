@@ -20,13 +20,14 @@ from penstock.cache.store.region import META_BYTES, PAGE_BYTES, Extent, Region, 
 _WORTH_THREADS_BYTES = 256 << 10
 _WORTH_A_CALL_BYTES = 16 * PAGE_BYTES
 _MAPPED_AT_A_TOUCH_BYTES = 64 << 10
-"""How much of a file in memory Linux maps around a page that is touched."""
+"""How many bytes of a file in memory Linux maps around a page that is touched."""
 
 
 class Memory(Region):
     @staticmethod
     def create(lock_fd: int, *, limit_bytes: int, virtual_bytes: int, policy: int) -> Memory:
-        """Memory for a new, empty store. Of ``virtual_bytes``, only the pages in use exist."""
+        """Memory for a new, empty store. It takes ``virtual_bytes`` of address space, but only pages in use take
+        memory."""
         fds: list[int] = []
         try:
             for name in ("penstock-cache-index", "penstock-cache"):
@@ -49,7 +50,8 @@ class Memory(Region):
             _map(target)
             packed.write(target)
         elif packed.total_bytes >= _WORTH_A_CALL_BYTES:
-            # The kernel does not zero pages that one call writes whole, and takes no page fault for each of them.
+            # The kernel does not zero pages that one call writes whole, and such a call takes no page fault for each
+            # page.
             write_pieces(self.data_fd, packed.pieces(), place.offset)
             _map(target)
         else:
@@ -57,18 +59,19 @@ class Memory(Region):
 
 
 def _map(target: np.ndarray) -> None:
-    """Touch pages that exist already. The kernel maps many at a time, and meters count them for this process."""
+    """Touch pages that exist already. The kernel maps many pages at a time, and meters count the mapped pages for this
+    process."""
     target[::_MAPPED_AT_A_TOUCH_BYTES].max()
 
 
 def copied(source: np.ndarray) -> np.ndarray:
-    """The same bytes in private memory."""
+    """A copy of ``source`` in private memory."""
     if len(source) < _WORTH_THREADS_BYTES:
         return source.copy()
-    # In torch's memory: numpy asks for huge pages, which a virtual machine may have to fetch from its host first, at
-    # ten times the time of small pages.
+    # The copy is made in torch's memory, because numpy requests huge pages, which a virtual machine may have to fetch
+    # from its host first. That takes ten times as long as fetching small pages.
     if not _is_forked:
-        # With as many threads as torch uses; in a forked process these may not exist.
+        # torch copies with all its threads, which may not exist in a forked process.
         return torch.from_numpy(source).clone().numpy()
     copy = torch.empty(len(source), dtype=torch.uint8).numpy()
     np.copyto(copy, source)

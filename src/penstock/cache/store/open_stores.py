@@ -4,8 +4,8 @@ In:  a key (a name or a folder) and a function that opens its store.
 Out: the store; it is closed when its last user in this process has released it.
 Runs in: trainer and worker.
 
-Two views in one process would be wrong: the locks of one do not exclude the other, and closing one releases the locks
-of both.
+Two views in one process would be wrong: the locks of one view do not exclude the other view, and closing one view
+releases the locks of both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def acquire(key: str, open_store: Callable[[], tuple[Store, Callable[[], None]]]
 
 
 def release(key: str) -> None:
-    """Any thread, also inside the garbage collector."""
+    """Note that a user has released the store. Any thread may call this, also inside the garbage collector."""
     _released.append(key)
     _close_released()
 

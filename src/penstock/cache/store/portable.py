@@ -1,10 +1,10 @@
-"""A value as bytes for the disk, and back. They contain no code, so reading a file from anywhere is safe.
+"""Turns a value into bytes for the disk, and back. The bytes contain no code, so it is safe to read any file.
 
-In:  tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of them.
-Out: ``Portable``, to be written in one place; later the value again, over a private copy of those bytes.
+In:  tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of these.
+Out: ``Portable``, which writes the bytes in one place; later the value again, made from a private copy of these bytes.
 Runs in: trainer and worker.
 
-Layout: length of a JSON text, the text, then the buffers it refers to, each on a cache line.
+Layout: the length of a JSON text, the text, then the buffers that the text refers to, each aligned to a cache line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Portable:
     """A value as bytes, ready to be written."""
 
     def __init__(self, value: Any) -> None:
-        """Raises CacheError for values that have no such form."""
+        """Raises CacheError for values that cannot be stored as such bytes."""
         self._buffers: list[tuple[int, np.ndarray]] = []
         self._end = 0
         # "surrogatepass" accepts the lone surrogates that occur in file names.
@@ -50,7 +50,7 @@ class Portable:
         self.total_bytes = self._start + self._end
 
     def write(self, target: np.ndarray) -> None:
-        """``target`` has ``total_bytes`` bytes."""
+        """Write the bytes to ``target``, which has ``total_bytes`` bytes."""
         target[: len(self._head)] = np.frombuffer(self._head, np.uint8)
         for at, raw in self._buffers:
             target[self._start + at : self._start + at + len(raw)] = raw
@@ -86,7 +86,7 @@ class Portable:
 
 
 _NOTHING = np.empty(0, np.uint8)
-_HINT = "Values must be CPU tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of them."
+_HINT = "Values must be CPU tensors, arrays, numbers, texts, bytes, None, and lists, tuples and dicts of these."
 
 
 def _name(value: Any) -> str:
@@ -111,7 +111,7 @@ def read_portable(source: np.ndarray) -> Any:
         text = bytes(source[_LENGTH.size : head_bytes]).decode(*_ENCODING)
         return _rebuild(json.loads(text), source[_aligned(head_bytes) :])
     except (ValueError, TypeError, LookupError, ArithmeticError, struct.error, RuntimeError, MemoryError) as problem:
-        raise ValueError(f"not a value: {problem}") from problem
+        raise ValueError(f"the bytes are not a value: {problem}") from problem
 
 
 def _rebuild(spelt: Any, buffers: np.ndarray) -> Any:
@@ -128,20 +128,20 @@ def _rebuild(spelt: Any, buffers: np.ndarray) -> Any:
     at, length = rest[-2:]
     raw = buffers[at : at + length]
     if at < 0 or len(raw) != length:
-        raise ValueError(f"a buffer of {length} bytes at {at} in {len(buffers)}")
+        raise ValueError(f"a buffer claims {length} bytes at {at}, but all buffers have {len(buffers)} bytes")
     if kind == "bytes":
         return raw.tobytes()
     if kind == "tensor":
         dtype, shape = _DTYPES[rest[0]], rest[1]
         if length != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{length} bytes for {shape} of {dtype}")
+            raise ValueError(f"a tensor {shape} of {dtype} cannot have {length} bytes")
         return torch.from_numpy(raw).view(dtype).reshape(shape) if length else torch.empty(shape, dtype=dtype)
     dtype = np.dtype(rest[0])
     if dtype.kind not in _ARRAY_KINDS:
-        raise ValueError(f"an array of {dtype}")
+        raise ValueError(f"an array cannot have values of type {dtype}")
     if kind == "array":
         if length != math.prod(rest[1]) * dtype.itemsize:
-            raise ValueError(f"{length} bytes for {rest[1]} of {dtype}")
+            raise ValueError(f"an array {rest[1]} of {dtype} cannot have {length} bytes")
         return raw.view(dtype).reshape(rest[1]) if length else np.empty(rest[1], dtype)
     if kind == "scalar":
         return raw.view(dtype)[0]

@@ -1,7 +1,7 @@
-"""The threads that use a store now: each has a row in shared memory, marked by a lock that its process holds.
+"""Gives each thread that uses a store a row in shared memory, on which the process of the thread holds a lock.
 
 In:  threads that read and write.
-Out: rows in which they note what they read and count; which owners of rows are alive.
+Out: rows in which threads note what they read, and their counts; which owners of rows are alive.
 Runs in: trainer and worker.
 """
 
@@ -38,11 +38,11 @@ class Readers:
         self._here = threading.local()
         self._pid = os.getpid()
         self._own: set[int] = set()
-        """Rows of this process. To the process itself their locks look free."""
+        """Rows of this process. A process finds its own locks free, so it remembers them here."""
         self._spare: list[int] = []
         """Rows of this process whose threads have ended."""
         self._threads = threading.Lock()
-        """The kernel does not exclude two threads of one process from trying the same lock."""
+        """Excludes threads of this process from each other: the kernel gives both of them the same lock."""
         renew_after_fork(self)
 
     def row(self) -> np.ndarray:
@@ -57,7 +57,7 @@ class Readers:
         return self._here.number
 
     def is_read(self, offset: int) -> bool:
-        """Whether a living thread is copying the value at ``offset``."""
+        """Whether a thread that is alive is copying the value at ``offset``."""
         reading = np.flatnonzero(self._region.rows[:, R_READING] == offset + 1)
         return any(self.is_alive(int(number)) for number in reading)
 

@@ -1,13 +1,13 @@
-"""The files of one store, mapped: header, rows of threads, table of entries, bytes of values.
+"""Maps the files of one store: header, rows of threads, table of entries, bytes of values.
 
 In:  two files, in memory or on disk, and a lock file.
-Out: the same words and bytes in every process that has the store open; counts over all of them.
+Out: the same words and bytes in every process that has the store open; counts over all these processes.
 Runs in: trainer, worker, command line. Does not import torch.
 
 *meta* holds the header, one row per thread that uses the store, and the table; *data* holds the values. Both files are
-sparse: pages exist only where something was written, and are released when it is removed. A process that changes the
+sparse: pages exist only where something was written, and are released when this is removed. A process that changes the
 header or the table holds the writer's lock and marks the header as being changed. If the next holder of the lock finds
-that mark, the previous one crashed during its change (``repair``).
+that mark, the previous holder crashed during its change (``repair``).
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Region:
         self._meta_buffer = mapping.map_shared(meta_fd, META_BYTES)
         self.meta = memoryview(self._meta_buffer).cast("B")
         self.words = self.meta.cast("Q")
-        """The same memory as 64-bit words: a reader sees a word either before or after a write, never half of it."""
+        """``meta`` as 64-bit words: a reader sees a word as it is either before or after a write, never
+        half-written."""
         words = np.frombuffer(self.meta, np.uint64, TABLES_AT // 8)
         self.header = words[:_HEADER_WORDS]
         if int(self.header[H_MAGIC]) != MAGIC:
@@ -173,7 +174,7 @@ class Region:
                 self.repair()
             header[H_CHANGING] = 1
             yield header
-            # Not reset after an exception, so that the next holder repairs the unfinished change.
+            # The mark is not reset after an exception, so that the next holder repairs the unfinished change.
             header[H_CHANGING] = 0
 
     def drop_table(self, where: int) -> None:

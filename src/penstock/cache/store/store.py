@@ -1,14 +1,15 @@
-"""One store of the cache, in memory or on disk: values of all processes of a node, never more bytes than the limit.
+"""One store of the cache, in memory or on disk. It holds values of all processes of a node, up to a limit in bytes.
 
 In:  digests and packed values.
 Out: the caller's own copies of values.
 Runs in: trainer, worker, command line.
 
-A reader takes no lock. It notes in its row which value it reads, so that no process releases those pages meanwhile,
-copies the value, and checks that the entry is unchanged; if it has changed, the reader discards the copy and tries
-again. A writer reserves space under the writer's lock, copies without the lock, and takes it once more to make the
-entry readable. A crashed process leaves a row and entries in state COMING; the others recognise them because their
-owner's lock is free. A thread that was interrupted while writing removes its own unfinished entry at its next write.
+A reader takes no lock. It notes in its row which value it reads, so that no process releases the pages of the value
+meanwhile. Then it copies the value, and checks that the entry is unchanged; if the entry has changed, the reader
+discards the copy and tries again. A writer reserves space under the writer's lock, copies without the lock, and takes
+the lock once more to make the entry readable. A crashed process leaves a row and entries in state COMING; other
+processes recognise these because their owner's lock is free. A thread that was interrupted while writing removes its
+own unfinished entry at its next write.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ _KEY_LOCKS = 1 << 30
 _READ_TRIES = 8
 """How often to try to read a value that changes while it is read."""
 _HEADROOM_S = 0.2
-"""How long one figure of the machine's headroom is used."""
+"""How long a figure of the machine's free memory is used before it is read again."""
 _READ_WITHIN_S = 0.5
 """How long to wait for a reader before the pages it reads are released."""
 READS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
-"""Whether other processes see one process's writes in the order in which it makes them. On other processors, readers
-take the writer's lock."""
+"""Whether all processes see the writes of a process in the order in which that process makes them. On other processors,
+readers take the writer's lock."""
 
 
 class Store:
@@ -89,8 +90,9 @@ class Store:
         headroom_bytes: Callable[[], int],
         position: Callable[[], int] | None = None,
     ) -> None:
-        """``policies``: by their numbers in the header. ``headroom_bytes``: what machine, container or disk have left.
-        ``position``: the position in a forecast of the batch being fetched now, which is noted on values."""
+        """``policies``: the policies by their numbers in the header. ``headroom_bytes``: returns how many bytes
+        machine, container or disk have left. ``position``: returns the position, in a forecast, of the batch that is
+        being fetched, which is noted on values."""
         self._position = position
         self.region = region
         self.policies = policies
@@ -157,7 +159,7 @@ class Store:
         return entry.tag, self.region.values[entry.offset : entry.offset + entry.used_bytes]
 
     def has(self, digest: bytes) -> bool:
-        """Whether the key has a value. Counts as a use of it."""
+        """Whether the key has a value. This counts as a use of the value."""
         found = self._table.find(digest)
         if found is None or found[1].tag & 3 != HERE:
             return False
@@ -184,7 +186,7 @@ class Store:
             if place is None:
                 row[R_PASSED] += 1
                 return False
-            # Before the entry exists: unfinished entries are searched only for rows that are marked as writing.
+            # The row is marked before the entry exists, because unfinished entries are searched only for marked rows.
             row[R_WRITING] = 1
             at = self._table.add(
                 digest, offset=place.offset, used_bytes=used_bytes, stamp=time.time_ns(),
@@ -203,7 +205,8 @@ class Store:
             is_ours = found is not None and found[1].tag == tag
             if found is not None and is_ours:
                 self._table.arrive(found[0], pinned=pinned)
-                # If the limit was lowered meanwhile, this entry was not evicted because it was not readable yet.
+                # The limit may have been lowered meanwhile, when this entry was not readable yet and so could not be
+                # evicted.
                 self._evict_to_limit()
             row[R_WRITING] = 0
         return is_ours
@@ -224,7 +227,8 @@ class Store:
 
     def _is_being_written(self) -> bool:
         """Whether a thread is writing a value, or crashed while doing so."""
-        # Every new entry takes a new tag, so this word suffices; reading the rows touches one cache line per thread.
+        # Every new entry takes a new tag, so checking this word suffices; reading the rows would touch one cache line
+        # per thread.
         tags = int(self.region.header[H_TAGS])
         if tags != self._tags_at_rest:
             if self.region.rows[:, R_WRITING].any():
@@ -269,7 +273,7 @@ class Store:
     def begin(self) -> None:
         """Start after an earlier run: clear its rows and counts. No other process may have the store open."""
         header = self.region.header
-        # Before anything else, because other code acts on what rows say.
+        # Rows are cleared first, because the code below acts on what rows say.
         self.region.rows[:] = 0
         for word in (H_HITS, H_MISSES, H_PASSED, H_CORRUPT, H_EVICTIONS):
             header[word] = 0
@@ -280,7 +284,7 @@ class Store:
         header[H_READY] = 1
 
     def note_group(self, group: int) -> None:
-        """Values of this group are in use from now on."""
+        """Note that values of this group are in use from now on."""
         with self.region.changing() as header:
             groups = header[H_GROUPS : H_GROUPS + MOST_GROUPS]
             free = np.flatnonzero(groups == 0)
@@ -291,8 +295,8 @@ class Store:
     # -- inside, under the writer's lock ------------------------------------------------------
 
     def _place(self, digest: bytes, extent_bytes: int, *, must: bool) -> Extent | None:
-        """A place for a value; None if it is not to be kept, or another thread is writing it. A value that ``must`` be
-        kept is kept against the policy if the limit allows it at all."""
+        """A place for a value; None if the value is not to be kept, or another thread is writing it. A value that
+        ``must`` be kept is kept against the policy if the limit allows it at all."""
         found = self._table.find(digest)
         if found is None:
             return self._room_for(None if must else digest, extent_bytes)
@@ -318,7 +322,7 @@ class Store:
         if over > 0:
             return self._replace(digest, extent_bytes, over)
         if not self._machine_has(extent_bytes):
-            # The machine is full before the cache is: the cache replaces values instead of growing.
+            # The machine's memory is full, although the cache is not: the cache replaces values instead of growing.
             return self._replace(digest, extent_bytes, extent_bytes)
         return self._empty_place(extent_bytes)
 
@@ -327,7 +331,7 @@ class Store:
         return None if offset is None else Extent(offset, False)
 
     def _replace(self, digest: bytes | None, extent_bytes: int, over_bytes: int) -> Extent | None:
-        """Evict what the policy values less than the new value; returns a place for the new value."""
+        """Evict values that the policy ranks below the new value; returns a place for the new value."""
         reusable: int | None = None
         policy = self.policies[int(self.region.header[H_POLICY])]
         for slot in policy.victims(self.region.table(), digest):

@@ -1,12 +1,12 @@
-"""The table of a store, from a key's digest to the place of its value; and the free places between values.
+"""The table of a store, which leads from a key's digest to the place of its value, and the free places between values.
 
 In:  digests; under the writer's lock, entries to add and to remove, and sizes of values.
 Out: entries, readable without a lock; places for values.
 Runs in: trainer and worker.
 
-Open addressing with linear probing over a power of two of slots. An entry's last word, its *tag*, is written last and
-changes whenever the entry changes: a reader that finds the same tag before and after a copy has a consistent copy. A
-tag is never used twice: tags count up over all entries and all tables of the store.
+The table uses open addressing with linear probing; its number of slots is a power of two. An entry's last word, its
+*tag*, is written last and changes whenever the entry changes: a reader that finds the same tag before and after a copy
+has a consistent copy. A tag is never used twice: tags count up over all entries and all tables of the store.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Entry(NamedTuple):
     used_bytes: int
     """How many bytes of the extent are in use."""
     stamp: int
-    """The time of its last use."""
+    """The time of the entry's last use."""
     mark: int
     """One more word for the store's policy: a position in a forecast, or a group."""
     owner: int
-    """The row of the thread that is writing it; later ``PINNED`` or 0."""
+    """The row of the thread that is writing the value; later ``PINNED`` or 0."""
     tag: int
 
     @property
@@ -78,7 +78,7 @@ class Table:
     # -- reading, without a lock --------------------------------------------------------------
 
     def find(self, digest: bytes) -> tuple[int, Entry] | None:
-        """The offset of the key's entry in the index, and the entry; None if the key has none."""
+        """The offset of the key's entry in the index, and the entry; None if the key has no entry."""
         region = self._region
         where = int(region.header[H_TABLE])
         start, mask = where & ~63, (1 << (where & 63)) - 1
@@ -131,7 +131,7 @@ class Table:
         header = region.header
         if tag & 3 == EMPTY:
             header[H_USED_SLOTS] += np.uint64(1)
-        # Word by word, the tag last: struct.pack_into would show readers zeros for a moment.
+        # The words are written one by one, and the tag last: struct.pack_into would show readers zeros for a moment.
         first = at // 8
         for word, value in enumerate((high, low, offset, used_bytes, stamp, mark, owner)):
             region.words[first + word] = value
@@ -141,7 +141,7 @@ class Table:
         return at
 
     def arrive(self, at: int, *, pinned: bool = False) -> None:
-        """The entry's value is written. No policy evicts a pinned entry."""
+        """Note that the entry's value is written. No policy evicts a pinned entry."""
         self._region.words[at // 8 + E_OWNER] = PINNED if pinned else 0
         self._retag(at, HERE)
 
@@ -200,7 +200,7 @@ class Table:
         return (ENTRY_BYTES << slots_log2) - (ENTRY_BYTES << (int(self._region.header[H_TABLE]) & 63))
 
     def _needed_log2(self) -> int | None:
-        """The size of the table needed for one more entry; None if this one has room."""
+        """The size of the table needed for one more entry; None if this table has room."""
         header = self._region.header
         slots_log2 = int(header[H_TABLE]) & 63
         if int(header[H_USED_SLOTS]) + 1 <= _FULLEST * (1 << slots_log2):
@@ -213,7 +213,7 @@ class Table:
         """Copy all entries to a new table, and point readers to it in one step."""
         region, header = self._region, self._region.header
         old, before = int(header[H_TABLE]), region.table()
-        # Two places take turns: the place of the table before this one is free again.
+        # Tables use two places in turn: the place of the table before this one is free again.
         place = self._place_for(slots_log2)
         where = place | slots_log2
         entries = before[self.live()].copy()
@@ -228,7 +228,7 @@ class Table:
         after[:] = 0
         fits = put < slots
         after[put[fits]] = entries[fits]
-        # The few beyond the end continue at the beginning.
+        # The few entries beyond the end of the table continue at its beginning.
         if not fits.all():
             empty = np.flatnonzero(after[: len(entries) + 1, E_TAG] == 0)[: np.count_nonzero(~fits)]
             after[empty] = entries[~fits]
@@ -258,7 +258,7 @@ class Space:
         self._table = table
 
     def find(self, extent_bytes: int) -> int | None:
-        """The offset of a free extent of that size; None if there is no such hole."""
+        """The offset of a free extent of that size; None if no free extent is that large."""
         header = self._region.header
         cursor, end = int(header[H_CURSOR]), int(header[H_GAP_END])
         if cursor + extent_bytes > end:
@@ -271,7 +271,8 @@ class Space:
         return cursor
 
     def drop_unused(self) -> None:
-        """Release every page outside all entries. A process may have crashed before it released what it removed."""
+        """Release every page outside all entries. A process may have crashed before it released the pages of values
+        that it removed."""
         for start, end in zip(*self._holes(), strict=True):
             self._region.drop_values(int(start), int(end))
         self._region.header[H_CURSOR] = self._region.header[H_GAP_END] = 0

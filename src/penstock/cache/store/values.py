@@ -1,11 +1,13 @@
-"""One value as the bytes that a store in memory keeps, and back.
+"""Turns a value into the bytes that a store in memory keeps, and back.
 
 In:  anything the arena's codec can encode.
-Out: ``PackedValue``, to be written in one place; later the value again, over a private copy of those bytes.
+Out: ``PackedValue``, which writes the bytes in one place; later the value again, made from a private copy of these
+     bytes.
 Runs in: trainer and worker.
 
 Layout: number of buffers and length of the pickle, offset and length of every buffer, the pickle, then the buffers,
-each on a cache line. A tensor that consists of its bytes needs no pickle: its dtype and shape take the pickle's place.
+each aligned to a cache line. A plain tensor, without other attributes, needs no pickle: its dtype and shape take the
+pickle's place.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from penstock.arena.codec import ALIGN_BYTES, bytes_of, decode, encode, is_plain
 
 _COUNTS = struct.Struct("<II")
 _INSIDE = 0xFFFFFFFF
-"""In place of a length: the pickle is the last buffer."""
+"""This number in place of a length says that the pickle is the last buffer."""
 _TENSOR = 0xFFFFFFFE
-"""In place of a length: the value is one tensor."""
+"""This number in place of a length says that the value is one tensor."""
 _DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
     torch.float64, torch.bool,
@@ -59,14 +61,14 @@ class PackedValue:
         self.total_bytes = self._start + total_bytes
 
     def write(self, target: np.ndarray) -> None:
-        """``target`` has at least ``total_bytes`` bytes."""
+        """Write the bytes to ``target``, which has at least ``total_bytes`` bytes."""
         target[: len(self._head)] = np.frombuffer(self._head, np.uint8)
         for start, buffer in self._placed:
             start += self._start
             target[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8) if buffer.nbytes else 0
 
     def pieces(self) -> list[Any]:
-        """The same bytes as a sequence of pieces."""
+        """The bytes of the value as a sequence of pieces."""
         pieces: list[Any] = [self._head]
         end = len(self._head)
         for start, buffer in self._placed:
@@ -78,7 +80,7 @@ class PackedValue:
 def least_bytes(value: Any) -> int:
     """A quick lower bound of a value's size."""
     parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-    # Not the sum: parts may share memory, which is stored once.
+    # The largest part and not the sum: parts may share memory, which is stored once.
     return max((_plain_bytes(part) for part in itertools.islice(parts, _MOST_PARTS)), default=0)
 
 

@@ -1,10 +1,10 @@
-"""Samples as Arrow columns, and the values of a row from these columns.
+"""Turns samples into Arrow columns, and these columns into the values of rows.
 
 In:  samples, one after another; later the columns of a record batch.
 Out: a ``Layout`` that all samples of a shard fit, record batches in this layout, and readers of single values.
 Runs in: trainer and worker, command line.
 
-Numbers, texts, bytes, and arrays of one shape are ordinary columns; a column of other values holds each of them in
+Numbers, texts, bytes, and arrays of one shape are ordinary columns; a column of other values holds each value in
 penstock's own encoding. The metadata of the schema holds the layout.
 """
 
@@ -49,7 +49,7 @@ class Layout:
     outlines: list[Outline] = field(default_factory=list)
     columns: dict[str, How] = field(default_factory=dict)
     whole: bool = False
-    """Samples differ too much to have columns for their values: one column holds whole samples."""
+    """Whether one column holds whole samples, because samples differ too much to have columns for their values."""
 
     def take_apart(self, sample: Any) -> tuple[Outline, list[Any]]:
         return (WHOLE, [sample]) if self.whole else forms.take_apart(sample)
@@ -89,24 +89,25 @@ class Layout:
 
     @classmethod
     def of_schema(cls, schema: pa.Schema) -> Layout | None:
-        """The layout that penstock wrote; None for files of other programs. Raises ValueError if it is not valid."""
+        """The layout in a schema that penstock wrote; None for files of other programs. Raises ValueError if it is not
+        valid."""
         text = (schema.metadata or {}).get(FORM_KEY)
         if text is None:
             return None
         try:
             form = json.loads(text)
             if form["version"] != forms.FORM_VERSION:
-                raise ValueError(f"it has version {form['version']}; this penstock reads {forms.FORM_VERSION}")
+                raise ValueError(f"it has version {form['version']}; this penstock reads version {forms.FORM_VERSION}")
             outlines = [forms.read_outline(kind, names) for kind, names in form["outlines"]]
             columns = {str(name): _read_how(kept) for name, kept in form["columns"].items()}
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
-            raise ValueError(f"its form cannot be read: {problem!r}") from problem
+            raise ValueError(f"its metadata cannot be read: {problem!r}") from problem
         expected = [(name, column_type(kept)) for name, kept in columns.items()]
         found = [(each.name, each.type) for each in schema if each.name != OUTLINE_COLUMN]
         if found != expected or not {name for outline in outlines for name in outline.names} <= set(columns):
-            raise ValueError("its columns differ from those that its form names")
+            raise ValueError("its columns differ from those that its metadata name")
         if not outlines and columns:
-            raise ValueError("its form has no outline")
+            raise ValueError("its metadata contain no outline of the samples")
         if len(outlines) > 1 and OUTLINE_COLUMN not in schema.names:
             raise ValueError(f"it has no column {OUTLINE_COLUMN}")
         return cls(outlines, columns)
@@ -145,7 +146,7 @@ def _read_how(kept: Any) -> How:
             raise ValueError(f"rows of {shape}")
         return (kind, dtype, shape)
     if kind not in ("none", "bool", "int", "float", "str", "bytes", "portable") or len(kept) != 1:
-        raise ValueError(f"a column stored as {kept}")
+        raise ValueError(f"a column is stored as {kept}, which penstock does not know")
     return (kind,)
 
 
@@ -160,7 +161,7 @@ def column_type(kept: How) -> pa.DataType:
     if kept[0] in plain:
         return plain[kept[0]]
     bits = forms.bits_dtype(kept[1])
-    # Arrow has no complex numbers, and stores booleans as bits. In numpy's format they can be read in place.
+    # Arrow has no complex numbers, and stores booleans as bits. In numpy's format both can be read in place.
     number = {"b": "u1", "c": f"f{bits.itemsize // 2}"}.get(bits.kind, bits.str)
     count = math.prod(kept[2]) * bits.itemsize // np.dtype(number).itemsize
     return pa.list_(pa.from_numpy_dtype(np.dtype(number)), count)
@@ -170,7 +171,7 @@ def column_type(kept: How) -> pa.DataType:
 
 
 class BatchBuilder:
-    """Collects samples. It copies them at once, because a dataset may reuse the memory of an array."""
+    """Collects samples. It copies each sample at once, because a dataset may reuse the memory of an array."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -184,7 +185,7 @@ class BatchBuilder:
         self._columns = {name: _ColumnBuilder(kept) for name, kept in self._layout.columns.items()}
 
     def add(self, sample: Any) -> None:
-        """Raises Misfit, and forms.CannotCarry."""
+        """Add a sample. Raises Misfit if the sample does not fit the layout, and forms.CannotCarry."""
         outline, values = self._layout.take_apart(sample)
         place = self._places.get(outline)
         if place is None:
@@ -266,7 +267,7 @@ Take = Callable[[Any, int, int], np.ndarray]
 
 
 def value_reader(kept: How, column: pa.Array, rows: int, take: Take) -> Callable[[int], Any]:
-    """A function from row to value, None for a null. Raises ValueError for columns that are not consistent."""
+    """A function from row to value, which is None for a null. Raises ValueError for columns that are not consistent."""
     kind = kept[0]
     if kind == "none":
         return lambda row: None
@@ -297,7 +298,7 @@ def _value_reader(kept: How, buffers: list[Any], rows: int, take: Take) -> Calla
     def place(row: int) -> tuple[int, int]:
         start, end = int(ends[row]), int(ends[row + 1])
         if not 0 <= start <= end <= size:
-            raise ValueError(f"a value from byte {start} to {end} of {size}")
+            raise ValueError(f"a value claims the bytes from {start} to {end} of {size}")
         return start, end - start
 
     view = memoryview(b"") if data is None else memoryview(data)
@@ -323,5 +324,5 @@ def _array_reader(kept: How, data: Any, rows: int, take: Take) -> Callable[[int]
 def _words(buffer: Any, dtype: Any, count: int) -> np.ndarray:
     size = 0 if buffer is None else buffer.size
     if size < count * np.dtype(dtype).itemsize:
-        raise ValueError(f"{count} values of {np.dtype(dtype)} in {size} bytes")
+        raise ValueError(f"a column claims {count} values of {np.dtype(dtype)} in {size} bytes")
     return np.empty(0, dtype) if buffer is None or not count else np.frombuffer(buffer, dtype, count)

@@ -23,15 +23,16 @@ from penstock.errors import ConfigError, DataError
 from penstock.units import MIB, format_bytes
 
 _WARNED_FROM_BYTES = 8 * MIB
-"""Less decompressed data than this is small compared with the other memory of a worker."""
+"""A warning is given from this many decompressed bytes on; fewer bytes are little compared with the other memory of a
+worker."""
 
 
 class ArrowDataset(Dataset[Any]):
     """Samples of Arrow files, by number.
 
     Arrays and tensors of 1 MiB or more are pages of the file, mapped for this sample only; a page is copied when it is
-    written to. Smaller ones are copied, which is faster. Either way, what a program writes into a sample changes
-    neither the file nor the sample that it reads next time.
+    written to. Smaller arrays are copied, which is faster than mapping them. In both cases, what a program writes into
+    a sample changes neither the file nor the samples that the program reads later.
     """
 
     splittable = True
@@ -59,7 +60,9 @@ class ArrowDataset(Dataset[Any]):
         locations = locate(path, suffixes=(".arrow",))
         remote = next(filter(is_remote, locations), None)
         if remote is not None:
-            raise ConfigError(f"{remote}: Arrow files are mapped, so they must be on this machine; copy the file here")
+            raise ConfigError(
+                f"{remote} is not on this machine, but Arrow files are mapped; copy the file to this machine"
+            )
         self._locations = [location.removeprefix("file://") for location in locations]
         self._opened = _OpenArrowFiles()
         self._identities: list[tuple[int, ...]] = []
@@ -75,7 +78,7 @@ class ArrowDataset(Dataset[Any]):
 
     @property
     def blocks(self) -> np.ndarray:
-        """Number of the first sample of each record batch; at the end, the number of all samples."""
+        """The index of the first sample of each record batch; the last entry is the count of all samples."""
         return self._starts
 
     @property
@@ -102,7 +105,7 @@ class ArrowDataset(Dataset[Any]):
         return [self[index] for index in indices]
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on. Caches that outlive a run compare it."""
+        """What the samples depend on, for the fingerprint by which a cache finds samples of earlier runs."""
         return self._locations, self._identities, self._columns, self.transform
 
     def __repr__(self) -> str:
@@ -120,8 +123,8 @@ class ArrowDataset(Dataset[Any]):
 
 
 class _OpenArrowFiles:
-    """The files that a process has open, by number. They are kept apart from the attributes of the dataset, because
-    these are its fingerprint, which must not change while it is used."""
+    """The files that a process has open, by number. These files are not attributes of the dataset, because its
+    attributes are part of its fingerprint, which must not change while the dataset is used."""
 
     def __init__(self) -> None:
         self._files: dict[int, ArrowFile] = {}
@@ -168,10 +171,10 @@ def _warn_of_compressed(files: list[ArrowFile]) -> None:
     if sizes.sum() < _WARNED_FROM_BYTES:
         return
     held = int(np.sort(sizes)[-READY_COMPRESSED:].sum())
-    named = f"{found[0].location} is" if len(found) == 1 else f"{found[0].location} and {len(found) - 1} more are"
+    named = f"{found[0].location} is" if len(found) == 1 else f"{found[0].location} and {len(found) - 1} more files are"
     warnings.warn(
         f"{named} compressed and cannot be mapped: decompressed, the data take {format_bytes(sizes.sum())}, and each "
-        f"worker holds up to {format_bytes(held)} of them (record batches of up to {format_bytes(sizes.max())}). "
+        f"worker holds up to {format_bytes(held)} of that (record batches of up to {format_bytes(sizes.max())}). "
         "Rewrite the data with `penstock pack`, so that all workers share one mapping",
         RuntimeWarning,
         stacklevel=3,

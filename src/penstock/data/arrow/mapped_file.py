@@ -2,10 +2,9 @@
 
 In:  a file in Arrow's file format, or in its stream format, which Hugging Face datasets writes.
 Out: record batches by number; values of rows, which belong to the caller.
-Runs in: trainer and worker. Keeps no descriptor.
-
-No file is trusted: every offset is checked against the mapping before it is used. Only a file that is cut short while
-it is mapped kills the process that reads it (SIGBUS); penstock writes its own files elsewhere and renames them.
+Runs in: trainer and worker. A mapped file needs no descriptor. No file is trusted: every offset is checked against the
+mapping before it is used. But a file that is cut short while it is mapped kills the process that reads it (SIGBUS). So
+penstock writes a new file and renames it, instead of changing a file.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 _MAGIC = b"ARROW1"
 _MOST_ROWS = 1 << 50
 _MAPPED_FROM_BYTES = 1 << 20
-"""Smaller values are copied, which is faster than a mapping for each of them and its page faults."""
+"""Smaller values are copied, which is faster than creating a mapping for each value and taking its page faults."""
 _READY = 64
 """Readers of record batches that are kept for each file; fewer for compressed batches."""
 READY_COMPRESSED = 2
@@ -56,7 +55,7 @@ class ArrowFile:
                 self.identity = identity_of(fd)
                 self.size_bytes = self.identity[2]
                 if self.size_bytes < 8:
-                    raise ValueError(f"it has {self.size_bytes} bytes")
+                    raise ValueError(f"it has only {self.size_bytes} bytes")
                 if in_place:
                     self._views = map_private(fd, 0, self.size_bytes)
                 if self._views is not None:
@@ -81,7 +80,8 @@ class ArrowFile:
         """Whether each batch is compressed: a process that reads one row of it holds the whole batch in memory."""
 
     def reader(self, number: int, columns: tuple[str, ...] | None) -> Callable[[int], Any]:
-        """A function that reads one row of a record batch; of dicts, only the wanted columns."""
+        """A function that reads one row of a record batch; if samples are dicts, the function reads only the wanted
+        columns."""
         known = (number, columns)
         with self._lock:
             read = self._ready.get(known)
@@ -116,7 +116,7 @@ class ArrowFile:
             raise DataError(f"{where} is damaged or not an Arrow file: {problem}") from problem
 
     def _counted(self, number: int) -> tuple[int, int, bool]:
-        """Rows, bytes, and whether they can be used from the mapping without decompression."""
+        """The rows and bytes of a record batch, and whether it can be used from the mapping without decompression."""
         batch = self._batches.get(number)
         if not 0 <= batch.num_rows < _MOST_ROWS:
             raise ValueError(f"record batch {number} claims {batch.num_rows} rows")
@@ -126,13 +126,16 @@ class ArrowFile:
         batch = self._batches.get(number)
         batch.validate()
         if batch.num_rows != self.batch_rows[number]:
-            raise ValueError(f"it has {batch.num_rows} rows where it had {self.batch_rows[number]}; it was changed")
+            raise ValueError(
+                f"it has {batch.num_rows} rows, but had {self.batch_rows[number]} when the dataset was made; "
+                "the file was changed"
+            )
         return batch
 
     def _plain_reader(self, number: int, batch: pa.RecordBatch, wanted: tuple[str, ...] | None) -> Callable[[int], Any]:
-        """For files of other programs, whose columns have Arrow's own types."""
+        """The reader for files of other programs, whose columns have Arrow's own types."""
         if number not in self._checked:
-            # pyarrow does not check offsets again when it creates a value, and nested columns have many.
+            # pyarrow does not check offsets again when it creates a value, and nested columns have many offsets.
             batch.validate(full=True)
             self._checked.add(number)
 
@@ -168,7 +171,9 @@ class ArrowFile:
             with self._naming(number):
                 place = 0 if places is None else int(places[row])
                 if not 0 <= place < len(outlines):
-                    raise ValueError(f"row {row} has outline {place} of {len(outlines)}")
+                    raise ValueError(
+                        f"row {row} has outline number {place}, but there are only {len(outlines)} outlines"
+                    )
                 outline = outlines[place]
                 if wanted is not None:
                     return {name: readers[name](row) for name in outline.names if name in readers}
@@ -207,11 +212,11 @@ class ArrowFile:
 def _cause_of(problem: MemoryError) -> str:
     too_many = shortage()
     if too_many is None:
-        return str(problem) or "there is none left"
+        return str(problem) or "there is no memory left"
     return (
-        f"{too_many}. Each value of {format_bytes(_MAPPED_FROM_BYTES)} or more needs one for as long as it exists: "
-        "hold fewer samples at a time, keep copies (.copy(), .clone()), or use ArrowDataset(..., in_place=True), which "
-        "maps each file once"
+        f"{too_many}. Each value of {format_bytes(_MAPPED_FROM_BYTES)} or more needs a mapping for as long as it "
+        "exists: hold fewer samples at a time, keep copies (.copy(), .clone()), or use ArrowDataset(..., "
+        "in_place=True), which maps each file once"
     )
 
 
@@ -228,7 +233,7 @@ class _FileBatches:
 
 
 class _StreamBatches:
-    """Record batches of a stream; the place of each one is found once."""
+    """The record batches of a stream; the place of each batch is found once."""
 
     def __init__(self, whole: pa.Buffer) -> None:
         ipc = arrow().ipc
@@ -246,7 +251,7 @@ class _StreamBatches:
                 self._places.append(place)
             elif message.type != "schema":
                 raise ValueError(
-                    f"a {message.type} in a stream; dictionary columns can only be read in the file format"
+                    f"the stream contains a {message.type}; dictionary columns can only be read in the file format"
                 )
         self.count = len(self._places)
 

@@ -1,7 +1,8 @@
 """What a folder for `penstock pack` contains: tables, shards, or files that form samples.
 
 In:  a folder, or the names in one.
-Out: which of these it is, and what is left out; files with the same name up to the first dot, as samples.
+Out: the kind of the contents, and the names that are left out; samples, each made of the files whose names are equal up
+     to the first dot.
 Runs in: command line, pack's workers.
 """
 
@@ -47,8 +48,8 @@ def refuse_compressed(path: str) -> None:
         if path.lower().endswith(suffix):
             is_pattern = any(mark in path for mark in "*?[")
             raise ConfigError(
-                f"{path} is compressed, so no sample can be read without decompressing all before it. Unpack it first: "
-                f"{command} {path if is_pattern else shlex.quote(path)}"
+                f"{path} is compressed, so no sample can be read without decompressing all samples before it. Unpack "
+                f"it first: {command} {path if is_pattern else shlex.quote(path)}"
             )
 
 
@@ -67,7 +68,7 @@ def kind_in(folder: str, names: Iterable[str]) -> tuple[str, list[str]]:
         if kind is None:
             is_data = is_sample_name(name) and not _NOTES.fullmatch(parts[-1])
         else:
-            # As in datasets: names that are hidden or begin with _ are unfinished, or not data.
+            # As in datasets, files whose names begin with a dot or with _ are unfinished, or not data.
             is_data = not any(part.startswith((".", "_")) for part in parts)
         if is_data:
             found.setdefault(kind or "files", []).append(name)
@@ -126,7 +127,8 @@ def _refuse(problem: OSError) -> None:
 
 
 class FolderFiles:
-    """Files that share a path up to the first dot of their names are one sample: their bytes by extension."""
+    """Samples made of files. Files whose paths are equal up to the first dot of their names form one sample: their
+    bytes by extension."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -40,12 +40,12 @@ _REPORTED_EVERY_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a few samples show about all of them."""
+    """What a few samples show about all samples."""
 
     layout: Layout
-    """Columns that they fit into."""
+    """Columns that the probed samples fit into."""
     form: str
-    """Of the first sample, for tar shards."""
+    """The form of the first sample, for tar shards."""
     sample_bytes: float
     """Average size of a packed sample."""
     is_random: bool
@@ -66,9 +66,10 @@ class PackJob:
     to: str
     samples_per_shard: int
     form: str = ""
-    """For tar shards of values. All shards have the same, or they could not be read as one dataset."""
+    """The form of tar shards of values. All shards have the same form, because otherwise they could not be read as one
+    dataset."""
     layout: Layout | None = None
-    """For Arrow files of values: the columns found so far."""
+    """The columns found so far, for Arrow files of values."""
 
     @property
     def shards(self) -> int:
@@ -82,8 +83,8 @@ class PackJob:
         return range(first, min(first + self.samples_per_shard, self.source.count))
 
     def probe(self, report: ProgressReporter) -> Probe:
-        """Read a few samples, evenly spread. A worker does this, because files that the dataset opened in the parent
-        would be shared by forked workers."""
+        """Read a few samples, spread evenly over the source. A worker does this, because files that the dataset opened
+        in the parent would be shared by forked workers."""
         layout, form, sizes, is_random = Layout(), "", [], False
         count = self.source.count
         for place in np.unique(np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)).tolist():
@@ -128,7 +129,8 @@ class PackJob:
 
 
 def seed(place: int) -> None:
-    """Make random samples the same, whichever worker reads them and in whatever order."""
+    """Seed the generators, so that random samples depend neither on the worker that reads them nor on the order of
+    reads."""
     random.seed(place)
     np.random.seed(place & 0xFFFFFFFF)
     torch.default_generator.manual_seed(place)

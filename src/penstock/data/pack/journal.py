@@ -28,7 +28,7 @@ from penstock.errors import ConfigError, DataError
 _OWN_PARTIAL = re.compile(rf"(\d{{5,}}\.(tar|arrow)\.\d+|{re.escape(MANIFEST)}){re.escape(PARTIAL)}")
 _SHARD_SUFFIXES = (".tar", ".arrow")
 _LOCK_PATIENCE_S = 2.0
-"""A worker that was forked just before its program was killed holds the lock for a moment longer."""
+"""How long to wait for the lock: a worker that was forked just before its program was killed holds it for a moment."""
 
 Plan = dict[str, Any]
 """The arguments of the call; once packing has begun, also ``samples_per_shard`` and the ``form`` of tar shards."""
@@ -186,7 +186,7 @@ def _compare(folder: Path, before: Plan, asked: Plan) -> None:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Refuse a folder with other files: shards among them would be hard to recognise and to remove."""
+    """Refuse a folder with other files: new shards among such files would be hard to recognise and to remove."""
     strangers = sorted(
         f"{path.name}{'/' if path.is_dir() else ''}"
         for path in folder.iterdir()
@@ -205,7 +205,8 @@ def _shards_in(folder: Path) -> list[Path]:
 
 
 def _is_planned(path: Path, plan: Plan | None) -> bool:
-    """Whether the plan has a shard of this name. A killed program may have written it without noting it."""
+    """Whether the plan has a shard of this name. A killed program may have written the shard without noting that in the
+    journal."""
     if plan is None or not re.fullmatch(r"[0-9]{5,20}", path.stem):
         return False
     try:

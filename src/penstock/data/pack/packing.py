@@ -1,12 +1,12 @@
-"""`pack`: a dataset rewritten into tar shards or memory-mappable Arrow files.
+"""`pack` rewrites a dataset into tar shards or Arrow files that can be mapped.
 
 In:  a dataset, a folder of files, Parquet files, tar shards or Arrow files; a folder to write to.
 Out: shards, and a manifest of what they hold.
-Runs in: command line or trainer; shards are written by processes it starts.
+Runs in: command line or trainer; processes that `pack` starts write the shards.
 
 The samples of each shard are decided before the first shard is written, so the result does not depend on which worker
-writes which shard. A journal lists each shard that was written and read again; if the program ends early, the next call
-continues from there.
+writes which shard. A journal lists each shard once it is written and checked by reading it again; if the program ends
+early, the next call continues from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMATS = ("tar", "arrow")
 _VERSION = 2
 
 Progress = Callable[[int, int], None]
-"""(samples done, samples); called several times a second, and may raise to stop."""
+"""Called with (samples done, all samples) several times a second; it may raise an exception to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,11 @@ def pack(
     force: bool = False,
     progress: Progress | None = None,
 ) -> PackResult:
-    """Write the samples of ``source`` into shards in the folder ``destination``, as ``to`` ("tar" or "arrow").
+    """Write the samples of ``source`` into shards in the folder ``destination``; ``to`` is "tar" or "arrow".
 
-    ``shard_bytes``: about how large a shard is. ``workers``: processes; by default one per CPU.
-    A second call with the same arguments keeps the shards that are finished. ``force``: start over and replace
-    everything that ``penstock pack`` wrote there before.
+    ``shard_bytes``: about how large a shard is. ``workers``: the number of processes; by default one per CPU. A second
+    call with the same arguments keeps the shards that are finished. ``force``: start over and replace everything that
+    ``penstock pack`` wrote there before.
     """
     began_s = time.monotonic()
     if to not in FORMATS:
@@ -137,8 +137,8 @@ def _refuse_equal_keys(job: PackJob) -> None:
     if found is not None:
         key, before, after = found
         raise DataError(
-            f"{before} ends and {after} begins with a sample whose key is {key!r}: adjacent in one shard, they "
-            "would be read as one sample. Rename one of them, or pack into Arrow files, which keep both"
+            f"{before} ends and {after} begins with a sample whose key is {key!r}: in one new shard, these two "
+            "samples would be read as one. Rename one sample, or pack into Arrow files, which keep both"
         )
 
 
@@ -153,7 +153,7 @@ def _plan(
 ) -> PackJob:
     """The number of samples in a shard and their layout, from an earlier call or from a few samples.
 
-    The sizes of samples may differ each time they are read, so the numbers of an earlier call are not computed again.
+    The sizes of samples may differ each time they are read, so the numbers of an earlier call are used again.
     """
     job = PackJob(source=source, folder=folder, to=to, samples_per_shard=1)
     if before is not None:

@@ -1,4 +1,4 @@
-"""One shard of `penstock pack`: written under a temporary name, renamed once it is complete, and read again.
+"""Writes a shard of `penstock pack` under a temporary name, renames it once it is complete, and reads it again.
 
 In:  samples, one after another.
 Out: a tar or Arrow file, and its record: samples, bytes, checksum.
@@ -40,7 +40,8 @@ _TAR_BLOCK_BYTES = 512
 _TAR_RECORD_BYTES = 10240
 
 Samples = Callable[[], Iterator[Any]]
-"""Returns the samples of a shard, from the first one on. Called again if the shard must be written again."""
+"""A function that returns the samples of a shard, from the first one on. It is called again if the shard must be
+written again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_tar(path: Path, samples: Iterable[tuple[str, Any]], shard_form: str) -> ShardRecord:
-    """Samples by key, each value a member."""
+    """Write samples with their keys; each value becomes a member."""
 
     def members() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
         for key, sample in samples:
@@ -132,7 +133,7 @@ def write_tar(path: Path, samples: Iterable[tuple[str, Any]], shard_form: str) -
 
 
 def write_raw_tar(path: Path, samples: Iterable[dict[str, Any]]) -> ShardRecord:
-    """Samples that consist of the bytes of files, under the names of the files."""
+    """Write samples that consist of the bytes of files, under the names of the files."""
     members = (
         (sample[KEY], [(extension, data) for extension, data in sample.items() if extension != KEY])
         for sample in samples
@@ -166,7 +167,8 @@ def _write_members(path: Path, header: bytes, samples: Iterable[tuple[str, list[
 
 
 def write_arrow(path: Path, samples: Samples, layout: Layout) -> ShardRecord:
-    """Samples in columns. If one of them does not fit ``layout``, all are read once more to find one that they fit."""
+    """Write samples as columns. If a sample does not fit ``layout``, all samples are read once more to find a layout
+    that fits all."""
     wider = layout.copy()
     with shard_file(path) as file:
         for tried in (layout, wider, Layout.of_anything()):
@@ -191,7 +193,7 @@ def arrow_bytes(sample: Any) -> int:
 
 
 def write_tables(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ShardRecord:
-    """Record batches, unchanged."""
+    """Write record batches, unchanged."""
     with shard_file(path) as file:
         count = 0
         with arrow().ipc.new_file(file, schema) as writer:

@@ -41,24 +41,24 @@ class PackSource:
     """The samples to pack. It is pickled to the workers."""
 
     description: str
-    """For people, and for the manifest."""
+    """What the source is, in words for messages and the manifest."""
     fingerprint: str
-    """Changes when the samples change."""
+    """A text that changes when the samples change."""
     samples: Any
     """A sequence of samples."""
     count: int
     is_raw: bool = False
-    """Whether samples are dicts of file bytes by extension, with a key."""
+    """Whether each sample is a dict of a key and the bytes of its files, by extension."""
     tables: ParquetTables | None = None
     """The same rows as columns, if they are packed as columns."""
     skipped: list[str] = field(default_factory=list)
     """Files that belong to no sample, and folders that were left out; the names of folders end with a slash."""
     locations: list[str] = field(default_factory=list)
-    """Shards and tables that it reads, as far as penstock can find out."""
+    """Shards and tables that the source reads, as far as penstock can find out."""
 
 
 def source_of(source: Any, *, to: str) -> PackSource:
-    """``source`` as a PackSource: it is a dataset, or a path to files whose names show their kind."""
+    """The PackSource for ``source``, which is a dataset, or a path to files whose names show their kind."""
     if not isinstance(source, (str, os.PathLike)):
         return _dataset_source(source)
     path = os.fspath(source)
@@ -98,7 +98,7 @@ def _path_source(path: str, to: str) -> PackSource:
         samples = ParquetRows(tables)
     elif kind == "arrow":
         with warnings.catch_warnings():
-            # That warning advises users to pack files that cannot be mapped, which is what they do here.
+            # ArrowDataset warns about compressed files with the advice to pack them, which is what happens here.
             warnings.simplefilter("ignore", RuntimeWarning)
             samples = ArrowDataset(given)
     else:
@@ -193,13 +193,13 @@ def _without_options(error: DataError) -> DataError:
     text = str(error)
     what, is_compressed, _ = text.partition(": decompress it")
     if is_compressed:
-        return DataError(f"{what}. Unpack it first, for gzip: gzip -dc OLD.tar > NEW.tar")
+        return DataError(f"{what}. Unpack it first; for gzip: gzip -dc OLD.tar > NEW.tar")
     what, is_damage, _ = text.partition(" (on_error=")
     return DataError(f"{what}; write this shard again, or pack without it") if is_damage else error
 
 
 class NamedMembers:
-    """Samples of tar shards as bytes, under their original extensions; ``TarDataset`` has them in lower case."""
+    """Samples of tar shards as bytes, under their original extensions, which ``TarDataset`` puts in lower case."""
 
     def __init__(self, dataset: TarDataset) -> None:
         self._dataset = dataset
@@ -218,8 +218,8 @@ class NamedMembers:
         return {KEY: found.key, **dict(zip(names, data, strict=True))}
 
     def first_alike(self, samples_per_shard: int) -> tuple[str, str, str] | None:
-        """A key that ends one shard and begins the next, and these shards, if both samples would go into one new shard:
-        there they would be read as one sample."""
+        """A key with which one shard ends and the next shard begins, and these two shards, if both samples would go
+        into one new shard, where they would be read as one sample; else None."""
         catalog = self._dataset._catalog
         for place in sorted(set(catalog.blocks[1:-1].tolist()) - {0, len(self)}):
             before, after = catalog.find(place - 1), catalog.find(place)
@@ -228,7 +228,7 @@ class NamedMembers:
         return None
 
     def _capitals_of(self, shard: int) -> dict[int, str]:
-        """Extensions with capital letters, by the offset of the data of the member."""
+        """Extensions with capital letters, by the offset of the member's data."""
         source = self._dataset._open.get(shard)
         names = (
             (one.offset, one.name.decode(*NAMES).rpartition("/")[2].partition(".")[2])

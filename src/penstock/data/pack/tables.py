@@ -1,4 +1,4 @@
-"""Rows of Parquet files for `penstock pack`, in file order.
+"""Reads rows of Parquet files for `penstock pack`, in file order.
 
 In:  locations of files.
 Out: rows as Arrow columns, or as dicts, by number.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PIECE_ROWS, _PIECE_BYTES = 8192, 8 << 20
-"""Read at a time, whichever is smaller."""
+"""The most rows and the most bytes that are read at a time."""
 
 
 class ParquetTables:
@@ -94,7 +94,7 @@ class ParquetTables:
 
 
 class ParquetRows:
-    """A dict per row, as in ``ParquetDataset``. Fast for rows in order, even in large row groups."""
+    """A dict per row, as in ``ParquetDataset``. Reading rows in order is fast, even in large row groups."""
 
     def __init__(self, tables: ParquetTables) -> None:
         self._tables = tables

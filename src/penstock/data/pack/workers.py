@@ -2,7 +2,7 @@
 
 In:  a ``PackJob``, and numbers of shards.
 Out: records of finished shards; failures, with the error of the dataset.
-Runs in: command line or trainer (``PackWorkers``), and its children.
+Runs in: command line or trainer (``PackWorkers``), and in children of that process.
 
 A worker writes one shard at a time. When the parent ends, for any reason, the kernel ends its workers.
 """
@@ -43,7 +43,8 @@ class TaskRanges:
         self._left = {worker: tasks[cuts[number] : cuts[number + 1]] for number, worker in enumerate(workers)}
 
     def next_for(self, worker: Any) -> int | None:
-        """The next task. A worker that has none left takes the later half from the worker with the most."""
+        """The next task. A worker that has no task left takes the later half of the tasks of the worker that has the
+        most tasks."""
         if not self._left[worker]:
             most = max(self._left, key=lambda other: len(self._left[other]))
             half = len(self._left[most]) // 2
@@ -55,7 +56,8 @@ class PackWorkers:
     """Worker processes, each with a pipe of its own."""
 
     def __init__(self, job: PackJob, count: int, lock_fd: int) -> None:
-        """``lock_fd``: the lock on the folder. A worker that outlives this process must not hold it."""
+        """``lock_fd``: the descriptor of the lock on the folder. A worker that outlives this process must not hold
+        it."""
         self._job = job
         self._members: dict[Connection, tuple[Any, int | None]] = {}
         self._lifeline = Lifeline()
@@ -73,8 +75,9 @@ class PackWorkers:
             self._members[ours] = (process, None)
 
     def run(self, tasks: list[int]) -> Iterator[tuple[int | None, int, Any]]:
-        """Yields (task, samples done, result once it is finished), and at times (None, 0, None), so that the caller can
-        stop. A task is the number of a shard, whose result is its record, or PROBE, whose result is a ``Probe``."""
+        """Yields (task, samples done, result), where the result is None until the task is finished, and at times (None,
+        0, None), so that the caller can stop. A task is the number of a shard, whose result is its record, or PROBE,
+        whose result is a ``Probe``."""
         coming = TaskRanges(tasks, list(self._members))
         for pipe in list(self._members):
             self._give(pipe, coming)
@@ -140,7 +143,7 @@ class PackWorkers:
 
 
 def _context_for(job: PackJob) -> Any:
-    """How workers start: with Python's start method, but with fork if the dataset cannot be pickled."""
+    """How workers start: by Python's start method, but by fork if the dataset cannot be pickled."""
     # Without allow_none, this call would fix the default, and the program could not choose another method later.
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     if method != "fork" and "fork" in multiprocessing.get_all_start_methods():

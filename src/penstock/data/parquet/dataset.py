@@ -1,6 +1,6 @@
-"""Rows of Parquet files, read on demand.
+"""A dataset of the rows of Parquet files, which are read on demand.
 
-In:  files, the wanted columns.
+In:  files, and the wanted columns.
 Out: a map-style dataset whose memory does not grow with the files.
 Runs in: trainer and worker.
 """
@@ -29,22 +29,23 @@ if TYPE_CHECKING:
 MODES = ("mapped", "ultra", "memory")
 SUFFIXES = (".parquet", ".pq", ".parq")
 _SPREAD = 40_503
-"""Makes neighbouring process ids numbers that are far apart."""
+"""Multiplied by this, neighbouring process ids become numbers that are far apart."""
 
 
 class ParquetDataset(Dataset[Any]):
-    """A dict per row, or what ``transform`` makes of it. Lists of numbers are numpy arrays.
+    """Each sample is a row as a dict, or what ``transform`` makes of the dict. Lists of numbers are numpy arrays.
 
     ``path``: a file, a glob, a folder, a URL that fsspec supports, or a list of these. All files have the same columns.
-    ``columns``: only these are read.
-    ``mode``: ``"mapped"`` keeps the row groups it read last, up to ``keep`` bytes in each worker; ``"ultra"`` keeps no
-    rows between reads; ``"memory"`` reads everything once, into memory that all workers share.
+    ``columns``: the columns to read, by default all.
+    ``mode``: ``"mapped"`` keeps the row groups that were read last, up to ``keep`` bytes in each worker; ``"ultra"``
+    keeps no rows between reads; ``"memory"`` reads everything once, into memory that all workers share.
 
-    A row group larger than ``keep`` is decoded once, into a temporary file that all workers of this machine map. It
-    takes at most half of the free disk, and is gone when the last process that reads it ends, even if it is killed.
+    A row group larger than ``keep`` is decoded once, into a temporary file that all workers of this machine map. The
+    file takes at most half of the free disk space. It is deleted when the last process that reads it ends, even if that
+    process is killed.
 
-    A batch reads each of its row groups once, so an order that stays within a few row groups at a time is fast:
-    ``BlockShuffleSampler(dataset)``.
+    A batch reads each of its row groups once, so an order that stays within a few row groups at a time is fast, such as
+    that of ``BlockShuffleSampler(dataset)``.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ParquetDataset(Dataset[Any]):
         is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
         if columns is not None and not (is_list and columns and len(set(columns)) == len(columns)):
             raise ConfigError(
-                f"columns={columns!r} is not a list of different names; give such a list, or None for all"
+                f"columns={columns!r} is not valid; give a list of different names, or None for all columns"
             )
         self.transform = transform
         self.mode = mode
@@ -78,7 +79,7 @@ class ParquetDataset(Dataset[Any]):
 
     @property
     def blocks(self) -> np.ndarray:
-        """Number of the first row of each row group; at the end, the number of all rows."""
+        """The index of the first row of each row group; the last entry is the count of all rows."""
         return self._files.starts
 
     @property
@@ -99,11 +100,11 @@ class ParquetDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         asked = np.asarray(indices if len(indices) else np.empty(0, np.int64))
         if asked.ndim != 1 or asked.dtype.kind not in "iu":
-            raise TypeError(f"row numbers are a list of integers, not {indices!r:.80}")
+            raise TypeError(f"row numbers must be a list of integers, not {indices!r:.80}")
         return [self._sample_of(row) for row in self._rows(asked)]
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on. Caches that outlive a run compare it."""
+        """What the samples depend on, for the fingerprint by which a cache finds samples of earlier runs."""
         return self._files, self.transform
 
     def _sample_of(self, row: Any) -> Any:
@@ -132,13 +133,13 @@ class ParquetDataset(Dataset[Any]):
             return []
         numbers = asked.astype(np.int64)
         numbers[numbers < 0] += count
-        # In file order, so that the rows of a group, and of a piece of a group, are read together.
+        # Rows are read in file order, so that the rows of a group, and of a piece of a group, are read together.
         order = numbers.argsort()
         numbers = numbers[order]
         groups = starts.searchsorted(numbers, "right") - 1
         changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
         if len(changes):
-            # Each process begins with another group, so that all of them decode large groups at the same time.
+            # Processes begin with different groups, so that several processes decode large groups at the same time.
             cut = changes[os.getpid() * _SPREAD % len(changes)]
             order, numbers, groups = (np.concatenate((each[cut:], each[:cut])) for each in (order, numbers, groups))
             changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1

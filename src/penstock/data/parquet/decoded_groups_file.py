@@ -1,7 +1,8 @@
-"""Large row groups, decoded once for all processes of this machine into one file that they map.
+"""Keeps large row groups, decoded once for all processes of this machine, in one file that these processes map.
 
 In:  a row group as bytes, which ``GroupsOnDemand`` in ``groups`` decodes.
-Out: its rows, read in place from the file. The page cache holds what is read often; the kernel evicts it as it likes.
+Out: its rows, read in place from the file. The page cache holds the parts of the file that are read often; the kernel
+     may evict them at any time.
 Runs in: trainer and worker, any number of threads and processes.
 """
 
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
 
 _MOST_MAPPED = 64
 _ROWS_UNSEEN = 16
-"""Rows that are read before a process looks again at how much of the file it has mapped. Around each page that is read,
+"""After this many rows, a process checks again how much of the file is in its memory. Around each page that is read,
 Linux maps between 64 KiB and 2 MiB."""
 _SOON, _SOON_SHARE = 4, 0.25
-"""A group is read again soon if at most so many groups, or this share of those that are there, are opened before."""
+"""A group is read again soon if at most this many groups, or this share of the groups in the file, are opened
+before."""
 _MOST_REFUSED = 32
 _DECODED, _DECODED_BYTES = 1.125, 8 << 10
-"""How much a group takes when it is decoded, relative to what its footer suggests."""
+"""A decoded group takes this many times the bytes that its footer suggests, plus this many bytes."""
 
 
 class DecodedGroups:
@@ -53,7 +55,7 @@ class DecodedGroups:
         """32 hexadecimal digits. Datasets of the same rows have the same name."""
         self._files = files
         self._mapped_bytes = mapped_bytes
-        """How much of the file this process maps at a time."""
+        """How many bytes of the file may be in memory of this process."""
         self._shared_place: str | None = None
         self._has_tried = False
         self._has_warned = False
@@ -64,13 +66,13 @@ class DecodedGroups:
         # No lock, because a fork could inherit it locked: two threads may map the same group.
         self._mapped: OrderedDict[int, _Mapped] = OrderedDict()
         self._may_exceed = False
-        """Whether more is mapped than may be in memory of this process."""
+        """Whether more bytes are mapped than may be in memory of this process."""
         self._rows_unseen = self._mapped_before = 0
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = ("_file", "_mapped")
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-        # A worker that is being started opens the file of its trainer; any other copy looks for one.
+        # A worker that is being started opens the file of its trainer; any other copy of this object looks for a file.
         is_worker = get_spawning_popen() is not None and self._file is not None
         return state | {"_has_tried": False, "_shared_place": self._file.place if is_worker and self._file else None}
 
@@ -79,21 +81,21 @@ class DecodedGroups:
         self._forget()
 
     def join(self) -> bool:
-        """Find or make the file. False where there can be none: then the Parquet file is read each time."""
+        """Find or create the file. False if there can be no such file; then the Parquet file is read each time."""
         if self._file is None and not self._has_tried:
             self._has_tried = True
             if sys.platform == "linux":
                 with contextlib.suppress(OSError, ValueError):
                     name = bytes.fromhex(self._name)
                     file = found_or_made(name, self._files.group_bytes, self, self._shared_place)
-                    # Fails where /proc is not mounted.
+                    # This fails where /proc is not mounted.
                     file.handle()
                     self._file = file
         return self._file is not None
 
     def open(self, group: int, count: int) -> EncodedRows | None:
-        """The rows of a group, of which ``count`` are about to be read; None if the group is not in the file.
-        The rows stay there until this thread opens another group."""
+        """The rows of a group, of which ``count`` are about to be read; None if the group is not in the file. The rows
+        stay in the file until this thread opens another group."""
         file = self._file
         if file is None:
             return None
@@ -110,20 +112,22 @@ class DecodedGroups:
         return mapped.rows
 
     def why_not(self, group: int) -> str | None:
-        """Why a group that is not in the file is not written to it either: "" if a group that is more likely to be read
-        soon would have to be evicted, a text for a warning if that happens all the time; None if it is written."""
+        """Why a group that is not in the file must not be written to it: "" if a group that is more likely to be read
+        soon would have to be evicted; a text for a warning if the group is too large, or if too many groups in a row
+        were refused. None if the group is to be written."""
         file = self._file
         assert file is not None
         if file.lengths[group]:
             return None
         limit_bytes, taken_bytes = file.limit_bytes(), file.taken_bytes()
-        # What it took when it was written last, or a little more than its footer suggests.
+        # The bytes that the group took when it was written last, or a little more than its footer suggests.
         need_bytes = int(max(self._files.group_bytes[group] * _DECODED, file.table[WRITTEN, group])) + _DECODED_BYTES
         if taken_bytes + need_bytes <= limit_bytes:
             return None
         if need_bytes > limit_bytes:
-            return f"there is room for {format_bytes(limit_bytes)}"
-        # In a random order, a group is evicted again before it is read again, and writing it takes longer than reading.
+            return f"there is only room for {format_bytes(limit_bytes)}"
+        # In a random order, a group is evicted again before it is read again, and writing it takes longer than reading
+        # it.
         since = file.numbers[CLOCK] - file.before[group]
         if file.before[group] and since <= max(_SOON, np.count_nonzero(file.table[LENGTH]) * _SOON_SHARE):
             file.numbers[REFUSED] = 0
@@ -131,10 +135,10 @@ class DecodedGroups:
         file.numbers[REFUSED] += 1
         if file.numbers[REFUSED] <= _MOST_REFUSED:
             return ""
-        return f"{format_bytes(taken_bytes)} of such rows take all the room there is"
+        return f"{format_bytes(taken_bytes)} of decoded row groups take all the room that there is"
 
     def is_first_warning(self) -> bool:
-        """Whether none of the processes that share the file has asked before."""
+        """Whether this is the first call of all processes that share the file."""
         if self._has_warned or (self._file is not None and self._file.numbers[WARNED]):
             return False
         self._has_warned = True
@@ -143,7 +147,7 @@ class DecodedGroups:
         return True
 
     def store(self, group: int, parts: Iterable[memoryview]) -> None:
-        """Write a group, unless another thread has meanwhile. Raises OSError if there is no room."""
+        """Write a group, unless another thread has written it meanwhile. Raises OSError if there is no room."""
         file = self._file
         assert file is not None
         handle = file.handle()
@@ -151,12 +155,12 @@ class DecodedGroups:
             return
         first, end = file.range_of(group)
         try:
-            # A process that was killed may have written a part of it.
+            # A process that was killed may have written a part of the group.
             punch_hole(handle.fd, first, end - first)
             at = first
             for part in parts:
                 if at + len(part) > end:
-                    raise OSError(f"it takes more than {format_bytes(end - first)} when it is decoded")
+                    raise OSError(f"when decoded, the row group takes more than {format_bytes(end - first)}")
                 file.make_room(handle, len(part))
                 at = file.write(handle, part, at)
                 file.table[WRITTEN, group] = at - first
@@ -181,7 +185,7 @@ class DecodedGroups:
         return mapped
 
     def _bound_pages(self, count: int) -> None:
-        """Pages that a process has read count as its memory until it forgets them."""
+        """Forget pages if too many of them are mapped: pages that a process has read count as its memory until then."""
         self._rows_unseen += count
         if self._rows_unseen < _ROWS_UNSEEN:
             return

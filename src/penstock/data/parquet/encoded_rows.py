@@ -1,7 +1,7 @@
-"""A decoded row group as bytes that rows are read from in place.
+"""Turns a decoded row group into bytes, from which rows are read in place.
 
 In:  record batches of a row group.
-Out: bytes: the batches one after another, each an Arrow stream; then a table of their places.
+Out: bytes, which contain the batches one after another, each as an Arrow stream, and at the end their places.
 Runs in: trainer and worker.
 """
 
@@ -27,8 +27,8 @@ _MOST_OPENED = 256
 
 
 def encode(pieces: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[memoryview]:
-    """The bytes, one batch of about ``batch_bytes`` after another. Larger batches are faster to read, but all of a
-    batch is in memory while it is made."""
+    """The bytes, in batches of about ``batch_bytes``. Large batches are faster to read than small ones, but a whole
+    batch is in memory while it is encoded."""
     ends, firsts = [0], [0]
     for batch in _in_batches(pieces, batch_bytes):
         stream = _stream_of(batch)
@@ -46,7 +46,7 @@ class EncodedRows:
         self._view = view
         count, magic = np.frombuffer(view, np.int64)[-2:].tolist()
         if magic != _MAGIC:
-            raise ValueError("no rows of a row group")
+            raise ValueError("the bytes are not the rows of a row group")
         numbers = np.frombuffer(view, np.int64)[-2 - 2 * count : -2]
         self._ends, self._firsts = numbers[:count].tolist(), numbers[count:].copy()
         self._first_of = self._firsts.tolist()
@@ -61,7 +61,7 @@ class EncodedRows:
             self._reader(batch).read(places[first:end] - self._first_of[batch], columns)
 
     def row(self, place: int) -> list[Any]:
-        """One value per column."""
+        """The row at ``place``, as one value per column."""
         batch = bisect_right(self._first_of, place) - 1
         return (self._opened.get(batch) or self._reader(batch)).row(place - self._first_of[batch])
 
@@ -78,7 +78,7 @@ class EncodedRows:
 
 
 def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch with the rows of several; texts that several dictionaries have are in one of them."""
+    """One batch with the rows of several; a text that is in several dictionaries is in the joined dictionary once."""
     if len(batches) == 1:
         return batches[0]
     (batch,) = arrow().Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()

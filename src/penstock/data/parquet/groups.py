@@ -1,6 +1,6 @@
-"""The row groups of a dataset: read on demand, or all of them in memory that all workers share.
+"""Reads the row groups of a dataset on demand, or keeps all of them in memory that all workers share.
 
-In:  files, how much memory rows may take.
+In:  files, and how much memory their rows may take.
 Out: values of rows, by row group and place in it.
 Runs in: trainer and worker.
 """
@@ -28,40 +28,41 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PIECE_BYTES = 1 << 20
-"""Decoded at a time."""
+"""Bytes that are decoded at a time."""
 _MOST_ROWS = 1 << 10
-"""The same, in rows: a text that is stored once may follow in every row."""
+"""The most rows that are decoded at a time: a text that is stored once may be repeated in every row."""
 _PROBED_ROWS = 16
 _REPEATED, _REPEATED_PIECE_BYTES = 4, 8 << 20
-"""From rows this many times as large as they are stored, texts are read as dictionaries, so many bytes at a time."""
+"""If decoded rows are this many times as large as stored rows, texts are read as dictionaries, in pieces of this many
+bytes."""
 _RETURN_BYTES = 3 << 20
-"""After reading this much piece by piece, memory that malloc still holds is returned to the system. Returning it takes
-as long as reading a small group, so it is not done after each read."""
+"""After reading this many bytes piece by piece, memory that malloc still holds is returned to the system. Returning it
+takes as long as reading a small group, so it is not done after each read."""
 _LEAST_BATCH_BYTES, _MOST_BATCH_BYTES = 1 << 20, 8 << 20
-"""Size of the batches of a decoded group."""
+"""The least and the largest size of the batches of a decoded group."""
 _MAPPED_SHARE = 2
-"""A process maps this many times ``keep`` of decoded groups. The pages belong to all processes and to the page cache,
-so that an ordinary file of one such row group stays mapped."""
+"""A process maps decoded groups of up to this many times ``keep``. All processes and the page cache share these pages.
+The factor lets an ordinary file that consists of one such row group stay mapped."""
 _ULTRA_MAPPED_BYTES = 8 * MIB
-_NO_FILE = "no temporary file can be made"
+_NO_FILE = "no temporary file can be created"
 _MOST_OPENED = 64
-"""A process keeps the readers of this many groups in shared memory."""
+"""Of the groups in shared memory, a process keeps this many readers."""
 
 
 class GroupPieces:
-    """Decodes row groups piece by piece. The size of the pieces follows from rows that were really read, because a
-    text that is repeated is stored once."""
+    """Decodes row groups piece by piece. The size of the pieces depends on rows that were decoded before, because the
+    file stores a repeated text once."""
 
     def __init__(self, files: ParquetFiles) -> None:
         self.files = files
         self._row_bytes = 0
-        """The largest mean size of the rows of a piece, of all pieces that were read."""
+        """The mean size of a row in that piece whose rows were the largest so far."""
         self.repeats = False
         """Whether texts are repeated so often that they are read as dictionaries."""
 
     def of(self, group: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a group, about ``_PIECE_BYTES`` at a time. Texts are dictionary columns from the row on at which
-        they turn out to be repeated."""
+        """The rows of a group, about ``_PIECE_BYTES`` at a time. Once texts turn out to be repeated, the columns of
+        texts in all further pieces are dictionary columns."""
         rows = self._rows_of(group)
         stored_bytes = int(self.files.group_bytes[group])
         if self.files.has_texts and not self.repeats and not self._row_bytes:
@@ -85,7 +86,7 @@ class GroupPieces:
                     break
             else:
                 return
-        # Each piece has the whole dictionary, so pieces are few.
+        # Each piece contains the whole dictionary, so there should be few pieces.
         fit = int(_REPEATED_PIECE_BYTES * rows / max(1, stored_bytes))
         first = 0
         for piece in self.files.read_pieces(group, max(_MOST_ROWS, min(rows, fit)), repeated=True):
@@ -94,7 +95,7 @@ class GroupPieces:
             first += piece.num_rows
 
     def all_of(self, group: int) -> Iterator[pa.RecordBatch]:
-        """The same. Raises DataError if the group has fewer rows than its footer says."""
+        """The pieces of a group, as from ``of``. Raises DataError if the group has fewer rows than its footer says."""
         rows = 0
         for piece in self.of(group):
             rows += piece.num_rows
@@ -104,14 +105,17 @@ class GroupPieces:
     def check_rows(self, group: int, found: int) -> None:
         rows = self._rows_of(group)
         if found != rows:
-            raise DataError(f"{self.files.name(group)} has {found} rows, its footer says {rows}; the file is damaged")
+            raise DataError(
+                f"{self.files.name(group)} has {found} rows, but its footer says {rows}; the file is damaged"
+            )
 
     def _rows_of(self, group: int) -> int:
         return int(self.files.starts[group + 1] - self.files.starts[group])
 
 
 class GroupsOnDemand:
-    """Each process keeps the groups it used last, up to a limit. Larger groups are decoded once, for all processes."""
+    """Reads groups on demand. Each process keeps the groups that it used last, up to a limit in bytes. Groups larger
+    than the limit are decoded once for all processes."""
 
     def __init__(self, files: ParquetFiles, keep_bytes: int, *, keeps: bool) -> None:
         self._files = files
@@ -126,7 +130,7 @@ class GroupsOnDemand:
         self._decoded = DecodedGroups(_digest_of(files), files, mapped_bytes)
         self._batch_bytes = min(max(keep_bytes // 4, _LEAST_BATCH_BYTES), _MOST_BATCH_BYTES)
         large = np.flatnonzero(files.group_bytes > keep_bytes)
-        # Here and not in the workers, so that all of them share the file, and the warning.
+        # The file is created here and not in the workers, so that all workers share it, and share one warning.
         if len(large) and not self._decoded.join() and self._decoded.is_first_warning():
             self._warn(int(large[0]), _NO_FILE)
         # No lock, because a fork could inherit it locked: two threads that read the same group at once both decode it.
@@ -166,7 +170,7 @@ class GroupsOnDemand:
         reader = self._kept.get(group)
         if reader is None:
             return self._whole(group) if self._keeps and not self._is_large(group) else None
-        # Another thread may have evicted it in the meantime.
+        # Another thread may have evicted the group in the meantime.
         with contextlib.suppress(KeyError):
             self._kept.move_to_end(group)
         return reader
@@ -190,16 +194,16 @@ class GroupsOnDemand:
         return reader
 
     def _within_keep(self, group: int) -> pa.RecordBatch | None:
-        """All rows of a group, unless they turn out to take more than may be kept."""
+        """All rows of a group; None if they turn out to take more than may be kept."""
         pieces, size_bytes, repeats = [], 0, self._pieces.repeats
         for piece in self._pieces.of(group):
             pieces.append(piece)
-            # Pieces share their dictionaries, whose size the footer says.
+            # Dictionaries do not count here: pieces share them, and the footer says their size.
             size_bytes += sum(_bytes_without_dictionary(column) for column in piece.columns)
             if size_bytes > self._keep_bytes:
                 return None
         if self._pieces.repeats != repeats:
-            # Its texts began as plain columns.
+            # The first pieces have plain columns of texts, so the group is read again with dictionary columns.
             return self._within_keep(group)
         self._pieces.check_rows(group, sum(piece.num_rows for piece in pieces))
         batch = joined(pieces)
@@ -210,10 +214,11 @@ class GroupsOnDemand:
             with contextlib.suppress(KeyError):
                 self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
-    # -- groups that are not ------------------------------------------------------------------------
+    # -- groups that are not kept ------------------------------------------------------------------------
 
     def _decode(self, group: int, rows: int) -> EncodedRows | None:
-        """Decode a large group for all processes, unless another one has; None if there is no room for it."""
+        """Decode a large group for all processes, unless another process has done so; None if there is no room for
+        it."""
         if not self._keeps and not self._is_large(group):
             return None
         problem: OSError | str | None = _NO_FILE
@@ -255,9 +260,9 @@ class GroupsOnDemand:
     def _warn(self, group: int, problem: OSError | str) -> None:
         warnings.warn(
             f"{self._files.name(group)} takes more memory than keep={format_bytes(self._keep_bytes)}, and its rows "
-            f"cannot be kept in a temporary file ({problem}): reads decode it again from its beginning. Rewrite the "
-            "files (penstock pack, or a smaller row_group_size), read them in blocks (BlockShuffleSampler), raise "
-            "keep=, or set TMPDIR to a folder on a larger disk",
+            f"cannot be kept in a temporary file ({problem}), so every read decodes it again from its beginning. "
+            "Rewrite the files (penstock pack, or a smaller row_group_size), read them in blocks "
+            "(BlockShuffleSampler), raise keep=, or set TMPDIR to a folder on a larger disk",
             RuntimeWarning,
             stacklevel=6,
         )

@@ -1,8 +1,9 @@
-"""Row groups of Parquet files, numbered across all files: what each one holds, and how to read it.
+"""Reads row groups of Parquet files, which are numbered across all files.
 
-In:  locations of files, the wanted columns.
+In:  locations of files, and the wanted columns.
 Out: where row groups begin, how large they are, and their rows as record batches.
-Runs in: trainer and worker. The process that creates the dataset parses the footers; forked workers share them.
+Runs in: trainer and worker. The process that creates the dataset parses the footers; forked workers share the parsed
+footers.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
-"""Read first from the end of a file: most footers fit."""
+"""Bytes that are read first, from the end of a file; most footers are smaller."""
 _BUFFER_BYTES = 64 << 10
 _PREFETCHED_BYTES, _LEAST_BUFFER_BYTES = 64 << 20, 1 << 20
-"""Of a remote row group, this much is fetched in a few large requests. A larger one is read through buffers of this
-size in total, each at least the second number."""
+"""A remote row group of up to the first size is fetched in a few large requests. A larger row group is read through
+buffers that have the first size in total, and at least the second size each."""
 _READERS = 8
 _MOST_ROWS = 1 << 50
 _PARSED_BYTES = 8 << 20
-"""A process keeps parsed footers that have up to this many bytes in their files: in memory they take 4 to 7 times as
-much. Of all other files it keeps the footer that it used last."""
+"""A process keeps parsed footers that take up to this many bytes in their files, and 4 to 7 times as many in memory. Of
+the footers beyond that, it keeps only the one that it used last."""
 
 
 @functools.cache
 def arrow() -> Any:
-    """pyarrow with its Parquet reader, set up so that workers forked from this process need not do it again."""
+    """pyarrow with its Parquet reader, set up so that workers forked from this process need not repeat this."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -53,7 +54,7 @@ def arrow() -> Any:
     if not chooses_arrow_pool():
         # Arrow's own pool keeps freed memory: tens of megabytes in every worker.
         pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    # The first read of a process sets up 50 MB of state. Doing it here lets forked workers share that.
+    # The first read of a process sets up 50 MB of state. Reading once here lets forked workers share this state.
     written = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"]}), written)
     table = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(written.getvalue())).read_row_group(0, use_threads=False)
@@ -63,7 +64,7 @@ def arrow() -> Any:
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Turn what pyarrow raises for a damaged file into an error that names ``what``."""
+    """Turn an exception of pyarrow for a damaged file into an error that names ``what``."""
     try:
         yield
     except DataError:
@@ -102,13 +103,13 @@ class ParquetFiles:
                         stored = sum(max(0, row_group.column(leaf).total_uncompressed_size) for leaf in leaves)
                         starts.append(starts[-1] + rows)
                         groups.append((number, group))
-                        # Values that repeat are stored once; decoded, each row has its own.
+                        # A repeated value is stored once; after decoding, each row has its own copy.
                         group_bytes.append(max(stored, rows * widths // 8))
         self.schema: pa.Schema = schema
         self.columns = None if columns is None else list(columns)
         self._read_as = _without_views(schema)
         self.has_texts = any(not _has_width(field.type) for field in schema)
-        """Whether the size of rows is unknown until they are read: a text that is repeated is stored once."""
+        """Whether the size of rows is unknown until rows are read, because a repeated text is stored once."""
         self.texts = [field.name for field in schema if _is_text(field.type)] if self._read_as is None else []
         """Columns that can be read as dictionaries."""
         numbers = [np.array(starts, np.int64), np.array(group_bytes, np.int64), np.array(groups, np.int32)]
@@ -119,13 +120,14 @@ class ParquetFiles:
     def _open_numbers(self) -> None:
         count = self._count
         self.starts = self._numbers.array(np.int64, 0, count + 1)
-        """Number of the first row of each group; at the end, the number of all rows."""
+        """The index of the first row of each group; the last entry is the count of all rows."""
         self.starts_view = self.starts.data
-        """The same; one number of it is read in a tenth of the time."""
+        """``starts`` as a memoryview, from which reading one number takes a tenth of the time that it takes from an
+        array."""
         self.group_bytes = self._numbers.array(np.int64, 8 * (count + 1), count)
         """About how much memory the wanted columns of each group take when they are read."""
         self._groups = self._numbers.array(np.int32, 8 * (2 * count + 1), 2 * count).reshape(count, 2)
-        """File of each group, and its number there."""
+        """For each group, the number of its file, and its own number in the file."""
 
     def _forget_footers(self) -> None:
         # No lock, because a fork could inherit it locked: two threads may parse the same footer.
@@ -151,8 +153,8 @@ class ParquetFiles:
         return f"row group {number} of {self._locations[file]}"
 
     def read_pieces(self, group: int, rows: int, *, repeated: bool = False) -> Iterator[pa.RecordBatch]:
-        """The rows of a group, wanted columns only, ``rows`` rows at a time. With ``repeated``, columns of texts are
-        dictionary columns, which hold a text once however often it is repeated."""
+        """Yields the wanted columns of a group, ``rows`` rows at a time. With ``repeated``, columns of texts are
+        dictionary columns, which hold a repeated text once."""
         with self._opened(group, self.texts if repeated else None) as (file, number):
             for piece in file.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=False):
                 yield self._in_order(piece)
@@ -165,7 +167,8 @@ class ParquetFiles:
 
     @contextlib.contextmanager
     def _opened(self, group: int, repeated: list[str] | None = None) -> Iterator[tuple[pq.ParquetFile, int]]:
-        """The file of a group, and its number there. It is opened for one read; a parsed footer makes that cheap."""
+        """The file of a group, and the group's number in it. The file is opened for one read, which is fast because its
+        footer is parsed already."""
         index, number = (int(value) for value in self._groups[group])
         location = self._locations[index]
         with contextlib.ExitStack() as opened:
@@ -179,7 +182,8 @@ class ParquetFiles:
                     leaves = _leaves_of(about, self.schema)
                     row_group = about.row_group(number)
                     stored = sum(row_group.column(leaf).total_compressed_size for leaf in leaves)
-                # A request to a store takes as long as many megabytes do, so pyarrow fetches neighbours together.
+                # A request to a store takes as long as the transfer of many megabytes, so pyarrow fetches neighbouring
+                # ranges together.
                 buffer_bytes = (
                     0 if stored <= _PREFETCHED_BYTES else max(_LEAST_BUFFER_BYTES, _PREFETCHED_BYTES // len(leaves))
                 )
@@ -289,7 +293,8 @@ def _wanted(location: str, about: Any, columns: Sequence[str] | None) -> pa.Sche
 
 
 def _without_views(schema: pa.Schema) -> pa.Schema | None:
-    """The schema with plain types in place of view types, from which pyarrow cannot take rows. None: it has none."""
+    """The schema with plain types in place of view types, from which pyarrow cannot take rows; None if it has no view
+    types."""
     pa = arrow()
     plain = {
         kind: target
@@ -301,7 +306,7 @@ def _without_views(schema: pa.Schema) -> pa.Schema | None:
 
 
 def _compare(first: str, schema: pa.Schema, location: str, own: pa.Schema) -> None:
-    """Refuse a file whose columns are not those of the first."""
+    """Refuse a file whose columns are not those of the first file."""
     differences = [f"no column {name}" for name in schema.names if name not in own.names]
     differences += [f"an additional column {name}" for name in own.names if name not in schema.names]
     differences += [
@@ -324,7 +329,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _leaves_of(about: Any, schema: pa.Schema) -> list[int]:
-    """Numbers of the stored columns that the columns of ``schema`` consist of; names may have dots in them."""
+    """Numbers of the stored columns that the columns of ``schema`` consist of; names of columns may contain dots."""
     names = about.schema.to_arrow_schema().names
     wanted = set(schema.names)
     found: list[int] = []

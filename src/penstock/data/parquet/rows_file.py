@@ -1,19 +1,19 @@
-"""The nameless file of decoded row groups: its table, the range of each group, and the locks on them.
+"""The nameless file of decoded row groups: its table, the ranges of the groups, and the locks on these ranges.
 
 In:  bytes of row groups.
-Out: the same bytes, at their place, for all processes of this machine.
+Out: the same bytes, in the range of their group, for all processes of this machine.
 Runs in: trainer and worker, any number of threads and processes.
 
-The kernel deletes the file with the last process that uses it, however that process ends. It is sparse, and each group
-has a range of its own in it. At its beginning is a table that all processes write to.
+The kernel deletes the file when the last process that uses it ends, even if that process is killed. The file is sparse.
+It begins with a table that all processes write to, and then contains a range for each group.
 
-- Byte n of the file is locked for group n: shared by each thread that reads the group, exclusively by the one that
-  writes or evicts it. The kernel releases the locks of a process that ends.
+- Byte n of the file is locked for group n: shared by each thread that reads the group, exclusively by the thread that
+  writes or evicts the group. The kernel releases the locks of a process that ends.
 - A thread keeps its lock until it reads another group, so that rows of one group are read without a system call.
-- An evicted range reads as zeros, and is returned to the disk.
+- An evicted range reads as zeros, and its space is returned to the disk.
 
-A link below the temporary folder says where other ranks find the file: ``/proc/<pid>/fd/<number>``. It leads nowhere
-once its process has ended.
+A link below the temporary folder says where other ranks find the file: ``/proc/<pid>/fd/<number>``. The link leads
+nowhere once this process has ended.
 """
 
 from __future__ import annotations
@@ -43,31 +43,32 @@ if sys.platform == "linux":
     import fcntl
 
 _SPAN_BYTES = 8 << 40
-"""Size of the sparse file, shared out among the groups. ext4 allows twice as much."""
+"""Size of the sparse file, which is divided among the groups. ext4 allows twice this size."""
 _HEADER_BYTES = 64
 CLOCK, REFUSED, WARNED = 2, 3, 4
-"""Numbers after the name, which has 16 bytes: groups that were opened so far; of them, how many in a row were not
-stored, because another one would have been evicted; whether a process has warned."""
+"""Three numbers follow the name, which has 16 bytes: how many times groups were opened; how many groups in a row were
+refused last, because another group would have been evicted; whether a process has warned."""
 LENGTH, VERSION, WRITTEN, OPENED, BEFORE = range(5)
-"""Of the table, for each group: bytes, 0 if it is not there; how often it was written; bytes written so far; when it
-was opened last, and the time before."""
+"""The table has five numbers for each group: its bytes, or 0 if the group is not in the file; how often the group was
+written; the bytes written so far; when the group was opened last; when it was opened the time before."""
 _NAP_S, _PATIENCE_S = 0.01, 30.0
-"""How long a process waits while another one decodes a group and writes nothing, before it reads the Parquet file."""
+"""While another process decodes a group, a process checks this often whether the group is there. If the other process
+writes nothing for the second time, it reads the Parquet file instead."""
 _JOIN_PATIENCE_S = 1.0
 _LEAST_FREE = 0.5
-"""The file takes at most this part of the room on the disk."""
+"""The file takes at most this share of the free space of the disk."""
 _MOST_IN_MEMORY_BYTES = GIB // 4
-"""The same where the file system lies in memory."""
+"""The file takes at most this many bytes if its file system lies in memory."""
 
 
 class Handle:
-    """The file as a thread has opened it: locks belong to it. Closed with this object."""
+    """A thread's own descriptor of the file, to which locks belong. The descriptor is closed with this object."""
 
     def __init__(self, fd: int) -> None:
         """Takes over ``fd``."""
         self.fd = fd
         self.held = -1
-        """The group that is locked."""
+        """The group that is locked through this descriptor."""
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -104,7 +105,8 @@ class RowsFile:
         with tempfile.TemporaryFile(dir=temporary_folder(), prefix="penstock-rows-") as temporary:
             fd = temporary.fileno()
             header_bytes = _header_bytes(len(group_bytes))
-            # Reserved, because a page of the table that does not fit on the disk later would end the process.
+            # The space is reserved, because a page of the table that does not fit on the disk later would kill the
+            # process.
             os.posix_fallocate(fd, 0, header_bytes)
             os.ftruncate(fd, _SPAN_BYTES)
             os.pwrite(fd, name, 0)
@@ -125,7 +127,7 @@ class RowsFile:
         return f"/proc/{os.getpid()}/fd/{self._main.fd}"
 
     def handle(self) -> Handle:
-        """Of this thread. A forked child opens its own."""
+        """The handle of this thread. A forked child opens its own handle."""
         handle = getattr(self._threads, "handle", None)
         if handle is None or handle.fd < 0:
             handle = self._threads.handle = _opened(f"/proc/self/fd/{self._main.fd}")
@@ -137,7 +139,8 @@ class RowsFile:
         return first, end
 
     def hold(self, handle: Handle, group: int) -> bool:
-        """Lock a group for reading in place of the one that the thread has locked. False if it is not there."""
+        """Lock a group for reading, and unlock the group that the thread had locked. False if the group is not in the
+        file."""
         self.release(handle)
         clock = self.numbers[CLOCK] = self.numbers[CLOCK] + 1
         self.before[group] = self.opened[group]
@@ -156,7 +159,7 @@ class RowsFile:
             handle.held = -1
 
     def take_turn(self, handle: Handle, group: int) -> bool:
-        """Lock a group for writing. False if another thread has written it."""
+        """Lock a group for writing. False if another thread has written it meanwhile."""
         written, since_s = -1, time.monotonic()
         self.release(handle)
         while not _lock(handle, group, fcntl.F_WRLCK):
@@ -167,7 +170,9 @@ class RowsFile:
             if self.lengths[group]:
                 return False
             if time.monotonic() - since_s > _PATIENCE_S:
-                raise TimeoutError(f"a process that decodes it has written nothing for {_PATIENCE_S:.0f} s")
+                raise TimeoutError(
+                    f"the process that decodes the row group has written nothing for {_PATIENCE_S:.0f} s"
+                )
         handle.held = group
         if self.lengths[group]:
             self.release(handle)
@@ -183,20 +188,21 @@ class RowsFile:
         return min(room, _MOST_IN_MEMORY_BYTES) if self._is_in_memory else room
 
     def write(self, handle: Handle, data: memoryview, at: int) -> int:
-        """Where the data end."""
+        """Write ``data`` at ``at``; returns where they end."""
         while data:
             written = os.pwrite(handle.fd, data, at)
             data, at = data[written:], at + written
         return at
 
     def make_room(self, handle: Handle, need_bytes: int) -> None:
-        """Evict the groups opened least recently until ``need_bytes`` fit. Raises OSError if they do not."""
+        """Evict the groups opened least recently until ``need_bytes`` more bytes fit. Raises OSError if they cannot
+        fit."""
         limit_bytes = self.limit_bytes()
         if self.taken_bytes() + need_bytes <= limit_bytes:
             return
         order = np.argsort(self.table[OPENED])
         for group in order[self.table[LENGTH, order] > 0].tolist():
-            # Others may be reading it.
+            # Other threads may be reading the group.
             if not _lock(handle, group, fcntl.F_WRLCK):
                 continue
             try:
@@ -209,7 +215,7 @@ class RowsFile:
                 _lock(handle, group, fcntl.F_UNLCK)
             if self.taken_bytes() + need_bytes <= limit_bytes:
                 return
-        raise OSError(f"{format_bytes(need_bytes)} more do not fit into {format_bytes(limit_bytes)}")
+        raise OSError(f"{format_bytes(need_bytes)} more do not fit into a file of at most {format_bytes(limit_bytes)}")
 
 
 def _opened(place: str) -> Handle:
@@ -230,7 +236,8 @@ def _is_ours(about: os.stat_result) -> bool:
 
 
 def found_or_made(name: bytes, group_bytes: np.ndarray, owner: object, known_place: str | None) -> RowsFile:
-    """The file of this name. If this process makes it, others find it until ``owner`` is gone."""
+    """The file of this name. If this process creates the file, other processes can find it until ``owner`` is
+    deleted."""
     if known_place is not None:
         with contextlib.suppress(OSError, ValueError):
             return RowsFile.found(known_place, name, group_bytes)
@@ -238,7 +245,7 @@ def found_or_made(name: bytes, group_bytes: np.ndarray, owner: object, known_pla
         try:
             folder = opened.enter_context(_links())
         except OSError:
-            # Other ranks cannot find the file here, and make their own.
+            # Other ranks cannot find the file then, so each rank creates its own.
             return RowsFile.made(name, group_bytes)
         link = folder / name.hex()
         with contextlib.suppress(OSError, ValueError):
@@ -253,7 +260,7 @@ def found_or_made(name: bytes, group_bytes: np.ndarray, owner: object, known_pla
 
 @contextlib.contextmanager
 def _links() -> Iterator[Path]:
-    """The folder of links, locked, without the links of processes that have ended."""
+    """The folder of links, which is locked; the links of processes that have ended are deleted."""
     folder = temporary_folder() / f"penstock-rows-{user_id()}"
     deadline_s = time.monotonic() + _JOIN_PATIENCE_S
     while True:

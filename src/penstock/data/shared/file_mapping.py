@@ -1,11 +1,11 @@
-"""A part of a file mapped into memory: private and writable, or shared and read-only.
+"""Maps a part of a file into memory, either private and writable or shared and read-only.
 
 In:  an open file and a place in it.
-Out: bytes that are read from the page cache when they are accessed. Writes to a private mapping stay in it.
+Out: bytes that are read from the page cache when they are accessed. Writes to a private mapping do not reach the file.
 Runs in: trainer and worker.
 
-Each large value of a dataset gets its own mapping, which ends with the value. Otherwise a transform that works in place
-would read its own result in the next epoch. Unlike Python's mmap, these mappings keep no descriptor.
+Each large value of a dataset gets its own mapping, which ends when the value is deleted. Otherwise a transform that
+works in place would read its own result in the next epoch. Unlike Python's mmap, these mappings keep no descriptor.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MAP_NORESERVE = 0x4000
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _STATFS_BYTES = 256
 _MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
-"""The first number of ``struct statfs``: tmpfs, ramfs."""
+"""The first number of ``struct statfs`` for tmpfs and for ramfs."""
 _LIMIT_BYTES = 64
 _PIECE_BYTES = 16 << 10
-"""Small, because a process without mappings to spare cannot allocate a large block either."""
+"""Bytes that are read at a time: few, because a process that has run out of mappings cannot allocate a large block."""
 _NEARLY = 64
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -42,7 +42,8 @@ if _libc is not None:
 
 
 def map_private(fd: int, offset: int, length: int) -> np.ndarray | None:
-    """Writable bytes of a file; the file does not change. None if the process cannot have another mapping."""
+    """Bytes of a file, which can be written to without changing the file. None if the process cannot have another
+    mapping."""
     first = offset // mmap.PAGESIZE * mmap.PAGESIZE
     flags = 0 if _libc is None else mmap.MAP_PRIVATE | _MAP_NORESERVE
     view = _mapped(fd, first, offset + length - first, flags, writable=True)
@@ -57,7 +58,7 @@ def map_shared(fd: int, length: int, first: int = 0) -> memoryview | None:
 
 
 def punch_hole(fd: int, first: int, length: int) -> bool:
-    """Return a part of a file to the file system; its bytes read as zeros. False where that is not possible."""
+    """Return a part of a file to the file system; its bytes read as zeros. False if the file system cannot do that."""
     return _libc is not None and _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, first, length) == 0
 
 
@@ -77,7 +78,7 @@ def forget_pages(view: memoryview) -> None:
 
 
 def file_pages_bytes() -> int:
-    """How much of the files that this process maps is in its memory; 0 where the system does not say."""
+    """How many bytes of mapped files are in the memory of this process; 0 if the system does not report that."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[2]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
@@ -98,7 +99,8 @@ def _mapped(fd: int, first: int, size: int, flags: int, *, writable: bool) -> me
 def shortage() -> str | None:
     """A message if this process has as many mappings as the kernel allows; else None."""
     try:
-        # Without buffers: hardly any memory can be had where mappings have run out.
+        # The files are opened without buffers, because a process that has run out of mappings can hardly allocate
+        # memory.
         with Path("/proc/sys/vm/max_map_count").open("rb", buffering=0) as file:
             limit = int(file.read(_LIMIT_BYTES))
         with Path("/proc/self/maps").open("rb", buffering=0) as maps:
@@ -111,6 +113,6 @@ def shortage() -> str | None:
 
 
 def identity_of(fd: int) -> tuple[int, int, int, int]:
-    """Changes when the file is replaced or written to."""
+    """Numbers that change when the file is replaced or written to."""
     about = os.fstat(fd)
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns

@@ -1,6 +1,6 @@
 """Bytes kept once for a process and all its workers.
 
-In:  pieces of bytes, written one after another, once.
+In:  pieces of bytes, each written once, one after another.
 Out: read-only views that every worker shares, whether it was forked or spawned.
 Runs in: trainer and worker.
 """
@@ -21,14 +21,14 @@ import numpy as np
 from penstock.data.shared.file_mapping import map_shared
 
 _FAULT_AROUND_BYTES = 64 << 10
-"""On the first access to a page of a file that is in memory, Linux maps this much around it."""
+"""On the first access to a page of a file that is in memory, Linux maps this many bytes around the page."""
 
 Piece = bytes | bytearray | memoryview | np.ndarray
 
 
 class NamelessFile:
-    """A file without a name, in memory. Pickled into a worker that is being started, it is the same file there; pickled
-    for any other purpose, a copy."""
+    """A file in memory, without a name. Pickled for a worker that is being started, the object refers to the same file
+    there; pickled for any other purpose, it becomes a copy."""
 
     def __init__(self, fd: int | None = None) -> None:
         """Takes over ``fd``, which is closed with this object."""
@@ -50,15 +50,15 @@ class NamelessFile:
 
 
 class SharedBytes(NamelessFile):
-    """The bytes of a nameless file, mapped."""
+    """The bytes of a nameless file, mapped into memory."""
 
     def __init__(self, fd: int) -> None:
         """Takes over ``fd``, which holds all the bytes."""
         self._size_bytes = size_bytes = os.fstat(fd).st_size
-        # A mapping cannot be empty. mmap.mmap would keep a second descriptor.
+        # A mapping cannot be empty. mmap.mmap is not used, because it would keep a second descriptor.
         shared = map_shared(fd, size_bytes) if size_bytes else b""
         self._map = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) if shared is None else shared
-        # Last, because until here the caller closes the descriptor after an error.
+        # This call comes last, because after an error before it, the caller closes the descriptor.
         super().__init__(fd)
 
     @classmethod
@@ -68,7 +68,8 @@ class SharedBytes(NamelessFile):
             for piece in pieces:
                 _append(fd, piece)
             made = cls(fd)
-            # A meter counts a page that only one worker has touched as private memory of that worker.
+            # This process touches all pages, because a meter counts a page that only one worker has touched as memory
+            # of that worker alone.
             made.array()[::_FAULT_AROUND_BYTES].sum()
             return made
         except BaseException:
@@ -90,7 +91,7 @@ class SharedBytes(NamelessFile):
         return bytes(self.view())
 
     def made_of(self) -> tuple[Any, ...]:
-        """The bytes. Caches that outlive a run compare them."""
+        """The bytes, for the fingerprint by which a cache finds samples of earlier runs."""
         return (self.array(),)
 
 

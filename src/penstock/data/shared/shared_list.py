@@ -1,14 +1,15 @@
 """A list that workers read without copying its pages.
 
-In:  any iterable of texts, bytes, numbers, booleans, None, and tuples, lists and dicts of them.
+In:  any iterable of texts, bytes, numbers, booleans, None, and tuples, lists and dicts of these.
 Out: a read-only sequence over bytes that this process and all its workers share.
 Runs in: trainer and worker.
 
-Reading an item of a Python list writes to its reference count, which copies its page into each forked worker. Here, an
-item becomes an object only when it is read.
+Reading an item of a Python list writes to its reference count, which copies its page into each forked worker. A
+``SharedList`` creates the object of an item only when the item is read.
 
-Layout of the bytes: the contents of all items, padding, the place where each item begins and the last one ends, and the
-kind of each item. Lists of only numbers or only booleans have no places, and lists of one kind no kinds.
+The bytes contain, in this order, the contents of all items, padding, the places (where each item begins and the last
+item ends), and the kind of each item. Lists of only numbers or only booleans contain no places; lists whose items have
+the same kind contain no kinds.
 """
 
 from __future__ import annotations
@@ -39,17 +40,18 @@ _FIXED = {_INT: ("q", 8), _FLOAT: ("d", 8), _BOOL: ("?", 1), _NONE: ("", 0)}
 _ENCODING = ("utf-8", "surrogatepass")
 _INT64, _FLOAT64 = struct.Struct("q"), struct.Struct("d")
 _PROTOCOL = 3
-"""The oldest protocol that supports bytes; later ones add a frame to each item."""
+"""The oldest pickle protocol that supports bytes; later protocols add a frame to each item."""
 
 _MOST_ITEMS, _CHUNK_BYTES = 16 * KIB, 2 * MIB
-"""Packed at a time, whichever is smaller. Packing needs a few times this much memory in addition to the result."""
+"""The most items and the most bytes that are packed at a time. While packing, a list needs a few times these bytes of
+memory in addition to the result."""
 _NARROW_BYTES = 1 << 32
-"""Below this size of all contents, a place takes four bytes; from here on, eight."""
+"""If all contents together have fewer bytes than this, a place takes four bytes; otherwise it takes eight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """Where the parts of the list are in its bytes."""
+    """Where the parts of a list lie in the list's bytes."""
 
     count: int
     kind: int
@@ -69,7 +71,7 @@ class SharedList(Sequence[T_co]):
     __slots__ = ("__weakref__", "_bytes", "_layout", "_read", "_rows")
 
     def __init__(self, items: Iterable[T_co]) -> None:
-        """Raises ConfigError for an item that it cannot hold, with its place."""
+        """Raises ConfigError, with the index, for an item that a ``SharedList`` cannot hold."""
         packing = _Packing()
         self._bytes = SharedBytes.of(packing.pieces(items))
         self._layout = packing.layout()
@@ -119,7 +121,7 @@ class SharedList(Sequence[T_co]):
         return f"SharedList([{shown}], {len(self):,} items in {format_bytes(len(self._bytes))})"
 
     def made_of(self) -> tuple[Any, ...]:
-        """The content. Caches that outlive a run compare it."""
+        """The content, for the fingerprint by which a cache finds samples of earlier runs."""
         return self._bytes, astuple(self._layout), self._rows
 
     def __copy__(self) -> SharedList[T_co]:
@@ -139,7 +141,7 @@ class SharedList(Sequence[T_co]):
 
 
 def _reader(whole: memoryview, layout: _Layout) -> Callable[[int], Any]:
-    """A function from the number of a row to its item."""
+    """A function that takes the number of an item and returns the item."""
     kind, count = layout.kind, layout.count
     if kind == _NONE:
         return lambda row: None
@@ -176,12 +178,14 @@ def _reader(whole: memoryview, layout: _Layout) -> Callable[[int], Any]:
 
 
 class _Packing:
-    """Packs items chunk by chunk. The layout is complete only after the last chunk, because it depends on all."""
+    """Packs items chunk by chunk. The layout is complete only after the last chunk, because it depends on all
+    chunks."""
 
     def __init__(self) -> None:
         self._count = self._content_bytes = 0
         self._chunks: list[tuple[int, int | bytes, int | np.ndarray]] = []
-        """For each chunk: the number of items; their kind, one for all or each; their length, one for all or each."""
+        """For each chunk: the number of items, their kinds and their lengths. A single kind or length is that of every
+        item."""
 
     def pieces(self, items: Iterable[Any]) -> Iterator[bytes | np.ndarray]:
         """The bytes of the list, in order."""
@@ -213,7 +217,7 @@ class _Packing:
     def _cut(self, items: Iterable[Any]) -> Iterator[list[Any]]:
         if isinstance(items, np.ndarray):
             if items.dtype.kind in "mM":
-                # Depending on the unit, tolist() returns plain numbers or dates.
+                # Arrays of times are refused, because tolist() returns plain numbers or dates, depending on the unit.
                 raise ConfigError(
                     f"a SharedList cannot hold an array of {items.dtype}; give "
                     f'items.view("int64") and convert each number back to {items.dtype} when you read it'
@@ -226,7 +230,8 @@ class _Packing:
         while chunk := list(itertools.islice(coming, size)):
             before = self._content_bytes
             yield chunk
-            # Large items need small chunks. Chunks at most double, because small items may be followed by large ones.
+            # Large items need small chunks. A chunk is at most twice as long as the one before, because large items may
+            # follow small ones.
             fitting = _CHUNK_BYTES * len(chunk) // max(1, self._content_bytes - before)
             size = max(1, min(fitting, 2 * size, _MOST_ITEMS))
 
@@ -264,7 +269,7 @@ class _Packing:
         kinds, ends = bytearray(), [0]
         written = io.BytesIO()
         pickler = pickle.Pickler(written, _PROTOCOL)
-        # Without "fast", the pickler numbers every text for later references, and there are none.
+        # Without "fast", the pickler would number every text for later references, which do not occur here.
         pickler.fast = True
         for at, item in enumerate(chunk):
             kind = _KINDS.get(type(item), _OTHER)
@@ -305,12 +310,16 @@ def _check(item: Any, index: int) -> None:
     if odd is None:
         return
     name = f"{odd.__module__}.{odd.__qualname__}".removeprefix("builtins.")
-    hint = "convert it with .tolist()" if hasattr(odd, "tolist") else "convert it, or keep it outside"
+    hint = (
+        "convert it with .tolist()"
+        if hasattr(odd, "tolist")
+        else "convert it to one of these types, or keep it outside the SharedList"
+    )
     if odd in (np.datetime64, np.timedelta64):
         hint = 'convert it with int(x.astype("int64"))'
     raise ConfigError(
         f"item {index} {'is' if type(item) is odd else 'holds'} a {name}; a SharedList holds texts, bytes, numbers, "
-        f"booleans, None, and tuples, lists and dicts of them: {hint}"
+        f"booleans, None, and tuples, lists and dicts of these: {hint}"
     )
 
 
@@ -319,13 +328,13 @@ def _too_deep(item: Any, index: int) -> ConfigError:
     if depth is None:
         return ConfigError(f"item {index} contains itself; a SharedList cannot hold it")
     return ConfigError(
-        f"item {index} is nested too deep: {depth} containers inside each other, more than Python's limit of "
-        f"{sys.getrecursionlimit()} nested calls allows here; store its parts as separate items"
+        f"item {index} is nested too deep: {depth} containers lie inside each other, which is more than Python's "
+        f"limit of {sys.getrecursionlimit()} nested calls allows; store its parts as separate items"
     )
 
 
 def _depth_of(item: Any) -> int | None:
-    """How many containers are inside each other; None if one contains itself."""
+    """How many containers lie inside each other; None if a container contains itself."""
     deepest, way, inside = 0, [item], {id(item)}
     coming = [_parts_of(item)]
     while coming:

@@ -1,4 +1,4 @@
-"""The indexes of all shards as one, in memory that workers share.
+"""Joins the indexes of all shards into one catalog, in memory that workers share.
 
 In:  the locations of the shards and their indexes.
 Out: for each sample its shard, its key, and the place, size and suffix of its members.
@@ -29,7 +29,7 @@ class TarSample(NamedTuple):
 
 
 class TarCatalog:
-    """Samples are numbered through all shards, in the order of the shards."""
+    """The samples of all shards, numbered consecutively in the order of the shards."""
 
     def __init__(self, locations: Sequence[str], indexes: Sequence[ShardIndex]) -> None:
         self.locations = list(locations)
@@ -50,7 +50,7 @@ class TarCatalog:
         return int(self.blocks[-1])
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on."""
+        """What the samples depend on."""
         return self.locations, self.versions
 
     def find(self, number: int) -> TarSample:
@@ -68,14 +68,14 @@ class TarCatalog:
         text = self._suffixes.get(number)
         if text is None:
             if len(self._suffixes) >= _MOST_SUFFIXES_KEPT:
-                # In an archive with a different suffix for every member, this dict would grow in every worker.
+                # If every member of an archive had a different suffix, this dict would grow in every worker.
                 self._suffixes.clear()
             start, end = self._suffix_ends.item(number), self._suffix_ends.item(number + 1)
             text = self._suffixes[number] = str(self._suffix_names[start:end], *NAMES)
         return text
 
     def _open(self) -> None:
-        """Views of the shared bytes, in the order of ``_pieces``."""
+        """Create the views of the shared bytes, in the order of ``_pieces``."""
         samples, members, suffixes = len(self), self._members, self._suffix_count
         at = 0
 
@@ -104,7 +104,7 @@ class TarCatalog:
 
 
 def _pieces(indexes: Sequence[ShardIndex], vocabulary: dict[str, int], names: list[bytes]) -> Iterator[Any]:
-    """Eight-byte numbers first, so that all of them are aligned."""
+    """The bytes of the catalog. Arrays of eight-byte numbers come first, so that all arrays are aligned."""
     for part in ("firsts", "key_ends"):
         base = 0
         yield np.zeros(1, "<i8")

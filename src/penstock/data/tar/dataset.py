@@ -1,7 +1,7 @@
-"""Samples of tar shards in WebDataset's layout, by number.
+"""Reads samples of tar shards in WebDataset's layout, by number.
 
-In:  shards on this machine or anywhere fsspec reaches.
-Out: a dict per sample, its members decoded by extension.
+In:  shards on this machine or in any store that fsspec supports.
+Out: a dict per sample, whose members are decoded by their extensions.
 Runs in: made in the trainer; read in trainer and worker.
 """
 
@@ -32,7 +32,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.units import MIB, parse_bytes
 
 _SMALL_BYTES = 32 << 10
-"""A sample of up to this size is read in one call. The members of a larger one are read one by one, which saves a
+"""A sample of up to this size is read in one call. The members of a larger sample are read one by one, which saves a
 copy."""
 _MOST_BAD_IN_A_ROW = 100
 """After this many bad samples in a row, the error is raised in spite of ``on_error``."""
@@ -44,25 +44,28 @@ class TarDataset(Dataset):
     """Map-style samples of tar shards: ``{"__key__": "dir/name", "jpg": ..., "cls": ...}``.
 
     ``shards``: a path, a glob, a folder, an fsspec URL, a name with braces (``shards-{000..009}.tar``), or a list of
-    these. As in ``webdataset``, adjacent members whose file names are equal up to the first dot form one sample; what
-    follows the dot, in lower case, is the key in the sample.
+    these. As in ``webdataset``, adjacent members whose file names are equal up to the first dot form one sample; the
+    rest of a name, in lower case, is the member's key in the sample.
 
-    The first use walks each shard and writes its index beside it (``<shard>.penstock-index``), in ``index_dir``, or
-    below ``$XDG_CACHE_HOME/penstock`` if the folder cannot be written to. A shard that has changed is indexed again.
-    ``progress``: print progress to stderr; by default if that is a terminal.
+    The first use walks each shard and writes an index of it: to ``index_dir`` if given, otherwise beside the shard
+    (``<shard>.penstock-index``), or below ``$XDG_CACHE_HOME/penstock`` if the shard's folder cannot be written to. A
+    shard that has changed is indexed again.
+    ``progress``: whether to print progress to stderr; by default, only if stderr is a terminal.
 
-    ``decode``: by the last extension, text (txt, text, transcript), JSON (json, jsn), int (cls, cls2, index, inx, id),
-    arrays (npy, npz), images (jpg, jpeg, png, webp, ppm, pgm, bmp: uint8 arrays of height, width, RGB; 16-bit grey
-    images: uint16 arrays of height, width), audio (wav, flac, ogg, mp3: float32 array and rate), tensors (pt, pth,
-    ``weights_only``). Other members stay bytes; with ``decode=False`` all do. ``decoders``: extension to a function of
-    bytes, in addition to these or in place of them. Shards that ``penstock pack`` made from a dataset yield the
-    samples of that dataset.
+    ``decode``: whether to decode members. The last extension decides on the type of the value: text (txt, text,
+    transcript), JSON (json, jsn), int (cls, cls2, index, inx, id), arrays (npy, npz), images (jpg, jpeg, png, webp,
+    ppm, pgm, bmp: uint8 arrays of height, width, RGB; 16-bit grey images: uint16 arrays of height, width), audio (wav,
+    flac, ogg, mp3: float32 array and rate), tensors (pt, pth, ``weights_only``). Other members stay bytes; with
+    ``decode=False`` all members stay bytes. ``decoders``: a mapping from extensions to functions of bytes, which add to
+    these decoders or replace them. Shards that ``penstock pack`` made from a dataset yield the samples of that dataset.
 
-    ``on_error``: "raise"; "skip" leaves out damaged and unsafe parts of archives with the samples they belong to, and
-    replaces a sample that cannot be decoded by the next good one; a function receives the ``DataError`` and returns
-    true to skip. Errors of disks and networks always raise, so the sequence of samples does not depend on them.
+    ``on_error``: "raise" raises every error. "skip" leaves out damaged and unsafe parts of archives together with their
+    samples, and replaces a sample that cannot be decoded by the next sample that can. A function receives the
+    ``DataError`` and returns true to skip. Errors of disks and networks are always raised, so the sequence of samples
+    does not depend on them.
 
-    Remote shards are read from local copies below ``$XDG_CACHE_HOME/penstock``, at most ``copies`` bytes of them.
+    Remote shards are read from local copies below ``$XDG_CACHE_HOME/penstock``, which take at most ``copies`` bytes
+    together.
     """
 
     splittable = True
@@ -80,7 +83,7 @@ class TarDataset(Dataset):
         progress: bool | None = None,
     ) -> None:
         if on_error not in ("raise", "skip") and not callable(on_error):
-            raise ConfigError(f'on_error={on_error!r}; give "raise", "skip" or a function of the error')
+            raise ConfigError(f'on_error={on_error!r} is not valid; give "raise", "skip" or a function of the error')
         self._transform, self._decode, self._on_error = transform, decode, on_error
         self._decoders = checked_decoders(decoders)
         self._left_out: Counter[str] = Counter()
@@ -101,8 +104,8 @@ class TarDataset(Dataset):
 
     @property
     def skipped(self) -> Counter[str]:
-        """Number of things left out, by reason: faults of archives, and as "decode" the samples that this process or a
-        worker could not decode. Each sample counts once, however often it is read."""
+        """How many parts were left out, by reason: the faults of archives, and "decode" for samples that this process
+        or a worker could not decode. Each sample counts once, however often it is read."""
         undecoded = 0 if self._undecoded is None else len(self._undecoded)
         return self._left_out + Counter({"decode": undecoded})
 
@@ -113,7 +116,7 @@ class TarDataset(Dataset):
 
     @property
     def blocks(self) -> np.ndarray:
-        """Number of the first sample of each shard; at the end, the number of all samples."""
+        """The index of the first sample of each shard; the last entry is the count of all samples."""
         return self._catalog.blocks
 
     @property
@@ -130,20 +133,20 @@ class TarDataset(Dataset):
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         numbers = [self._number(index) for index in indices]
         samples: list[Any] = [None] * len(numbers)
-        # Read in file order, return in the order of ``indices``.
+        # Samples are read in file order and returned in the order of ``indices``.
         for place in sorted(range(len(numbers)), key=numbers.__getitem__):
             samples[place] = self._sample(numbers[place])
         return samples
 
     def made_of(self) -> tuple[Any, ...]:
-        """What samples depend on. Caches that outlive a run compare it."""
+        """What the samples depend on, for the fingerprint by which a cache finds samples of earlier runs."""
         return self._catalog, self._transform, self._decode, self._decoders, self._on_error
 
     def _number(self, index: SupportsIndex) -> int:
         try:
             number = index.__index__()
         except AttributeError:
-            raise TypeError(f"a sample number is an integer, not {type(index).__name__}") from None
+            raise TypeError(f"a sample number must be an integer, not {type(index).__name__}") from None
         count = len(self._catalog)
         if not -count <= number < count:
             raise IndexError(f"sample {number} of {count}")
@@ -179,8 +182,10 @@ class TarDataset(Dataset):
             pieces = [source.read(at, size) for at, size in zip(found.offsets, found.sizes, strict=True)]
         for piece, size, at in zip(pieces, found.sizes, found.offsets, strict=True):
             if len(piece) != size:
-                text = f"{self._catalog.locations[found.shard]}: {len(piece)} of {size} bytes at {at}"
-                raise DataError(f"{text}; the shard was cut short after it was indexed, make the dataset again")
+                text = (
+                    f"{self._catalog.locations[found.shard]}: only {len(piece)} of {size} bytes could be read at {at}"
+                )
+                raise DataError(f"{text}; the shard was cut short after it was indexed; make the dataset again")
         return pieces
 
     def _decoded(self, found: TarSample, raw: list[bytes]) -> Any:
@@ -215,10 +220,11 @@ class TarDataset(Dataset):
 
 
 class SkippedSamples(NamelessFile):
-    """The numbers of samples that were skipped, marked by all processes that read the dataset.
+    """Marks of the samples that were skipped, from all processes that read the dataset.
 
-    Each sample has a byte; with a bit, two processes that mark neighbours could undo each other's mark. The file takes
-    memory only where samples are marked, and so it is read by position: a mapping would allocate each page it reads.
+    Each sample has a byte. If it had only a bit, two processes that mark neighbouring samples could undo each other's
+    mark. The file takes memory only where samples are marked. It is read by position, because reading a mapping would
+    allocate each page that is read.
     """
 
     def mark(self, number: int) -> None:

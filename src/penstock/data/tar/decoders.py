@@ -1,11 +1,11 @@
-"""Turns the bytes of a member into a value, by the last extension of its name.
+"""Turns the bytes of a member into a value, depending on the last extension of the member's name.
 
 In:  bytes from an archive that may come from an untrusted source.
 Out: texts, numbers, arrays, tensors; for unknown extensions, the bytes.
-Runs in: worker (and trainer, without workers).
+Runs in: worker; trainer if there are no workers.
 
-Nothing is unpickled beyond what ``torch.load(weights_only=True)`` allows. Data whose header says that it decompresses
-to more than ``MOST_DECODED_BYTES`` is refused before any memory is allocated.
+Only objects that ``torch.load(weights_only=True)`` allows are unpickled. Data that would have more than
+``MOST_DECODED_BYTES`` after decompression, by their header, are refused before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ Decoder = Callable[[bytes], Any]
 
 MOST_DECODED_BYTES = GIB
 _MOST_PICKLES = 8
-"""torch's older format has five, one after another."""
+"""The most pickles in one member: torch's older format has five pickles, one after another."""
 _IMAGES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "ppm": "PPM", "pgm": "PPM", "bmp": "BMP"}
 
 
 def decoder_of(suffix: str, own: Mapping[str, Decoder]) -> Decoder | None:
-    """The decoder of a suffix such as ``"left.png"``: the user's for it or its last part, else ours, else None."""
+    """The decoder of a suffix such as ``"left.png"``: the user's decoder for the suffix or its last part, else
+    penstock's decoder, else None."""
     last = suffix.rpartition(".")[2]
     return own.get(suffix) or own.get(last) or _DECODERS.get(last)
 
@@ -43,7 +44,9 @@ def checked_decoders(own: Mapping[str, Decoder] | None) -> dict[str, Decoder]:
     own = own or {}
     for name, decoder in own.items():
         if not isinstance(name, str) or not callable(decoder):
-            raise ConfigError(f"decoders={{{name!r}: {decoder!r}}}; give a mapping from extension to function of bytes")
+            raise ConfigError(
+                f"decoders={{{name!r}: {decoder!r}}} is not valid; give a mapping from extensions to functions of bytes"
+            )
     return {name.lower().lstrip("."): decoder for name, decoder in own.items()}
 
 
@@ -52,17 +55,19 @@ def _text(data: bytes) -> str:
 
 
 def decode_array(data: bytes) -> np.ndarray:
-    """The array of an npy file, writable."""
+    """The array of an npy file, which the caller may write to."""
     start = len(data) if len(data) < 12 else _header_bytes(data)
     shape, is_fortran, dtype = _layout(data[:start])
     count = math.prod(shape)
     if dtype.hasobject:
-        raise DataError("an array of Python objects; to read it, penstock would have to unpickle it")
+        raise DataError("it is an array of Python objects; to read it, penstock would have to unpickle it")
     if count * dtype.itemsize != len(data) - start:
-        raise DataError(f"{shape} of {dtype} take {count * dtype.itemsize} bytes, but {len(data) - start} follow")
+        raise DataError(
+            f"an array {shape} of {dtype} takes {count * dtype.itemsize} bytes, but {len(data) - start} follow"
+        )
     if not len(data) - start:
         if count:
-            raise DataError(f"{shape} of {dtype}, which take no bytes")
+            raise DataError(f"it is an array {shape} of {dtype}, whose values take no bytes")
         return np.empty(shape, dtype, "F" if is_fortran else "C")
     # A copy, because a view of bytes is read-only and torch would warn about that.
     flat = np.frombuffer(data, dtype, count, start).copy()
@@ -70,14 +75,14 @@ def decode_array(data: bytes) -> np.ndarray:
 
 
 def _header_bytes(data: bytes) -> int:
-    """Where the header ends. Its length takes two bytes in version 1, four in later versions."""
+    """Where the header ends. The length of the header takes two bytes in version 1 and four bytes in later versions."""
     return 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
 
 
 @lru_cache(maxsize=256)
 def _layout(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and dtype. Cached, because parsing a header takes longer than reading most arrays, and most arrays
-    have the same header."""
+    """Shape, order and dtype from a header. The result is cached, because parsing a header takes longer than reading
+    most arrays, and most arrays have the same header."""
     stream = io.BytesIO(header)
     try:
         version = np.lib.format.read_magic(stream)
@@ -86,9 +91,9 @@ def _layout(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
         if version == (2, 0):
             return np.lib.format.read_array_header_2_0(stream)
     except Exception as problem:
-        # numpy parses it as Python source, which can fail with many exceptions.
-        raise DataError(f"an array whose header cannot be read: {problem}") from problem
-    raise DataError(f"an array in format {version[0]}.{version[1]}; penstock reads 1.0 and 2.0")
+        # numpy parses the header as Python source, which can fail with many exceptions.
+        raise DataError(f"the header of the array cannot be read: {problem}") from problem
+    raise DataError(f"the array has format {version[0]}.{version[1]}; penstock reads formats 1.0 and 2.0")
 
 
 def _arrays(data: bytes) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def _arrays(data: bytes) -> dict[str, Any]:
         _check_unfolded(archive)
         found = {}
         for entry in archive.infolist():
-            # With a size, read() decompresses no more than that, even if the data continues.
+            # With a size, read() decompresses at most that many bytes, even if the data continue.
             with archive.open(entry) as stream:
                 content = stream.read(entry.file_size)
             is_array = entry.filename.endswith(".npy")
@@ -137,7 +142,7 @@ def _tensors(data: bytes) -> Any:
 
 
 def _check_pickles(data: bytes) -> None:
-    """Refuse ``bytearray``, which torch allows: called with a number, it takes that much memory."""
+    """Refuse ``bytearray``, which torch allows: a pickle that calls it with a number allocates that many bytes."""
     if b"bytearray" not in data:
         return
     stream = io.BytesIO(data)
@@ -148,11 +153,13 @@ def _check_pickles(data: bytes) -> None:
                 names.append(argument)
                 is_named = operation.name == "GLOBAL" and "bytearray" in str(argument)
                 if is_named or (operation.name == "STACK_GLOBAL" and "bytearray" in names):
-                    raise DataError("a bytearray, which may take any amount of memory; store a tensor of uint8 instead")
+                    raise DataError(
+                        "it contains a bytearray, which may take any amount of memory; store a tensor of uint8 instead"
+                    )
         except DataError:
             raise
         except ValueError:
-            # Behind the last pickle, or a damaged one, which torch refuses.
+            # The last pickle has ended, or a pickle is damaged, which torch refuses.
             return
 
 
@@ -161,13 +168,14 @@ def _image(data: bytes) -> np.ndarray:
         from PIL import Image
     except ImportError:
         raise ConfigError('to decode images, install Pillow: pip install "penstock[images]"') from None
-    # Only these formats: others in Pillow start programs or are barely maintained.
+    # Only these formats are opened, because some others of Pillow start programs or are barely maintained.
     with Image.open(io.BytesIO(data), formats=tuple(dict.fromkeys(_IMAGES.values()))) as image:
         pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if most is not None and pixels > most:
-            raise DataError(f"an image of {image.width} x {image.height} pixels, more than the limit of {most}")
+            raise DataError(f"the image has {image.width} x {image.height} pixels, more than the limit of {most}")
         if image.mode == "I" or image.mode.startswith("I;16"):
-            # These formats have at most 16 bits. As RGB, values above 255 would become 255, and a depth map white.
+            # Values of these formats have at most 16 bits. In RGB, values above 255 would become 255, and a depth map
+            # white.
             return np.array(image).astype(np.uint16)
         # A copy, because the array that Pillow returns is read-only.
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))

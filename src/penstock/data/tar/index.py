@@ -1,13 +1,13 @@
 """Where the samples of one shard are: adjacent members whose names are equal up to the first dot form one sample.
 
 In:  the members and faults of a shard (``members.walk``).
-Out: ``ShardIndex``: keys, suffixes, offsets and sizes as arrays, and what was left out; ``to_bytes`` writes it, and
-     ``from_bytes`` reads and checks it.
+Out: a ``ShardIndex``, which has keys, suffixes, offsets and sizes as arrays, and what was left out; ``to_bytes`` writes
+     it, and ``from_bytes`` reads and checks it.
 Runs in: trainer, command line.
 
-The bytes are a magic, a digest of all that follows, the length of a JSON text, that text, and the arrays it describes.
-They contain no code, and ``from_bytes`` rejects an index that is damaged, inconsistent or of another version of the
-shard.
+The bytes of an index are a magic number, a digest of all bytes that follow, the length of a JSON text, this text, and
+the arrays that the text describes. The bytes contain no code, and ``from_bytes`` rejects an index that is damaged,
+inconsistent or of another version of the shard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.data.tar.members import BLOCK_BYTES, Fault, Form, TarMember
 
 KEY = "__key__"
 NAMES = ("utf-8", "surrogateescape")
-"""Names in archives may be any bytes."""
+"""The encoding of names, which may be any bytes in archives."""
 
 _MAGIC = b"penstock tar index 1\n"
 _DIGEST_BYTES = 16
@@ -48,9 +48,9 @@ class ShardIndex:
     keys: bytes
     """All keys, one after another."""
     key_ends: np.ndarray
-    """0, then the place in ``keys`` where each sample's key ends."""
+    """0, followed by the place in ``keys`` where each sample's key ends."""
     firsts: np.ndarray
-    """For each sample the number of its first member, then the number of members."""
+    """For each sample, the index of its first member; the last entry is the count of all members."""
     offsets: np.ndarray
     """Where the data of each member begin."""
     sizes: np.ndarray
@@ -87,13 +87,13 @@ def index_of(found: Iterable[TarMember | Fault | Form], *, version: str, size_by
     for one in found:
         if isinstance(one, Form):
             if form not in (None, one.text):
-                faults.append(Fault("two forms", 0, b"", "more than one PENSTOCK.form", False))
+                faults.append(Fault("two forms", 0, b"", "the archive has more than one PENSTOCK.form", False))
             form = one.text
             continue
         if isinstance(one, Fault):
             faults.append(one)
             if one.is_end and not one.name:
-                # Members after this fault may have belonged to the sample before it.
+                # Members after this fault may have belonged to the sample before the fault.
                 finish(is_whole=False)
         parts = None if _META.match(one.name) else _PARTS.fullmatch(one.name)
         if parts is None:
@@ -111,7 +111,7 @@ def index_of(found: Iterable[TarMember | Fault | Form], *, version: str, size_by
             suffix = raw_suffix.decode(*NAMES).lower()
             number = numbers[raw_suffix] = suffixes.setdefault(suffix, len(suffixes))
         if number in taken or number == suffixes.get(KEY):
-            text = "a second member of this name in its sample"
+            text = "its sample already has a member of this name"
             faults.append(Fault("duplicate", one.offset - BLOCK_BYTES, one.name, text, False))
             is_good = False
             continue
@@ -190,7 +190,7 @@ def from_bytes(data: bytes, *, version: str, size_bytes: int) -> ShardIndex | No
 
 
 def _fits_together(index: ShardIndex) -> bool:
-    """All offsets lie inside the shard and in order, and all numbers refer to existing entries."""
+    """Whether all offsets lie inside the shard and in order, and all numbers refer to existing entries."""
     members = len(index.offsets)
     ends = index.offsets + index.sizes
     return bool(

@@ -1,4 +1,4 @@
-"""The indexes of many shards, with a progress line.
+"""Collects the indexes of many shards, and prints progress.
 
 In:  the locations of the shards.
 Out: their indexes.
@@ -23,7 +23,7 @@ from penstock.units import format_bytes
 
 _MOST_THREADS = 8
 _JOIN_S = 0.5
-"""After Ctrl-C or an error, how long to wait for the threads: a read from a store may take minutes."""
+"""How long to wait for the threads after Ctrl-C or an error; a read from a store may take minutes."""
 _SHOWN_EVERY_S = 0.5
 _SHOWN_EVERY_SHARE = 0.1
 """Without a terminal, a line is printed for each tenth of the shards."""
@@ -83,8 +83,8 @@ def _each(
             except BaseException as problem:
                 done.put((number, problem))
 
-    # Daemon threads, so that the program can end while one of them still reads from a store. The part of a copy that
-    # such a thread leaves behind is locked only while the process lives; the next process deletes it.
+    # The threads are daemons, so that the program can end while a thread still reads from a store. Such a thread leaves
+    # a partial copy behind, whose lock ends with this process; the next process deletes the partial copy.
     threads = [
         threading.Thread(target=work, name=f"penstock-tar-index-{number}", daemon=True)
         for number in range(min(count, _MOST_THREADS, max(2, os.cpu_count() or 1)))
@@ -106,7 +106,8 @@ def _each(
 
 
 def _progress_line(total: int, wanted: bool | None) -> Callable[[int, int], None]:
-    """A function of (shards done, bytes read) that prints progress to stderr if it is due; nothing for fast builds."""
+    """A function of (shards done, bytes read) that prints progress to stderr when a line is due; fast builds print
+    nothing."""
     on_terminal = sys.stderr.isatty()
     is_shown = on_terminal if wanted is None else wanted
     shown_s, shown_at, has_shown = time.monotonic(), 0, False

@@ -1,4 +1,4 @@
-"""The index of a shard on disk: beside the shard, or in a folder that this user may write to.
+"""Keeps the index of a shard on disk: beside the shard, or in a folder that this user may write to.
 
 In:  the location and version of a shard.
 Out: its index, read from disk, or built and written to disk for the next time.
@@ -23,7 +23,7 @@ from penstock.environment import user_cache_folder
 
 _SUFFIX = ".penstock-index"
 _LEAST_LIMIT_BYTES = 1 << 20
-"""An index takes less than its shard, except beside very small ones."""
+"""Files up to this size are read in any case; a larger index is always smaller than its shard."""
 
 
 def read_index(location: str, version: str, size_bytes: int, index_dir: Path | None) -> ShardIndex | None:
@@ -49,7 +49,7 @@ def build_index(source: Source, version: str, is_wanted: Callable[[], bool] = la
 
 
 def write_index(location: str, index: ShardIndex, index_dir: Path | None) -> None:
-    """Store the index in the first place that can be written to, if there is one."""
+    """Store the index in the first place that can be written to, if there is such a place."""
     data = to_bytes(index)
     for path in _places(location, index_dir):
         with contextlib.suppress(OSError):
@@ -70,7 +70,8 @@ def _places(location: str, index_dir: Path | None) -> list[Path]:
 
 
 def _content(path: Path, limit_bytes: int) -> bytes | None:
-    """The bytes of a file; None if it is not one, such as a pipe or a device, or larger than an index can be."""
+    """The bytes of a file; None if it is no regular file, such as a pipe or a device, or larger than an index can
+    be."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         about = os.fstat(file.fileno())
@@ -87,7 +88,7 @@ def _write(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    # In a folder that others can write to, the name may be a link, a pipe or another name of a file of this user's.
+    # If others can write to the folder, the name may be a link, a pipe or a second name of one of this user's files.
     fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     with os.fdopen(fd, "r+b") as file:
         about = os.fstat(fd)
@@ -106,7 +107,8 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _lock(fd: int) -> bool:
-    """False if another process holds the lock. True on file systems without locks: ``from_bytes`` detects damage."""
+    """False if another process holds the lock. True on file systems without locks, where ``from_bytes`` detects
+    damage."""
     try:
         import fcntl
 

@@ -1,12 +1,13 @@
-"""Local copies of remote shards: fetched once per machine; the least recently used are deleted to make room.
+"""Keeps local copies of remote shards, each fetched once per machine; the oldest copies are deleted to make room.
 
 In:  the location and version of a remote shard.
 Out: its bytes, from a file of this machine.
 Runs in: trainer, worker, command line; any number of processes share a folder.
 
-A copy is ``<digest>.tar``. While it is fetched it is ``<digest>.part``, which has its full length from the start, so
-that all processes agree on how much room is taken. The process that holds the lock on ``<digest>.lock`` fetches it; the
-kernel releases the lock when that process ends. ``room.lock`` is held, briefly, while a process makes room.
+A copy is ``<digest>.tar``. While a shard is being fetched, its file is ``<digest>.part``, which has its full length
+from the start, so that all processes agree on how much room is taken. The process that holds the lock on
+``<digest>.lock`` fetches the shard; the kernel releases the lock when that process ends. A process holds ``room.lock``
+briefly, while it makes room.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from penstock.workers.fork_hygiene import keep_from_children
 _PIECE_BYTES = 8 << 20
 _NAP_S = 0.02
 _STUCK_S = 150.0
-"""Longer than a source retries a read: a process that has written nothing for this time has stopped fetching."""
+"""A process that has written nothing for this time has stopped fetching: a source does not retry a read for so long."""
 
 _T = TypeVar("_T")
 
@@ -58,9 +59,11 @@ class ShardCopies:
                 found = _opened(copy)
                 if found is not None:
                     return found
-                stuck = f"{lock_path} is held by a process that has fetched nothing for {_STUCK_S:.0f} s; end that one"
+                stuck = (
+                    f"{lock_path} is held by a process that has fetched nothing for {_STUCK_S:.0f} s; end that process"
+                )
                 with self._wait(turn, f"{digest}.part", stuck, is_wanted):
-                    # Another process may have fetched it during the wait.
+                    # Another process may have fetched the shard during the wait.
                     if not copy.exists():
                         self._fetch(location, version, copy, is_wanted)
         except OSError as problem:
@@ -81,7 +84,8 @@ class ShardCopies:
                     _check_wanted(location, is_wanted)
                     file.write(remote.read(offset, _PIECE_BYTES))
                 length = file.tell()
-                # Without fsync, a power cut after the rename could leave a file of the right length with no bytes.
+                # Without fsync, a power cut after the rename could leave a file of the right length whose bytes were
+                # not written.
                 os.fsync(file.fileno())
             now = open_source(location).version
             if now != version:
@@ -116,7 +120,7 @@ class ShardCopies:
                 os.truncate(part, size_bytes)
                 return True
 
-        # The rest is taken by shards that other processes fetch; each becomes a copy, which can be deleted.
+        # Shards that other processes fetch take the rest; each of these shards becomes a copy, which can be deleted.
         stuck = (
             f"other processes hold all of copies={limit} and have written nothing for {_STUCK_S:.0f} s; "
             f"there is no room for {location}"
@@ -154,8 +158,8 @@ class ShardCopies:
         return found
 
     def _wait(self, ready: Callable[[], _T | None], end: str, stuck: str, is_wanted: Callable[[], bool]) -> _T:
-        """What ``ready`` returns once it is not None. Raises DataError(``stuck``) if, meanwhile, the files whose names
-        end with ``end`` do not grow for a long time."""
+        """Call ``ready`` until its result is not None, and return the result. Raises DataError(``stuck``) if the files
+        whose names end with ``end`` do not grow for a long time during the wait."""
         written, since_s = -1, time.monotonic()
         while (found := ready()) is None:
             _check_wanted(str(self.folder), is_wanted)
@@ -171,7 +175,7 @@ class ShardCopies:
 def open_shard(
     location: str, version: str, copies: ShardCopies | None, is_wanted: Callable[[], bool] = lambda: True
 ) -> Source:
-    """A shard in the version that was indexed; with ``copies``, through a local copy."""
+    """A shard in the version that was indexed: a local copy with ``copies``, otherwise the shard itself."""
     if copies is not None:
         return copies.open(location, version, is_wanted)
     source = open_source(location)
@@ -197,7 +201,7 @@ def _opened(copy: Path) -> Source | None:
     except FileNotFoundError:
         return None
     except DataError:
-        # Another process deleted it between the two calls.
+        # Another process deleted the copy between the two calls.
         if copy.exists():
             raise
         return None

@@ -1,7 +1,7 @@
-"""The members of a tar archive, found header by header without reading the data between the headers.
+"""Finds the members of a tar archive header by header, without reading the data between the headers.
 
 In:  the bytes of an archive, by offset.
-Out: regular members with the place of their data; faults, with the reason; the form that ``penstock pack`` wrote.
+Out: regular members with the places of their data; faults with their reasons; the form that ``penstock pack`` wrote.
 Runs in: trainer, command line.
 
 Reads ustar, pax and GNU archives. No header is trusted: each size is compared with the size of the file, extension
@@ -19,9 +19,9 @@ BLOCK_BYTES = 512
 _ZEROS = bytes(BLOCK_BYTES)
 _LEAST_READ_BYTES, _MOST_READ_BYTES = 4 << 10, 1 << 20
 _MOST_EXTENSION_BYTES = 1 << 20
-"""Limit of a long name or of pax records."""
+"""The most bytes of a long name or of pax records."""
 _MOST_EXTENSIONS = 16
-"""Limit of extension headers before one member."""
+"""The most extension headers before one member."""
 _FORM_KEY = b"PENSTOCK.form"
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -36,7 +36,7 @@ class TarMember(NamedTuple):
 
     name: bytes
     offset: int
-    """Of its data."""
+    """Where the data of the member begin."""
     size_bytes: int
 
 
@@ -44,19 +44,19 @@ class Fault(NamedTuple):
     """A part of the archive that cannot be used in a sample."""
 
     reason: str
-    """One or two words; faults are counted by it."""
+    """One or two words, by which faults are counted."""
     offset: int
-    """Of the header."""
+    """Where the header of the part begins."""
     name: bytes
-    """Empty if it is unknown."""
+    """The name of the member; empty if it is unknown."""
     text: str
     """What is wrong, in words."""
     is_end: bool
-    """Nothing after it can be found."""
+    """Whether nothing after this part can be found."""
 
 
 class Form(NamedTuple):
-    """How to rebuild the samples, as ``penstock pack`` wrote it."""
+    """A text that says how to rebuild the samples, as ``penstock pack`` wrote it."""
 
     text: str
 
@@ -72,7 +72,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
             return
         if header == _ZEROS:
             if ahead.count:
-                yield Fault("damaged header", offset, b"", "an extension header without a member", True)
+                yield Fault("damaged header", offset, b"", "an extension header has no member after it", True)
             return
         problem = _damage(header, offset)
         if problem is not None:
@@ -86,7 +86,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
                 yield _lying(offset, b"", stated, size_bytes)
                 return
             if stated > _MOST_EXTENSION_BYTES:
-                text = f"an extension header of {stated} bytes"
+                text = f"an extension header claims {stated} bytes, more than the limit of {_MOST_EXTENSION_BYTES}"
                 yield Fault("oversized header", offset, b"", text, True)
                 return
             data = window.at(data_at, stated)
@@ -95,7 +95,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
                 if form is not None:
                     yield Form(form)
             elif not ahead.take(kind, data):
-                text = f"an extension header that cannot be read, or more than {_MOST_EXTENSIONS} before one member"
+                text = f"an extension header cannot be read, or more than {_MOST_EXTENSIONS} are before one member"
                 yield Fault("damaged header", offset, b"", text, True)
                 return
             offset = _next_block(data_at + stated)
@@ -108,7 +108,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
             offset = data_at
             continue
         if kind in _NO_DATA:
-            yield Fault("link or device", offset, name, f"a {_NO_DATA[kind]}, not a file", False)
+            yield Fault("link or device", offset, name, f"it is a {_NO_DATA[kind]}, not a file", False)
             offset = data_at
             continue
         if kind == b"S":
@@ -124,9 +124,9 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
         if kind not in b"0\x007":
             is_sparse = is_sparse or kind == b"S"
             if not is_sparse:
-                yield Fault("unknown type", offset, name, f"of type {kind!r}, not a file", False)
+                yield Fault("unknown type", offset, name, f"it is of type {kind!r}, not a file", False)
         if is_sparse:
-            yield Fault("sparse", offset, name, "a sparse file; its holes could have any size", False)
+            yield Fault("sparse", offset, name, "it is a sparse file, whose holes could have any size", False)
         elif kind in b"0\x007":
             if name.startswith(b"/") or (b".." in name and b".." in name.split(b"/")):
                 yield Fault("unsafe name", offset, name, "its name leads outside the archive", False)
@@ -137,7 +137,7 @@ def walk(read: Read, size_bytes: int) -> Iterator[TarMember | Fault | Form]:
 
 @dataclass
 class _Ahead:
-    """What extension headers say about the next member. If two of them disagree, the first counts."""
+    """What extension headers say about the next member. If two headers disagree, the first one counts."""
 
     name: bytes | None = None
     size: int | None = None
@@ -145,7 +145,7 @@ class _Ahead:
     count: int = 0
 
     def take(self, kind: bytes, data: bytes) -> bool:
-        """False if the header cannot be read, or if there are too many."""
+        """False if the header cannot be read, or if there are too many headers."""
         self.count += 1
         if self.count > _MOST_EXTENSIONS:
             return False
@@ -171,7 +171,7 @@ class _Ahead:
 
 
 class _Window:
-    """Buffered reads: large while headers follow one another closely, small after a long stretch of data."""
+    """Reads through a buffer, which is large while headers follow one another closely, and small after a long gap."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -190,7 +190,8 @@ class _Window:
 
 def _damage(header: bytes, offset: int) -> Fault | None:
     stated = _number(header[148:156])
-    # The low half of an adler32 is the sum of up to 257 bytes plus one: many times faster than a sum in Python.
+    # The low half of an adler32 is the sum of up to 257 bytes plus one, and many times faster to compute than a sum in
+    # Python.
     blanked = header[:148] + b"        " + header[156:256]
     total = (zlib.adler32(blanked) & 0xFFFF) + (zlib.adler32(header[256:]) & 0xFFFF) - 2
     if stated == total:
@@ -200,33 +201,33 @@ def _damage(header: bytes, offset: int) -> Fault | None:
         return None
     if offset == 0:
         return _foreign(header)
-    return Fault("damaged header", offset, b"", "a header with a wrong checksum", True)
+    return Fault("damaged header", offset, b"", "its header has a wrong checksum", True)
 
 
 def _foreign(header: bytes) -> Fault:
     for magic, name in _COMPRESSED.items():
         if header.startswith(magic):
-            text = f"compressed with {name}, so no sample can be read without decompressing everything before it"
+            text = f"it is compressed with {name}, so no sample can be read without decompressing everything before it"
             return Fault("compressed", 0, b"", text + ": decompress it, or re-pack it with `penstock pack`", True)
-    return Fault("not a tar archive", 0, b"", "no tar header at its beginning", True)
+    return Fault("not a tar archive", 0, b"", "there is no tar header at its beginning", True)
 
 
 def _cut(offset: int, size_bytes: int) -> Fault:
     if size_bytes == 0:
-        return Fault("truncated", 0, b"", "an empty file", True)
-    text = f"no end mark: the {size_bytes} bytes end where a header or the end mark should begin"
+        return Fault("truncated", 0, b"", "the file is empty", True)
+    text = f"the end mark is missing: the {size_bytes} bytes end where a header or the end mark should begin"
     return Fault("truncated", offset, b"", text + "; the file was cut short or never finished", True)
 
 
 def _lying(offset: int, name: bytes, stated: int | None, size_bytes: int) -> Fault:
     if stated is None:
-        return Fault("impossible size", offset, name, "a size that is not a number", True)
-    text = f"its header says {stated} bytes, the file has {max(0, size_bytes - offset - BLOCK_BYTES)} more"
+        return Fault("impossible size", offset, name, "its header has a size that is not a number", True)
+    text = f"its header says {stated} bytes, but the file has {max(0, size_bytes - offset - BLOCK_BYTES)} more"
     return Fault("truncated", offset, name, text, True)
 
 
 def _number(digits: bytes) -> int | None:
-    """Reads octal text, or base 256 if the first bit is set; None if it is neither, or negative."""
+    """The number in octal text, or in base 256 if the first bit is set; None if it is neither, or negative."""
     if digits[0] >= 0x80:
         return int.from_bytes(digits[1:], "big") if digits[0] == 0x80 else None
     text = digits.partition(b"\0")[0].strip(b" ")
@@ -255,7 +256,7 @@ def _records_of(data: bytes) -> dict[bytes, bytes] | None:
         if space < 0 or not data[at:space].isdigit():
             return None
         end = at + int(data[at:space])
-        # A record that ends before it begins would never let this loop end.
+        # With a record that ends before it begins, this loop would never end.
         if not space < end <= len(data) or data[end - 1] != 0x0A:
             return None
         key, equals, value = data[space + 1 : end - 1].partition(b"=")

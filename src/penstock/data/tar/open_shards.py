@@ -1,4 +1,4 @@
-"""The shards that a process has open: a few of them; the least recently used is closed to open the next.
+"""Keeps a few shards of a process open; the one that was used least recently is closed to open another shard.
 
 In:  shard numbers of a catalog.
 Out: sources that any thread may read from.
@@ -16,11 +16,11 @@ from penstock.data.tar.local_copies import ShardCopies, open_shard
 
 _MOST_OPEN = 64
 _MOST_COPIES_OPEN = 4
-"""A deleted copy takes up disk space until the last process has closed it."""
+"""Few, because a deleted copy takes up disk space until the last process has closed it."""
 
 
 class OpenShards:
-    """Sources of one process."""
+    """The open sources of one process."""
 
     def __init__(self, locations: list[str], versions: list[str], copies: ShardCopies) -> None:
         self._locations, self._versions, self._copies = locations, versions, copies
@@ -39,8 +39,9 @@ class OpenShards:
         location = self._locations[shard]
         source = open_shard(location, self._versions[shard], self._copies if is_remote(location) else None)
         with self._lock:
-            # Two threads may have opened it. Nothing is closed here, because another thread may be reading from it,
-            # and its descriptor number could then already belong to another file. The last reference closes it.
+            # Two threads may have opened the shard. Neither source is closed here, because another thread may be
+            # reading from it, and its descriptor number could then already belong to another file. A source is closed
+            # with its last reference.
             source = self._open.setdefault(shard, source)
             self._open.move_to_end(shard)
             if len(self._open) > self._most:
