@@ -107,10 +107,10 @@ class Draws(IterableDataset[torch.Tensor]):
         return (torch.rand(1) for _ in range(40))
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "stream"])
+@pytest.mark.parametrize(("kind", "seeding"), [("shuffled", "worker"), ("stream", "worker"), ("stream", "batch")])
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 5])
 def test_an_epoch_left_early_leaves_the_workers_generators_where_torch_leaves_them(
-    prefetch_factor: int, kind: str
+    prefetch_factor: int, kind: str, seeding: str
 ) -> None:
     """Whatever was fetched ahead: torch has its workers finish all that was drawn."""
 
@@ -123,7 +123,7 @@ def test_an_epoch_left_early_leaves_the_workers_generators_where_torch_leaves_th
         )
         return [batch for taken in (3, 0, 5, 14, 40) for batch in itertools.islice(loader, taken)]
 
-    assert_identical(epochs(MAKERS["worker"]), epochs(TORCH))
+    assert_identical(epochs(MAKERS[seeding]), epochs(TORCH))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -7,6 +7,7 @@ import gc
 import inspect
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,16 @@ def assert_gone(workers: set[int]) -> None:
             pass
     _, alive = psutil.wait_procs(processes, timeout=GONE_S)
     assert not alive
+
+
+def await_end(workers: set[int]) -> None:
+    """Wait for processes to end, without taking their exit status from whoever started them."""
+    deadline_s = time.monotonic() + GONE_S
+    for pid in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
 
 
 def children() -> set[int]:
@@ -125,6 +136,28 @@ def test_worker_info_is_for_workers_only(any_maker: MakeLoader) -> None:
     for _ in any_maker(Whereabouts(), batch_size=2, num_workers=2):
         assert torch.utils.data.get_worker_info() is None
     assert torch.utils.data.get_worker_info() is None
+
+
+def test_a_handler_of_sigterm_in_the_training_process_does_not_run_in_workers(
+    any_maker: MakeLoader, tmp_path: Path
+) -> None:
+    """Clusters send SIGTERM to all processes of a job, and trainings save a checkpoint then."""
+    handled = tmp_path / "handled"
+    before = signal.signal(signal.SIGTERM, lambda *_: handled.touch())
+    try:
+        iterator = iter(any_maker(Whereabouts(200), batch_size=2, num_workers=2))
+        workers = pids([next(iterator), next(iterator)])
+        # torch raises as soon as it notices.
+        with contextlib.suppress(RuntimeError):
+            for worker in workers:
+                os.kill(worker, signal.SIGTERM)
+            await_end(workers)
+        with contextlib.suppress(RuntimeError):
+            del iterator
+        await_end(workers)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not handled.exists()
 
 
 def test_an_error_in_worker_init_fn_comes_with_the_first_batch_not_before(any_maker: MakeLoader) -> None:

@@ -77,8 +77,9 @@ class PipelineIterator(_BaseDataLoaderIter):
         self._ahead: AheadOnDevice | None = None
         is_map = self._dataset_kind != _DatasetKind.Iterable
         self._bound = not is_map or loader.seeding == "worker"
-        self._finishes_drawn = loader.seeding == "worker" and self._persistent_workers
-        """Whether the workers finish all drawn batches before they begin another epoch, as in torch."""
+        self._finishes_drawn = self._bound and self._persistent_workers
+        """Whether the workers finish all drawn batches before they begin another epoch, as in torch: their generators
+        go on from there."""
         self._seeds_batches = not loader._runs_threads and not self._bound
         self._fetcher = fetcher_of(loader, self._dataset)
         self._lists_indices = is_map and self._fetcher.lists_indices

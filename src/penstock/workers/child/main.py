@@ -52,6 +52,9 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
     try:
         # SIGINT was blocked before the process began, so that Ctrl-C during the imports prints nothing.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        # As in torch: a handler that a forked worker inherits, such as one that saves a checkpoint before a cluster
+        # ends the job, would run in every worker.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _reduce_footprint()
         _keep_off_shared_memory()
         close_other_ends(sock)
