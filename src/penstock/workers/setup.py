@@ -79,6 +79,13 @@ def fetches_whole_lists(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None)) and not can_split(dataset)
 
 
+def fetches_lists(dataset: Any) -> bool:
+    """Whether ``__getitems__`` is more than a loop over single samples, as a Subset's may be."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
 def can_split(dataset: Any) -> bool:
     """Whether rows of one batch may be fetched by several workers.
 

@@ -25,9 +25,10 @@ from penstock.arena.segment_sizes import round_up
 from penstock.arena.template import Template, learn
 from penstock.workers import forecast_position
 from penstock.workers.child.kept_memory import KeptMemory
+from penstock.workers.child.loans import Loans
 from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
 from penstock.workers.child.private_memory import PrivateMemory
-from penstock.workers.child.rows import Rows
+from penstock.workers.child.rows import Rows, lend_next
 from penstock.workers.child.views import Views
 from penstock.workers.protocol import (
     NO_SEGMENT,
@@ -45,7 +46,7 @@ from penstock.workers.protocol import (
     Started,
 )
 from penstock.workers.rng import get_generators, seed_collate, seed_stretch, set_generators
-from penstock.workers.setup import Setup, keeps_state, reseed_pipes
+from penstock.workers.setup import Setup, fetches_lists, keeps_state, reseed_pipes
 from penstock.workers.stretches import stretch_rows
 
 INLINE_BYTES = 16 << 10
@@ -79,6 +80,7 @@ class WorkerLoop:
         self._mailbox = Mailbox(channel, self._views, where=where)
         self._measure = measure
         self._kept = kept
+        self.loans = Loans(self._views)
         self._samples_done = 0
         self.template: Template | None = None
         self._iterator: Iterator[Any] | None = None
@@ -140,6 +142,8 @@ class WorkerLoop:
                 outcome = Outcome("exhausted")
             except Exception:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
+        # After the report, the segment belongs to the user or to another worker.
+        self.loans.settle()
         spent_s = time.perf_counter() - began
         if place is not None:
             place.end()
@@ -272,10 +276,7 @@ class WorkerLoop:
         rows = Rows(self, task)
         strays: list[Any] = []
         for group in self._groups(task, rows, ahead) if found is None else [found]:
-            if strays:
-                strays += group
-            else:
-                strays = rows.add(group)
+            strays += group if strays else rows.add(group)
             # Otherwise these samples stay in memory while the next ones are fetched.
             del group
             if found is None:
@@ -312,13 +313,13 @@ class WorkerLoop:
                 left -= len(ahead[0])
                 yield ahead.pop()
             while left and not self._has_ended:
-                group = self._read(min(left, rows.group_rows if rows else left))
-                left -= len(group)
-                yield group
-                del group
+                lend_next(rows)
+                group = [self._read(min(left, rows.group_rows if rows else left))]
+                left -= len(group[0])
+                yield group.pop()  # no reference may be left here when the samples have been written
             return
         dataset, indices = self._setup.dataset, task.indices
-        by_list = getattr(dataset, "__getitems__", None)
+        by_list = getattr(dataset, "__getitems__", None) if fetches_lists(dataset) else None
         # A cached dataset seeds every load by its key, so seeding here is unnecessary. Not so in a subclass, which may
         # draw random numbers itself.
         self_seeded = None if task.seed is None else vars(type(dataset)).get("get_self_seeded")
@@ -330,12 +331,14 @@ class WorkerLoop:
                 self._seed(task, (task.first_row + start) // step)
             stretch = indices[start : start + step]
             if by_list:
+                lend_next(rows if len(stretch) == 1 else None)
                 yield by_list(stretch)
                 continue
             at = 0
             while at < len(stretch):
                 self._at_row(task.first_row + start + at)
                 count = 1 if task.careful else rows.group_rows if rows else len(stretch) if self._knows_size else 1
+                lend_next(rows)
                 yield [get(index) for index in stretch[at : at + count]]
                 at += count
 
@@ -433,6 +436,7 @@ class WorkerLoop:
     def _sample_done(self) -> None:
         """One or a few samples were written and dropped, or all of a task: their memory is free."""
         self._samples_done += 1
+        self.loans.settle()
         if self._kept is not None:
             self._kept.sample_done()
 
