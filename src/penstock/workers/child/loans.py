@@ -145,9 +145,8 @@ class Loans:
 
     def _learn_order(self, alive: list[Loan], values: Sequence[Any]) -> None:
         """If the dataset returns equal parts in another order than it asks for them, lend them in that order."""
-        used = [next((i for i, v in enumerate(values) if lies_at(v, loan.address)), -1) for loan in alive]
-        lent = [loan.leaf for loan in alive]
-        if sorted(used) == sorted(lent):
-            places = [self._order.index(leaf) for leaf in lent]
-            for place, leaf in zip(places, used, strict=True):
-                self._order[place] = leaf
+        used = {self._order.index(loan.leaf): leaf for loan in alive
+                for leaf, value in enumerate(values) if lies_at(value, loan.address)}  # fmt: skip
+        if len(set(used.values())) == len(used):
+            others = iter([leaf for leaf in self._order if leaf not in used.values()])
+            self._order = [used[at] if at in used else next(others) for at in range(len(self._order))]
