@@ -123,7 +123,7 @@ def lent_leaves(
 
 @pytest.mark.parametrize("sample", lent.GOOD, ids=lambda sample: sample.__name__)
 def test_samples_made_in_their_rows_stay_lent(sample: lent.Sample) -> None:
-    few_or_many = {lent.of_every_dtype: 5, lent.through_a_transform: 1}
+    few_or_many: dict[Any, int] = {lent.of_every_dtype: 5, lent.through_a_transform: 1}
     assert set(lent_leaves(sample)) == {few_or_many.get(sample, 2)}
 
 
