@@ -113,7 +113,7 @@ def lent_leaves(
     sample: lent.Sample, wrap: Callable[[Any], Any] = lambda dataset: dataset, **arguments: Any
 ) -> list[int]:
     """How many leaves were lent of each sample of the second epoch's last half."""
-    dataset = Lent(counted)
+    dataset = Lent(counted, 96)
     dataset.source = sample  # type: ignore[attr-defined]
     arguments = {"batch_size": BATCH, "num_workers": 1, **arguments}
     with penstock.DataLoader(wrap(dataset), **arguments) as loader:
@@ -129,7 +129,7 @@ def test_samples_made_in_their_rows_stay_lent(sample: lent.Sample) -> None:
 
 @pytest.mark.parametrize("batch_size", [4, 16])
 def test_rows_of_a_subset_are_lent(batch_size: int) -> None:
-    assert set(lent_leaves(lent.in_order, lambda d: Subset(d, range(32)), batch_size=batch_size)) == {2}
+    assert set(lent_leaves(lent.in_order, lambda d: Subset(d, range(96)), batch_size=batch_size)) == {2}
 
 
 def test_a_dataset_that_keeps_its_tensors_gets_ordinary_memory_before_long() -> None:
