@@ -24,6 +24,7 @@ from penstock.arena.template import Template, learn
 from penstock.workers import forecast_position
 from penstock.workers.child.indexed_samples import IndexedSamples
 from penstock.workers.child.kept_memory import KeptMemory
+from penstock.workers.child.loans import Loans
 from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
 from penstock.workers.child.private_memory import PrivateMemory
 from penstock.workers.child.rows import Rows
@@ -77,6 +78,7 @@ class WorkerLoop:
         self._mailbox = Mailbox(channel, self._views, where=where)
         self._measure = measure
         self._kept = kept
+        self.loans = Loans(self._views)
         self._samples_done = 0
         self.template: Template | None = None
         self.chunk_bytes = setup.chunk_bytes
@@ -145,6 +147,8 @@ class WorkerLoop:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
             # Not after Ctrl-C or a Stop: a sample may wait for hours.
             self._indexed.rest()
+        # After the report, the segment belongs to the user or to another worker.
+        self.loans.settle()
         spent_s = time.perf_counter() - began
         if place is not None:
             place.end()
@@ -277,10 +281,7 @@ class WorkerLoop:
         rows = Rows(self, task)
         strays: list[Any] = []
         for group in self._groups(task, rows, ahead) if found is None else [found]:
-            if strays:
-                strays += group
-            else:
-                strays = rows.add(group)
+            strays += group if strays else rows.add(group)
             # Otherwise these samples stay in memory while the next ones are fetched.
             del group
             if found is None:
@@ -311,18 +312,19 @@ class WorkerLoop:
     def _groups(self, task: Fetch, rows: Rows | None, ahead: list[list[Any]] | None = None) -> Iterator[list[Any]]:
         """Samples of the task in row order, a few small ones or one large one at a time, each stretch of rows under
         its own seed. ``ahead``: a list of the samples of an iterable dataset that were read already, to take out."""
+        lend_next = _lend_nothing if rows is None else rows.lend_next
         if self._setup.is_iterable:
             left = task.batch_rows
             if ahead and ahead[0]:
                 left -= len(ahead[0])
                 yield ahead.pop()
             while left and not self._has_ended:
-                group = self._read(min(left, rows.group_rows if rows else left))
-                left -= len(group)
-                yield group
-                del group
+                lend_next()
+                group = [self._read(min(left, rows.group_rows if rows else left))]
+                left -= len(group[0])
+                yield group.pop()  # no reference may be left here when the samples have been written
             return
-        yield from self._indexed.groups(task, self._most_at_once(task, rows))
+        yield from self._indexed.groups(task, self._most_at_once(task, rows), lend_next)
 
     def _most_at_once(self, task: Fetch, rows: Rows | None) -> Callable[[], int]:
         """How many samples may be in hand together."""
@@ -419,6 +421,7 @@ class WorkerLoop:
     def _sample_done(self) -> None:
         """One or a few samples were written and dropped, or all of a task: their memory is free."""
         self._samples_done += 1
+        self.loans.settle()
         if self._kept is not None:
             self._kept.sample_done()
 
@@ -426,6 +429,9 @@ class WorkerLoop:
         """This worker now holds the most memory, ``held_bytes`` of it known."""
         if self._measure is not None:
             self._measure.note_fullest(sure=held_bytes >= _LARGE_BYTES)
+
+
+def _lend_nothing() -> None: ...
 
 
 class _Exhausted(Exception):
