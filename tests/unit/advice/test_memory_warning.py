@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-<<<<<<< HEAD:tests/unit/advice/test_memory_warning.py
-from penstock.advice.memory_warning import AdvisedLoader, memory_full, moves, warning_text
-=======
 import pytest
 
-from penstock.advice.live import AdvisedLoader, memory_full, moves, warning_text
->>>>>>> trust:tests/unit/advice/test_live_findings.py
+from penstock.advice.memory_warning import AdvisedLoader, memory_full, moves, warning_text
 
 MIB, GIB = 1 << 20, 1 << 30
 FIGURES: dict[str, float] = {
