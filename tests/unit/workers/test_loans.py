@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 
 import penstock
 from penstock import row_memory
+from penstock.arena import mapping
 from penstock.arena.layout import BatchLayout, RowWriter
 from penstock.arena.segment import HAS_MEMFD, Segment, create_segment
 from penstock.arena.template import learn
@@ -89,6 +90,33 @@ def test_a_sample_that_fails_after_it_was_written_changes_no_other(sample: lent.
     assert_same_with_and_without(NoCheck(sample))
 
 
+@pytest.mark.parametrize("sample", [lent.in_order, lent.kept, lent.through_a_transform], ids=lambda s: s.__name__)
+def test_batches_are_the_same_with_threads_in_workers(sample: lent.Sample) -> None:
+    assert_same_with_and_without(Lent(sample), threads_per_worker=3)
+
+
+def refuse(_: Any) -> Any:
+    raise OSError(12, "Cannot allocate memory")
+
+
+def without_moves(_: int) -> None:
+    mapping.map_again = refuse
+
+
+@pytest.mark.parametrize("kind", [Lent, LentStream], ids=["map", "stream"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_that_cannot_move_a_segment_costs_a_retry_and_no_batch(kind: Any) -> None:
+    want = results(kind(lent.kept), worker_init_fn=without_loans)
+    assert_same(results(kind(lent.kept), worker_init_fn=without_moves), want, "without moves")
+
+
+def test_nothing_is_lent_where_the_kernel_refuses_to_move_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "map_again", refuse)
+    row = LentRow()
+    row.loans.open(7, row.layout, 0)
+    assert not is_lent(penstock.empty(LENGTH))
+
+
 def test_a_worker_killed_inside_a_lent_row_costs_a_retry_and_no_byte(tmp_path: Path) -> None:
     def killed_once(_: Lent, i: int) -> Any:
         a = filled(-5)
@@ -123,8 +151,7 @@ def lent_leaves(
 
 @pytest.mark.parametrize("sample", lent.GOOD, ids=lambda sample: sample.__name__)
 def test_samples_made_in_their_rows_stay_lent(sample: lent.Sample) -> None:
-    few_or_many: dict[Any, int] = {lent.of_every_dtype: 5, lent.through_a_transform: 1}
-    assert set(lent_leaves(sample)) == {few_or_many.get(sample, 2)}
+    assert set(lent_leaves(sample)) == {5 if sample is lent.of_every_dtype else 2}
 
 
 @pytest.mark.parametrize("batch_size", [4, 16])
@@ -138,15 +165,20 @@ def test_a_dataset_that_keeps_its_tensors_gets_ordinary_memory_before_long() -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"num_workers": 0}, {"backend": "thread"}, {"collate_fn": torch.utils.data.default_convert}],
-    ids=["no workers", "threads", "own collate"],
+    [
+        {"num_workers": 0},
+        {"backend": "thread"},
+        {"threads_per_worker": 2, "batch_size": BATCH},
+        {"collate_fn": torch.utils.data.default_convert},
+    ],
+    ids=["no workers", "workers are threads", "threads in workers", "own collate"],
 )
-def test_no_row_is_lent_where_none_is_written_by_a_process(arguments: dict[str, Any]) -> None:
+def test_no_row_is_lent_where_a_process_does_not_make_one_sample_after_the_other(arguments: dict[str, Any]) -> None:
     dataset: Any = Lent(lambda _, i: {"lent": is_lent(filled(i)), "a": filled(i), "b": filled(i)})
     arguments = {"num_workers": 1, **arguments}
     for batch in penstock.DataLoader(dataset, **arguments):
         first = batch[0] if isinstance(batch, list) else batch
-        assert not first["lent"]
+        assert not torch.as_tensor(first["lent"]).any()
 
 
 def test_kept_tensors_hold_private_memory_and_no_segment() -> None:

@@ -42,7 +42,7 @@ class IndexedSamples:
     def groups(self, task: Fetch, most: Callable[[], int], lend_next: Callable[[], None]) -> Iterator[list[Any]]:
         """Samples of the task in row order, a few at a time. ``most``: how many may be in hand together, as far as is
         known by now; as many as there are threads may be in any case. ``lend_next`` is called before samples are
-        fetched one after the other: threads, which have several rows in hand, and lists are lent nothing."""
+        fetched one after the other."""
         dataset, indices = self._setup.dataset, task.indices
         # A cached dataset seeds every load by its key, so seeding here is unnecessary. Not so in a subclass, which may
         # draw random numbers itself.

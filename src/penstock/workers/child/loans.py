@@ -6,12 +6,13 @@ Runs in: worker, in a process of its own.
 
 The user may keep a tensor, return it elsewhere, or fork. So before a row is written, and again before the next sample
 is made, every loan must have ended or lie exactly where the sample has it. If one does not, the segment moves to
-another address, and the old address becomes private memory that nobody else writes to.
+another address, and the old address becomes private memory that no other process sees.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ import torch
 
 from penstock import row_memory
 from penstock.arena.layout import BatchLayout, lies_at
+from penstock.arena.segment import HAS_MEMFD, create_segment
 
 _LEAST_BYTES = 64 << 10
 """Smaller parts of a sample are not lent: to copy them takes no longer than to lend them."""
@@ -60,43 +62,38 @@ class Loans:
 
     def __init__(self, views: LendingViews) -> None:
         self._views = views
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held while rows are written: a fork in another thread would move the segment meanwhile."""
         self._open: OpenRow | None = None
         self._segment = 0
         """Where the loans are."""
         self._loans: list[Loan] = []
         self._moves_left = 0
-        """How often the segment may still move; at 0 nothing is lent."""
-        self._layout: BatchLayout | None = None
-        self._order: list[int] = []
-        """The leaves of that layout, in the order in which the dataset asks for equal ones."""
+        """How often segments may still move; at 0 nothing is lent."""
 
     def install(self) -> None:
-        """Lend rows through ``penstock.empty``, in this process, which has its mappings to itself."""
+        """Lend rows through ``penstock.empty``, in this process, which has its mappings to itself, if its system can
+        move a segment."""
+        if not _can_move():
+            return
         self._moves_left = _MOST_MOVES
         row_memory.lend_from(self.lend)
         # A child shares the mapping: it would see later batches in what it inherits, and write into them.
-        os.register_at_fork(before=self.settle, after_in_child=lambda: row_memory.lend_from(None))
+        os.register_at_fork(before=self.settle, after_in_child=self._forget)
 
     def open(self, segment: int, layout: BatchLayout, row: int) -> None:
         """The sample for this row is made next. No loan is out."""
-        with self._lock:
-            if not self._moves_left:
-                return
-            if layout is not self._layout:
-                if self._layout is None or layout.template != self._layout.template:
-                    self._order = list(range(len(layout.offsets)))
-                self._layout = layout
-            self._open, self._segment = OpenRow(segment, layout, row), segment
+        with self.lock:
+            if self._moves_left:
+                self._open, self._segment = OpenRow(segment, layout, row), segment
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """A part of the open row that is not lent, or None."""
-        with self._lock:
+        with self.lock:
             if self._open is None:
                 return None
             taken = {loan.leaf for loan in self._alive()}
-            for leaf in self._order:
-                what = self._open.layout.template.leaves[leaf]
+            for leaf, what in enumerate(self._open.layout.template.leaves):
                 if what.shape == shape and what.dtype is dtype and what.row_bytes >= _LEAST_BYTES and leaf not in taken:
                     return self._lend(leaf, self._open, shape, dtype)
         return None
@@ -104,24 +101,23 @@ class Loans:
     def close(self, values: Sequence[Any] | None) -> None:
         """The sample is made and is written next, or does not match the layout (None). Loans are only left where a
         value lies in its place."""
-        with self._lock:
+        with self.lock:
             self._open = None
-            if not self._loans:
-                return
             alive = self._alive()
-            if values is None:
-                self._move(alive)
-            elif not all(lies_at(values[loan.leaf], loan.address) for loan in alive):
-                self._learn_order(alive, values)
+            if values is None or not all(lies_at(values[loan.leaf], loan.address) for loan in alive):
                 self._move(alive)
 
     def settle(self) -> None:
         """The sample was written and dropped, or failed: what is still held becomes private memory."""
-        with self._lock:
+        with self.lock:
             self._open = None
-            if self._loans:
-                self._move(self._alive())
-                self._loans.clear()
+            self._move(self._alive())
+            self._loans.clear()
+
+    def _forget(self) -> None:
+        """In a forked child: another thread may have held the lock."""
+        self.lock = threading.RLock()
+        row_memory.lend_from(None)
 
     def _alive(self) -> list[Loan]:
         return [loan for loan in self._loans if loan.memory() is not None]
@@ -138,15 +134,24 @@ class Loans:
 
     def _move(self, alive: list[Loan]) -> None:
         """Leave the bytes of these loans to those that hold them."""
-        if alive:
-            self._moves_left -= 1
+        if not alive:
+            return
+        self._moves_left -= 1
+        try:
             self._views.move(self._segment, [(loan.start, loan.end) for loan in alive])
-            self._loans.clear()
+        except OSError as error:
+            # The dataset could write into later batches. The trainer has these rows fetched again, without loans.
+            print(f"penstock: worker ends: it could not move {len(alive)} lent tensors: {error}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+        self._loans.clear()
 
-    def _learn_order(self, alive: list[Loan], values: Sequence[Any]) -> None:
-        """If the dataset returns equal parts in another order than it asks for them, lend them in that order."""
-        used = {self._order.index(loan.leaf): leaf for loan in alive
-                for leaf, value in enumerate(values) if lies_at(value, loan.address)}  # fmt: skip
-        if len(set(used.values())) == len(used):
-            others = iter([leaf for leaf in self._order if leaf not in used.values()])
-            self._order = [used[at] if at in used else next(others) for at in range(len(self._order))]
+
+def _can_move() -> bool:
+    if not HAS_MEMFD:
+        return False
+    try:
+        create_segment(0, 1).move([(0, 1)])
+    except (OSError, AttributeError):  # another kernel's mremap, or none
+        return False
+    return True

@@ -23,7 +23,6 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock.arena.segment import HAS_MEMFD
 from penstock.workers import stack_dump as trace
 from penstock.workers.channel import Channel, ChannelClosed, close_other_ends
 from penstock.workers.child.kept_memory import KeptMemory, glibc_malloc
@@ -70,7 +69,8 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
             kept=None if malloc is None or setup.fetches_in_threads else KeptMemory(malloc, measure.anonymous_bytes),
             trace_fd=trace.prepare(all_threads=setup.fetches_in_threads),
         )
-        if HAS_MEMFD:
+        # Samples fetched beside each other would have to be told apart.
+        if not setup.fetches_in_threads:
             loop.loans.install()
         loop.run(lambda: _set_up(setup, start), start.resume)
     except (KeyboardInterrupt, ChannelClosed, BrokenPipeError, ConnectionResetError):

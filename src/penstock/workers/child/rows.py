@@ -66,8 +66,9 @@ class Rows:
         return 0 if self._layout is None else self._layout.total_bytes
 
     def lend_next(self) -> None:
-        """Lend the row of the next sample to the code that makes it, where samples are written one by one."""
-        if self._layout is not None and not self._has_misfits and self.group_rows == 1:
+        """Lend the row of the next sample to the code that makes it, where samples are written one by one. Not after a
+        crash, which what the dataset does with lent memory may have caused."""
+        if self._layout is not None and self.group_rows == 1 and not self._has_misfits and not self._task.careful:
             self._worker.loans.open(self.segment, self._layout, self._task.first_row + self.written)
 
     def add(self, samples: list[Any]) -> list[Any]:
@@ -86,7 +87,8 @@ class Rows:
         match = self._layout.match
         for position, sample in enumerate(samples):
             values = match(sample)
-            self._worker.loans.close(values)
+            if self.group_rows == 1:
+                self._worker.loans.close(values)
             if values is None:
                 if not self.written and not self._pending and not self._relearnt:
                     self._relearnt = True
@@ -104,7 +106,8 @@ class Rows:
             return []
         self._worker.note_fullest()
         try:
-            self._writer().write(self._task.first_row + self.written, pending, self.texts)
+            with self._worker.loans.lock:
+                self._writer().write(self._task.first_row + self.written, pending, self.texts)
         except (TypeError, RuntimeError):
             assert self._layout is not None
             return [self._layout.rebuild(values) for values in pending]
