@@ -302,6 +302,39 @@ def test_workers_that_are_sending_texts_end_by_themselves_when_the_loop_is_left(
     assert exit_codes == [0] * 4
 
 
+class KeepsMuch(torch.utils.data.IterableDataset[Any]):
+    """A stream whose state, which travels with every batch, is large."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10_000))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"buffer": os.urandom(1 << 20)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def as_objects(samples: list[Any]) -> list[Any]:
+    """A batch that is a large pickle."""
+    return [{str(number): [number] * 20 for number in range(2000)} for _ in samples]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"dataset": KeepsMuch()}, {"dataset": Numbers(10_000), "collate_fn": as_objects}],
+    ids=["state", "objects"],
+)
+def test_workers_that_are_sending_a_large_report_end_by_themselves_when_the_loop_is_left(
+    given: dict[str, Any], exit_codes: list[int | None]
+) -> None:
+    for taken in (1, 3):
+        batches = iter(penstock.DataLoader(**given, batch_size=8, num_workers=2))
+        for _ in range(taken):
+            next(batches)
+        del batches
+    assert exit_codes == [0] * 4
+
+
 def when_it_waits(loader: Any, act: Callable[[], None]) -> None:
     """Iterate the loader, and ``act`` in another thread when the loop waits for a batch."""
 

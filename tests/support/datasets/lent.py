@@ -232,7 +232,7 @@ def with_a_forked_child(made: Lent, i: int) -> Any:
 
 GOOD = (in_order, as_arrays, by_a_thread, of_every_dtype, dropped_and_taken_again)
 BAD = (
-    swapped, sometimes_swapped, through_a_transform, twice, the_second_for_both, too_many, of_other_shapes, as_views, a_part_of_another_leaf, kept,
-    kept_and_not_returned, a_view_kept, kept_and_changed, one_for_all_samples, in_a_cycle, of_two_structures,
-    with_a_forked_child,
+    swapped, sometimes_swapped, through_a_transform, twice, the_second_for_both, too_many, of_other_shapes, as_views,
+    a_part_of_another_leaf, kept, kept_and_not_returned, a_view_kept, kept_and_changed, one_for_all_samples, in_a_cycle,
+    of_two_structures, with_a_forked_child,
 )  # fmt: skip

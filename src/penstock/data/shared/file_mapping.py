@@ -25,6 +25,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _STATFS_BYTES = 256
 _MEMORY_FILE_SYSTEMS = (0x01021994, 0x858458F6)
 """The first number of ``struct statfs``: tmpfs, ramfs."""
+_LIMIT_BYTES = 64
 _PIECE_BYTES = 16 << 10
 """Small, because a process without mappings to spare cannot allocate a large block either."""
 _NEARLY = 64
@@ -97,10 +98,12 @@ def _mapped(fd: int, first: int, size: int, flags: int, *, writable: bool) -> me
 def shortage() -> str | None:
     """A message if this process has as many mappings as the kernel allows; else None."""
     try:
-        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        # Without buffers: hardly any memory can be had where mappings have run out.
+        with Path("/proc/sys/vm/max_map_count").open("rb", buffering=0) as file:
+            limit = int(file.read(_LIMIT_BYTES))
         with Path("/proc/self/maps").open("rb", buffering=0) as maps:
             count = sum(piece.count(b"\n") for piece in iter(lambda: maps.read(_PIECE_BYTES), b""))
-    except (OSError, ValueError):
+    except (OSError, ValueError, MemoryError):
         return None
     if count < limit - _NEARLY:
         return None
