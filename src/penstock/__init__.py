@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.meter import limits, memory
     from penstock.monitor.monitor import Monitor
     from penstock.planner.plans import PlanTable
+    from penstock.row_memory import empty, empty_like
 
 _LAZY = {
     "Cache": "penstock.cache.cache",
@@ -32,6 +33,8 @@ _LAZY = {
     "LoaderStats": "penstock.loader.stats",
     "Monitor": "penstock.monitor.monitor",
     "PlanTable": "penstock.planner.plans",
+    "empty": "penstock.row_memory",
+    "empty_like": "penstock.row_memory",
     "limits": "penstock.meter",
     "memory": "penstock.meter",
     "plan": "penstock.lab.planning",
@@ -58,6 +61,8 @@ __all__ = [
     "WorkerError",
     "__version__",
     "data",
+    "empty",
+    "empty_like",
     "gpu",
     "integrations",
     "limits",

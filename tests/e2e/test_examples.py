@@ -23,3 +23,13 @@ def test_latents_pipeline_shows_what_a_batch_ahead_costs() -> None:
     two, one = (result["growth_bytes"] / answer["batch_bytes"] for result in answer["results"])
     # With two workers the count varies by two batches.
     assert 1 <= two - one <= 3, (two, one)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_files_read_straight_into_batches_arrive_as_they_were_written(workers: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "read_into_batches.py"), "--samples", "40", "--workers", workers],
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "40 samples of 4 MiB, all as they were written\n"

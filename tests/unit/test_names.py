@@ -19,8 +19,8 @@ MOST_LINES_IN_A_FILE = 450
 EXPORTED = {
     "penstock": [
         "BudgetError", "Cache", "CacheError", "CacheStats", "ConfigError", "DataError", "DataLoader", "LRUCache",
-        "LoaderStats", "Monitor", "PenstockError", "PlanTable", "WorkerError", "__version__", "data", "gpu",
-        "integrations", "limits", "memory", "monitor", "plan", "precompute", "settings",
+        "LoaderStats", "Monitor", "PenstockError", "PlanTable", "WorkerError", "__version__", "data", "empty",
+        "empty_like", "gpu", "integrations", "limits", "memory", "monitor", "plan", "precompute", "settings",
     ],
     "penstock.data": [
         "ArrowDataset", "BlockShuffleSampler", "LowMemDataset", "ParquetDataset", "SequenceSampler", "SharedList",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.arena.codec import ALIGN_BYTES
+from penstock.arena.codec import ALIGN_BYTES, is_plain
 from penstock.arena.template import Template, TemplateLeaf, matcher
 
 
@@ -41,6 +41,12 @@ class BatchLayout:
             for leaf, offset in zip(self.template.leaves, self.offsets, strict=True)
             if leaf.row_bytes
         ]
+
+    def span(self, leaf: int, row: int) -> tuple[int, int]:
+        """Where one row of one leaf lies: first byte and end."""
+        row_bytes = self.template.leaves[leaf].row_bytes
+        start = self.offsets[leaf] + row * row_bytes
+        return start, start + row_bytes
 
     def columns(self, source: np.ndarray) -> list[torch.Tensor | None]:
         """For each leaf, a tensor of all rows over ``source`` (None for text). Each tensor keeps ``source`` alive."""
@@ -93,7 +99,8 @@ class RowWriter:
         """Write the values of matching samples at consecutive rows; texts are appended to ``texts``, which has one list
         per leaf.
 
-        Raises TypeError or RuntimeError, before any text is appended, if a tensor is not plain bytes.
+        A value that lies in its place already (``penstock.empty``) is not copied. Raises TypeError or RuntimeError,
+        before any text is appended, if a tensor is not plain bytes.
         """
         end = first_row + len(flat)
         found: list[Sequence[Any]] = []
@@ -102,7 +109,7 @@ class RowWriter:
         ):
             if column is None:
                 found.append(values)
-            elif leaf.row_bytes == 0:
+            elif leaf.row_bytes == 0 or (len(values) == 1 and lies_at(values[0], column[first_row].data_ptr())):
                 continue
             elif leaf.kind == "tensor":
                 if array is not None and len(values) == 1:
@@ -120,6 +127,13 @@ class RowWriter:
                 array[first_row:end] = values
         for listed, values in zip(texts, found, strict=True):
             listed.extend(values)
+
+
+def lies_at(value: Any, address: int) -> bool:
+    """Whether a tensor or array is nothing but the consecutive bytes from ``address`` on."""
+    if isinstance(value, torch.Tensor):
+        return is_plain(value) and value.data_ptr() == address and value.is_contiguous()
+    return isinstance(value, np.ndarray) and value.ctypes.data == address and value.flags.c_contiguous
 
 
 def _column(source: np.ndarray, leaf: TemplateLeaf, offset: int, rows: int) -> torch.Tensor:

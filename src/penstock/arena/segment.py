@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections.abc import Sequence
 from multiprocessing import resource_tracker, shared_memory
 from typing import Any
 
@@ -64,6 +65,12 @@ class Segment:
         """Map the pages of these bytes now, in one call, to avoid a page fault at the first touch of each page."""
         if self._block is None and end - start >= 16 * PAGE_BYTES:
             mapping.populate(self._buffer, start, end)
+
+    def move(self, keep: Sequence[tuple[int, int]]) -> None:
+        """Memfds only: map the segment at another address. At the old one, views of the parts to ``keep`` see private
+        copies from now on, and no other view may be used."""
+        old, self._buffer = self._buffer, mapping.map_again(self._buffer)
+        mapping.make_private(old, keep)
 
     def trim(self, keep_bytes: int) -> None:
         """Release the pages beyond ``keep_bytes``; no process may touch them afterwards."""

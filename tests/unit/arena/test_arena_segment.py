@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -159,3 +161,13 @@ def test_trimming_keeps_the_bytes_in_front(use_memfd: bool) -> None:
     assert segment.capacity_bytes <= MIB
     segment.unlink()
     segment.close()
+
+
+def test_segments_can_be_imported_where_mmap_has_no_unix_flags() -> None:
+    code = (
+        "import mmap, os, sys, torch, multiprocessing.shared_memory\n"
+        "del os.memfd_create\n"
+        "for name in [n for n in vars(mmap) if n.startswith(('PROT_', 'MAP_', 'MADV_'))]: delattr(mmap, name)\n"
+        "import penstock.arena.segment\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

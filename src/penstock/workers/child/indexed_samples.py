@@ -16,7 +16,7 @@ from penstock.workers.child.sample_threads import SampleThreads
 from penstock.workers.child.views import Views
 from penstock.workers.protocol import Fetch, Notice
 from penstock.workers.rng import GeneratorUsed, seed_stretch
-from penstock.workers.setup import Setup
+from penstock.workers.setup import Setup, is_read_by_index
 from penstock.workers.stretches import stretch_rows
 
 _USES_GENERATORS = (
@@ -39,9 +39,10 @@ class IndexedSamples:
         self._tasks_in_vain = 0
         """The number of latest tasks in a row that used a generator."""
 
-    def groups(self, task: Fetch, most: Callable[[], int]) -> Iterator[list[Any]]:
+    def groups(self, task: Fetch, most: Callable[[], int], lend_next: Callable[[], None]) -> Iterator[list[Any]]:
         """Samples of the task in row order, a few at a time. ``most`` returns how many samples may be held at a time,
-        as far as is known by now. As many samples as there are threads are always allowed."""
+        as far as is known by now. As many samples as there are threads are always allowed. ``lend_next`` is called
+        before samples are fetched one after the other."""
         dataset, indices = self._setup.dataset, task.indices
         # A cached dataset seeds the load of every key by that key, so seeding here is unnecessary. A subclass is
         # different: it may draw random numbers itself.
@@ -53,7 +54,7 @@ class IndexedSamples:
                 begun += 1
                 yield [sample]
                 del sample
-        by_list = getattr(dataset, "__getitems__", None)
+        by_list = None if is_read_by_index(dataset) else dataset.__getitems__
         step = stretch_rows(task.batch_rows)
         while begun < len(indices):
             self.at_row(task.first_row + begun)
@@ -71,6 +72,7 @@ class IndexedSamples:
                 self.at_row(task.first_row + begun)
                 group = indices[begun : min(begun + most(), end)]
                 begun += len(group)
+                lend_next()
                 yield [get(index) for index in group]
 
     def _in_threads(self, get: Callable[[Any], Any], task: Fetch, most: Callable[[], int]) -> Iterator[Any]:

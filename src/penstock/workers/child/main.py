@@ -72,6 +72,9 @@ def main(sock: socket.socket, setup: Setup, start: WorkerStart, *, watch: bool) 
             kept=None if malloc is None or setup.fetches_in_threads else KeptMemory(malloc, measure.anonymous_bytes),
             trace_fd=trace.prepare(all_threads=setup.fetches_in_threads),
         )
+        # Samples fetched beside each other would have to be told apart.
+        if not setup.fetches_in_threads:
+            loop.loans.install()
         loop.run(lambda: _set_up(setup, start), start.resume)
     except (KeyboardInterrupt, ChannelClosed, BrokenPipeError, ConnectionResetError):
         pass

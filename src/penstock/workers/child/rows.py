@@ -13,6 +13,7 @@ import numpy as np
 from penstock.arena.codec import encode
 from penstock.arena.layout import BatchLayout, RowWriter, layout_of
 from penstock.arena.template import Template, learn
+from penstock.workers.child.loans import Loans
 from penstock.workers.protocol import Fetch, Outcome, Room, Span
 
 _SHORT_TEXT_BYTES, _INLINE_TEXT_BYTES = 4 << 10, 16 << 10
@@ -27,6 +28,8 @@ class RowKeeper(Protocol):
     """The template that was learnt last."""
     chunk_bytes: int
     """The bytes of samples that are written to their rows in one call."""
+    loans: Loans
+    """The parts of the current sample's row that are lent to the dataset."""
 
     def array(self, number: int) -> np.ndarray: ...
     def writer(self, number: int, layout: BatchLayout, rows: range) -> RowWriter: ...
@@ -42,11 +45,11 @@ class Rows:
     def __init__(self, worker: RowKeeper, task: Fetch) -> None:
         self._worker = worker
         self._task = task
-        self._writer: RowWriter | None = None
         self._layout: BatchLayout | None = None
         self.group_rows = 1
         """How many samples to write at once; 1 until the size of samples is known."""
         self._pending: list[Sequence[Any]] = []
+        self._has_misfits = False
         self._relearnt = False
         """Whether samples of this batch differed from the template, so that a new template was learnt."""
         self.segment = task.segment
@@ -60,21 +63,35 @@ class Rows:
     def used_bytes(self) -> int:
         return 0 if self._layout is None else self._layout.total_bytes
 
+    def lend_next(self) -> None:
+        """Lend the row of the next sample to the code that makes it, if samples are written one by one. After a crash
+        nothing is lent, because lent memory that the dataset misuses may have caused the crash."""
+        if self._layout is not None and self.group_rows == 1 and not self._has_misfits and not self._task.careful:
+            self._worker.loans.open(self.segment, self._layout, self._task.first_row + self.written)
+
     def add(self, samples: list[Any]) -> list[Any]:
         """Take samples for the next rows; they are written once they are numerous or large enough for one call.
 
-        Returns the first sample that does not fit the batch's layout, and all samples after it.
+        Returns the first sample that does not fit the batch's layout, and all samples after it. No sample may be added
+        after them.
         """
+        misfits = self._add(samples)
+        self._has_misfits = bool(misfits)
+        return misfits
+
+    def _add(self, samples: list[Any]) -> list[Any]:
         if not samples or (self._layout is None and not self._learn(samples[0])):
             return samples
         assert self._layout is not None
         match = self._layout.match
         for position, sample in enumerate(samples):
             values = match(sample)
+            if self.group_rows == 1:
+                self._worker.loans.close(values)
             if values is None:
                 if not self.written and not self._pending and not self._relearnt:
                     self._relearnt = True
-                    return self.add(samples) if self._learn(sample) else samples
+                    return self._add(samples) if self._learn(sample) else samples
                 return self.flush() + samples[position:]
             self._pending.append(values)
             if len(self._pending) >= self.group_rows and (misfits := self.flush()):
@@ -86,11 +103,12 @@ class Rows:
         pending, self._pending = self._pending, []
         if not pending:
             return []
-        assert self._layout is not None and self._writer is not None
         self._worker.note_fullest()
         try:
-            self._writer.write(self._task.first_row + self.written, pending, self.texts)
+            with self._worker.loans.lock:
+                self._writer().write(self._task.first_row + self.written, pending, self.texts)
         except (TypeError, RuntimeError):
+            assert self._layout is not None
             return [self._layout.rebuild(values) for values in pending]
         self.written += len(pending)
         return []
@@ -131,10 +149,15 @@ class Rows:
         self._open(room.template)
         return True
 
-    def _open(self, template: Template) -> None:
-        self._layout = layout_of(template, self._task.batch_rows)
+    def _writer(self) -> RowWriter:
+        """The writer of the task's rows, with their pages mapped. Asked for each time: a segment may move."""
+        assert self._layout is not None
         first = self._task.first_row
         count = self._task.batch_rows if self._task.alone else len(self._task.indices)
-        self._writer = self._worker.writer(self.segment, self._layout, range(first, first + count))
+        return self._worker.writer(self.segment, self._layout, range(first, first + count))
+
+    def _open(self, template: Template) -> None:
+        self._layout = layout_of(template, self._task.batch_rows)
+        self._writer()
         self.group_rows = max(1, self._worker.chunk_bytes // max(1, template.row_bytes))
         self.texts = [[] for leaf in template.leaves if leaf.kind == "text"]

@@ -7,6 +7,7 @@ Runs in: worker.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ class Views:
         self._mapped.pop(number, None)
         if (segment := self._segments.pop(number, None)) is not None:
             segment.close()
+
+    def move(self, number: int, keep: Sequence[tuple[int, int]]) -> None:
+        """Map a segment elsewhere, and leave private copies of the parts to ``keep`` at its old address."""
+        self._writers.pop(number, None)
+        self._mapped.pop(number, None)
+        self._segments[number].move(keep)
 
     def capacity_bytes(self, number: int) -> int:
         return 0 if number == NO_SEGMENT else self._segments[number].capacity_bytes

@@ -24,6 +24,7 @@ from penstock.arena.template import Template, learn
 from penstock.workers import forecast_position
 from penstock.workers.child.indexed_samples import IndexedSamples
 from penstock.workers.child.kept_memory import KeptMemory
+from penstock.workers.child.loans import Loans
 from penstock.workers.child.mailbox import Dropped, Mailbox, StopReceived, WorkerEnd
 from penstock.workers.child.private_memory import PrivateMemory
 from penstock.workers.child.rows import Rows
@@ -78,6 +79,7 @@ class WorkerLoop:
         self._mailbox = Mailbox(channel, self._views, where=where)
         self._measure = measure
         self._kept = kept
+        self.loans = Loans(self._views)
         self._samples_done = 0
         self.template: Template | None = None
         self.chunk_bytes = setup.chunk_bytes
@@ -148,6 +150,8 @@ class WorkerLoop:
                 outcome, error = Outcome("error"), ExceptionWrapper(where=self._where)
             # After Ctrl-C or a Stop this is skipped: a sample may wait for hours.
             self._indexed.rest()
+        # After the report, the segment belongs to the user or to another worker.
+        self.loans.settle()
         spent_s = time.perf_counter() - began
         if place is not None:
             place.end()
@@ -283,10 +287,7 @@ class WorkerLoop:
         rows = Rows(self, task)
         strays: list[Any] = []
         for group in self._groups(task, rows, ahead) if found is None else [found]:
-            if strays:
-                strays += group
-            else:
-                strays = rows.add(group)
+            strays += group if strays else rows.add(group)
             # Otherwise these samples stay in memory while the next samples are fetched.
             del group
             if found is None:
@@ -318,18 +319,19 @@ class WorkerLoop:
         """Samples of the task in row order, a few small samples or one large sample at a time; each stretch of rows has
         its own seed. ``ahead``: a list that holds the samples of an iterable dataset that were read already; they are
         taken out of it."""
+        lend_next = _lend_nothing if rows is None else rows.lend_next
         if self._setup.is_iterable:
             left = task.batch_rows
             if ahead and ahead[0]:
                 left -= len(ahead[0])
                 yield ahead.pop()
             while left and not self._has_ended:
-                group = self._read(min(left, rows.group_rows if rows else left))
-                left -= len(group)
-                yield group
-                del group
+                lend_next()
+                group = [self._read(min(left, rows.group_rows if rows else left))]
+                left -= len(group[0])
+                yield group.pop()  # no reference may be left here when the samples have been written
             return
-        yield from self._indexed.groups(task, self._most_at_once(task, rows))
+        yield from self._indexed.groups(task, self._most_at_once(task, rows), lend_next)
 
     def _most_at_once(self, task: Fetch, rows: Rows | None) -> Callable[[], int]:
         """A function that returns how many samples may be held at a time."""
@@ -426,6 +428,7 @@ class WorkerLoop:
     def _sample_done(self) -> None:
         """Note that some or all samples of a task were written and dropped: their memory is free."""
         self._samples_done += 1
+        self.loans.settle()
         if self._kept is not None:
             self._kept.sample_done()
 
@@ -433,6 +436,9 @@ class WorkerLoop:
         """Note that this worker holds the most memory now; at least ``held_bytes`` of it are known."""
         if self._measure is not None:
             self._measure.note_fullest(sure=held_bytes >= _LARGE_BYTES)
+
+
+def _lend_nothing() -> None: ...
 
 
 class _Exhausted(Exception):
