@@ -29,7 +29,7 @@ import numpy as np
 
 from penstock.arena import forks
 from penstock.arena.segment import HAS_MEMFD, Segment, create_segment
-from penstock.arena.segment_sizes import RECENT_NEEDS, REUSE_ANY_BELOW_BYTES, REUSE_UP_TO, capacity_for
+from penstock.arena.segment_sizes import RECENT_NEEDS, capacity_for, is_too_large, may_reuse
 
 _MOST_LENT = 16
 _COPY_BELOW_BYTES = 1 << 20
@@ -372,12 +372,10 @@ class Arena:
 
     def _reusable(self, capacity: int) -> Segment | None:
         # Among segments of equal size take the latest, whose bytes may still be in a processor's cache.
-        fitting = [s for s in reversed(self._free) if s.capacity_bytes >= capacity]
+        fitting = [s for s in reversed(self._free) if may_reuse(s.capacity_bytes, capacity)]
         if not fitting:
             return None
         segment = min(fitting, key=lambda s: s.capacity_bytes)
-        if segment.capacity_bytes > max(REUSE_UP_TO * capacity, REUSE_ANY_BELOW_BYTES):
-            return None
         # A segment larger than the need must not exceed a budget that a segment of the right size would keep.
         if segment.capacity_bytes > capacity and self.in_use_bytes + segment.capacity_bytes > self.limit_bytes:
             return None
@@ -398,8 +396,9 @@ class Arena:
         """A free segment that is too large for the recent needs; otherwise the smallest one, because creating a large
         segment again takes longer."""
         largest = max(self._free, key=lambda s: s.capacity_bytes)
-        is_too_large = largest.capacity_bytes > REUSE_UP_TO * max(self._needs)
-        return largest if is_too_large else min(self._free, key=lambda s: s.capacity_bytes)
+        if is_too_large(largest.capacity_bytes, max(self._needs)):
+            return largest
+        return min(self._free, key=lambda s: s.capacity_bytes)
 
     def _close(self, segment: Segment) -> None:
         self._free.remove(segment)

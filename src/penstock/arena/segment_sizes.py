@@ -1,7 +1,7 @@
 """How large new segments are, and which free segment is reused for a need.
 
 In:  needs in bytes.
-Out: capacities, and the limits of reuse.
+Out: capacities; whether a free segment is reused for a need.
 Runs in: trainer; the planner's simulator gets the same numbers through ``LoaderRules``.
 Imports neither torch nor numpy.
 """
@@ -12,10 +12,10 @@ import mmap
 
 PAGE_BYTES = mmap.PAGESIZE
 _LARGE_STEP_BYTES = 64 << 10
-REUSE_UP_TO = 2.0
+_REUSE_UP_TO = 2.0
 """A free segment that is more than this many times as large as the need is not reused, because other batches need its
 bytes."""
-REUSE_ANY_BELOW_BYTES = 1 << 20
+_REUSE_ANY_BELOW_BYTES = 1 << 20
 """Segments below this size are always reused, because unused bytes cost less than a new segment."""
 RECENT_NEEDS = 64
 """The number of recent needs that are remembered, to find free segments that are too large for all of these needs."""
@@ -28,3 +28,13 @@ def round_up(count: int, step: int) -> int:
 def capacity_for(need_bytes: int) -> int:
     """The size of a new segment for ``need_bytes``: whole pages, or coarser steps where the rounding is negligible."""
     return round_up(max(need_bytes, 1), PAGE_BYTES if need_bytes < 16 * _LARGE_STEP_BYTES else _LARGE_STEP_BYTES)
+
+
+def is_too_large(free_bytes: int, need_bytes: int) -> bool:
+    """Whether a free segment of ``free_bytes`` would waste memory on a need of ``need_bytes``."""
+    return free_bytes > max(_REUSE_UP_TO * need_bytes, _REUSE_ANY_BELOW_BYTES)
+
+
+def may_reuse(free_bytes: int, need_bytes: int) -> bool:
+    """Whether a free segment of ``free_bytes`` is used for a need of ``need_bytes``."""
+    return free_bytes >= need_bytes and not is_too_large(free_bytes, need_bytes)

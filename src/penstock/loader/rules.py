@@ -15,7 +15,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from penstock.arena.segment_sizes import RECENT_NEEDS, REUSE_ANY_BELOW_BYTES, REUSE_UP_TO, capacity_for
+from penstock.arena.segment_sizes import RECENT_NEEDS, capacity_for, is_too_large, may_reuse
 from penstock.workers.stretches import stretch_rows
 
 
@@ -82,10 +82,6 @@ class LoaderRules:
     """A batch of unknown size gets as much room as the largest of this many earlier batches."""
     most_own_bytes: int = 4 << 20
     """The most bytes that are set aside for the engine's own objects in the trainer; they count against the budget."""
-    reuse_up_to: float = REUSE_UP_TO
-    """A free segment is reused if it is at most this many times as large as the need."""
-    reuse_any_below_bytes: int = REUSE_ANY_BELOW_BYTES
-    """A free segment up to this size is reused for any need that fits it."""
     recent_needs: int = RECENT_NEEDS
     """A free segment that is too large for each of this many latest needs is closed first."""
     idle_release_s: float = 10.0
@@ -215,7 +211,11 @@ class LoaderRules:
 
     def may_reuse(self, free_bytes: int, need_bytes: int) -> bool:
         """Whether a free segment of ``free_bytes`` is used for a need of ``need_bytes``."""
-        return need_bytes <= free_bytes <= max(self.reuse_up_to * need_bytes, self.reuse_any_below_bytes)
+        return may_reuse(free_bytes, need_bytes)
+
+    def is_too_large(self, free_bytes: int, need_bytes: int) -> bool:
+        """Whether a free segment of ``free_bytes`` would waste memory on a need of ``need_bytes``."""
+        return is_too_large(free_bytes, need_bytes)
 
 
 def depth_ceiling(workers: int, prefetch_factor: int | None) -> int | None:

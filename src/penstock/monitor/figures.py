@@ -99,7 +99,7 @@ FIGURES = {
     "workers": _counter("workers", "Workers of all loaders."),
     "depth": _counter("depth", "Batches that all loaders prepare ahead."),
     "cache_hits": _counter("hits", "Cache lookups on this node that found the sample.", "cache_hits_total"),
-    "cache_misses": _counter("misses", "Cache lookups on this node that loaded the sample.", "cache_misses_total"),
+    "cache_misses": _counter("misses", "Cache lookups on this node that missed the sample.", "cache_misses_total"),
     "cache_hit_rate": _rate(
         "hit rate", "fraction", "Share of cache lookups that found the sample.", log="Cache hit rate: {:.2%}"
     ),

@@ -18,8 +18,8 @@ from penstock.meter import Roots
 
 
 @click.command(
-    epilog="Exit status: 1 if a finding has severity hurts or warning, 2 for wrong usage, 0 otherwise, also with "
-    "findings of severity info."
+    epilog="Exit status: 1 if a finding has the severity 'hurts' or 'warning', 2 for wrong usage; otherwise 0, also if "
+    "there are findings of severity 'info'."
 )
 @click.argument("target", required=False)
 @click.option("--workers", type=click.IntRange(min=1),

@@ -21,9 +21,9 @@ import torch
 _MOST_THREADS = 512
 _WARP = 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256
-"""The least and the most values that one thread sums."""
+"""The smallest and the largest number of values that one thread sums."""
 _WIDEST = 4
-"""The most neighbouring results or inputs that one thread handles at the same time."""
+"""The largest number of neighbouring results or inputs that one thread handles at the same time."""
 _MOST_OFFSET = 2**31 - 1
 """The largest offset in a tensor that is summed as a whole. A larger tensor is summed in halves, because the kernel
 counts in 32 bits."""

@@ -62,7 +62,7 @@ class SimulatedArena:
     def _close_surplus(self) -> None:
         while sum(each.room_bytes for each in self._free) > self._most_in_use_bytes - self._in_use_bytes:
             largest = max(self._free, key=lambda each: each.room_bytes)
-            is_too_large = not self._rules.may_reuse(largest.room_bytes, max(self._needs))
+            is_too_large = self._rules.is_too_large(largest.room_bytes, max(self._needs))
             closed = largest if is_too_large else min(self._free, key=lambda each: each.room_bytes)
             self._free.remove(closed)
             self._add(-closed.touched_bytes)
