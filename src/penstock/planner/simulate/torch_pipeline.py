@@ -7,8 +7,8 @@ Runs in: anywhere; pure.
 A worker holds the samples of its batch until they are collated into shared memory, where the batch stays until the
 training loop has taken the next batch. If the collate function returns the samples as a list, the worker sends them
 while it builds its next batch. The worker's heap keeps the memory of freed samples, unless samples are so large that
-each has its own mapping. A worker has at most ``prefetch_factor`` batches to build; how many of them exist depends on whether the
-workers or the training loop are slower.
+each has its own mapping. A worker has at most ``prefetch_factor`` batches to build; how many of them exist depends on
+whether the workers or the training loop are slower.
 """
 
 from __future__ import annotations
