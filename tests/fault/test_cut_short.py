@@ -191,7 +191,7 @@ def test_an_error_in_the_engines_own_thread_is_raised_by_next_and_the_loader_ite
         iterator.engine.watch_device(fails)
         loader.dataset.allowed.set()  # type: ignore[attr-defined]
         assert failed.wait(60)
-        with pytest.raises(IterationBroken, match=r"OSError: .*the device is gone.*iterate the loader again") as caught:
+        with pytest.raises(IterationBroken, match=r"iterate the loader again.*OSError: .*the device is gone") as caught:
             while True:
                 next(iterator)
         assert isinstance(caught.value.__cause__, OSError)
