@@ -224,7 +224,8 @@ def test_a_warning_names_the_line_of_the_loop() -> None:
         pytest.warns(RuntimeWarning, match="pass one at a time") as warned,
     ):
         assert len(list(loader)) == 2
-    assert [each.filename for each in warned] == [__file__]
+    # Python 3.12 warns of forks too.
+    assert [each.filename for each in warned if each.category is RuntimeWarning] == [__file__]
 
 
 class Growing(Numbers):
