@@ -7,10 +7,11 @@ Runs in: trainer.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -24,7 +25,7 @@ from penstock.workers.child.main import WorkerStart
 from penstock.workers.fork_hygiene import ctrl_c_blocked
 from penstock.workers.lifeline import Lifeline, begin
 from penstock.workers.protocol import Attach, Detach, Resume, Stop
-from penstock.workers.setup import Setup
+from penstock.workers.setup import Setup, SharedPickle
 
 
 class ProcessWorker:
@@ -101,13 +102,11 @@ class ProcessStarter:
         context: BaseContext,
         base_seed: int,
         shared_seed: int | None,
-        init_fn: Callable[[int], Any] | None,
     ) -> None:
         self._setup = setup
         self._context = context
         self._base_seed = base_seed
         self._shared_seed = shared_seed
-        self._init_fn = init_fn
         self.board = Board()
         self._lifeline = Lifeline()
 
@@ -116,20 +115,32 @@ class ProcessStarter:
         """Whether starting a worker takes milliseconds, not seconds."""
         return self._context.get_start_method() == "fork"
 
-    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> ProcessWorker:
+    @contextlib.contextmanager
+    def sharing_setup(self, workers: int) -> Iterator[SharedPickle | None]:
+        shared = None
+        try:
+            if workers > 1 and not self.starts_at_once:
+                shared = SharedPickle.of(self._setup)
+            yield shared
+        finally:
+            if shared is not None:
+                shared.close()
+
+    def start(
+        self, worker_id: int, num_workers: int, resume: Resume | None = None, setup: SharedPickle | None = None
+    ) -> ProcessWorker:
         channel, theirs = channel_pair()
         start = WorkerStart(
             worker_id=worker_id,
             num_workers=num_workers,
             base_seed=self._base_seed,
             shared_seed=self._shared_seed,
-            init_fn=self._init_fn,
             resume=resume,
         )
         process = self._context.Process(  # type: ignore[attr-defined]
             target=begin,
             # The tie comes first, so that it is unpickled and takes effect before the dataset's imports begin.
-            args=(self._lifeline.tie(), theirs, self._setup, start),
+            args=(self._lifeline.tie(), theirs, setup or self._setup, start),
             name=f"penstock-worker-{worker_id}",
             daemon=True,
         )

@@ -1,7 +1,7 @@
 """The user's part of fetching: dataset, functions and arguments, which every worker of a pipeline gets.
 
 In:  the loader's dataset, collate function and arguments.
-Out: ``Setup``.
+Out: ``Setup``; ``SharedPickle``, which passes it to several workers at once.
 Runs in: trainer and worker.
 """
 
@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
+import mmap
+import multiprocessing.context
+import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing import reduction
+from typing import Any, Self
 
 import torch
 from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.graph_settings import apply_random_seed
 
+from penstock.arena.segment import HAS_MEMFD
 from penstock.arena.template import is_default_collate
 from penstock.errors import ConfigError
+from penstock.workers.fork_hygiene import keep_from_children
 
 CHUNK_BYTES = 1 << 20
 THREADS_CHUNK_BYTES = 16 << 20
@@ -32,6 +40,8 @@ class Setup:
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
+    init_fn: Callable[[int], Any] | None
+    """Runs in every worker process when it starts. Here, so that a method of the dataset is pickled with it."""
     auto_collation: bool
     """Whether samples are collated into batches; False for batch_size=None, where each index is one finished batch."""
     drop_last: bool
@@ -141,3 +151,76 @@ def _wraps_whole(dataset: Any) -> bool:
             if _wraps_whole(each) if says is None else not says:
                 return True
     return False
+
+
+class SharedPickle:
+    """An object that is pickled once for several processes. Where it is an argument of a process that is spawned, the
+    process gets the object.
+
+    A spawned process reads its arguments after its imports, from a pipe. Until then the trainer is stuck with arguments
+    that are larger than the pipe, so that workers would start one after the other. These are read from a memory file,
+    which is gone when all processes have read it and the trainer has closed it.
+    """
+
+    def __init__(self) -> None:
+        # Without a buffer: a child that another thread forks meanwhile closes it, and must not write.
+        self._file = os.fdopen(os.memfd_create("penstock-setup", os.MFD_CLOEXEC), "wb", buffering=0)
+        keep_from_children(self._file)
+
+    @classmethod
+    def of(cls, thing: Any) -> Self | None:
+        """None if ``thing`` cannot be pickled, or not for several processes."""
+        if not HAS_MEMFD:
+            return None
+        shared = cls()
+        try:
+            shared._write(thing)
+        except BaseException as problem:
+            shared.close()
+            if isinstance(problem, Exception):
+                return None
+            raise
+        return shared
+
+    def _write(self, thing: Any) -> None:
+        # Writes to a file end early when they are larger than 2 GiB; those to a buffer do not.
+        buffered = io.BufferedWriter(self._file)
+        starting = multiprocessing.context.get_spawning_popen()
+        multiprocessing.context.set_spawning_popen(_AnyProcess())  # type: ignore[arg-type]
+        try:
+            _PicklerForSeveral(buffered).dump(thing)
+        finally:
+            multiprocessing.context.set_spawning_popen(starting)
+        buffered.detach()
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (reduction.DupFd(self._file.fileno()),)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _PicklerForSeveral(reduction.ForkingPickler):
+    """Refuses tensors: torch counts the processes that read their memory, and expects one for each pickle."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if issubclass(type(thing), torch.Tensor | torch.UntypedStorage | torch.TypedStorage):
+            raise pickle.PicklingError("a pickle of a tensor is for one process")
+        return NotImplemented
+
+
+class _AnyProcess:
+    """Stands for the process that is being started, which gets descriptors of its own: several cannot share them."""
+
+    def duplicate_for_child(self, fd: int) -> int:
+        raise pickle.PicklingError(f"descriptor {fd} is for one process")
+
+
+def _unpickled(sent: Any) -> Any:
+    fd = sent.detach()
+    try:
+        pickled = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+    with pickled:
+        return pickle.loads(pickled)

@@ -122,7 +122,10 @@ class ThreadStarter:
         self._setup = setup
         self._segments: dict[int, Segment] = {}
 
-    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> ThreadWorker:
+    def sharing_setup(self, workers: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None, setup: Any = None) -> ThreadWorker:
         return ThreadWorker(worker_id, self._setup, self._segments, resume)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ Runs in: trainer.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from penstock.arena.segment import Segment
@@ -68,7 +69,12 @@ class WorkerStarter(Protocol):
         """Whether starting a worker takes milliseconds, not seconds."""
         ...
 
-    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> Worker: ...
+    def sharing_setup(self, workers: int) -> AbstractContextManager[Any]:
+        """A ``setup`` for ``workers`` workers that are started inside the block, if it is quicker to pass it to all of
+        them than to each."""
+        ...
+
+    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None, setup: Any = None) -> Worker: ...
     def close(self) -> None: ...
 
 

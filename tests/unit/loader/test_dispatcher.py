@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import threading
 import warnings
@@ -102,7 +103,10 @@ class PaperStarter:
     board = None
     starts_at_once = True
 
-    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None) -> PaperPeer:
+    def sharing_setup(self, workers: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def start(self, worker_id: int, num_workers: int, resume: Resume | None = None, setup: Any = None) -> PaperPeer:
         return PaperPeer(worker_id)
 
     def close(self) -> None: ...
@@ -199,8 +203,8 @@ class Works:
         self.settlement = Settlement(parts, CrashCounter(diagnosis=lambda: None), self.budget)
         self.dispatcher.depth_wanted = depth
         self.replaced: list[WorkerEntry] = []
-        for number in range(workers):
-            self.workers.start_first(number, None)
+        for _ in self.workers.start_first({}):
+            pass
         self.batch_rows = batch_rows
         self._drawn = 0
 

@@ -70,6 +70,7 @@ def test_a_dataset_says_whether_its_batches_may_be_split_and_wrappers_follow(
     setup = Setup(
         dataset=dataset,
         collate_fn=list,
+        init_fn=None,
         auto_collation=True,
         drop_last=False,
         batch_rows=2,

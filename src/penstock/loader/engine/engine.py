@@ -11,7 +11,6 @@ Code outside this folder calls only the façade's methods. The gauges are ``gaug
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import threading
 import time
@@ -142,8 +141,7 @@ class Engine:
     def start(self) -> None:
         """Start the workers. The first workers already fetch the offered batches while the last workers start."""
         try:
-            for worker_id in itertools.islice(self._workers.free_ids(), self._workers.count):
-                self._workers.start_first(worker_id, self._resume_at.get(worker_id))
+            for _ in self._workers.start_first(self._resume_at):
                 with self._lock, self._integrity.change():
                     self._pump.pump(self._waker.selector.select(0))
             # The thread is not started earlier, because Python warns about a fork while a second thread runs.

@@ -163,9 +163,14 @@ class WorkerSet:
         taken |= {worker_id for worker_id, _, _ in self._unstarted}
         return (number for number in itertools.count() if number not in taken)
 
-    def start_first(self, worker_id: int, resume: Resume | None) -> None:
-        """Start a worker in this thread; raises the exception that prevents the start."""
-        self._add(self._starter.start(worker_id, self.count, resume), resume, exhausted=False)
+    def start_first(self, resume_at: dict[int, Resume]) -> Iterator[None]:
+        """Start the first workers in this thread, one at each step; raises the exception that prevents a start.
+        ``resume_at``: where workers with batches of their own continue."""
+        with self._starter.sharing_setup(self.count) as setup:
+            for worker_id in itertools.islice(self.free_ids(), self.count):
+                resume = resume_at.get(worker_id)
+                self._add(self._starter.start(worker_id, self.count, resume, setup), resume, exhausted=False)
+                yield
 
     def resize(self, count: int) -> None:
         """Change the number of workers: missing workers start, or the workers with the highest numbers leave."""

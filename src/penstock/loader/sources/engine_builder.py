@@ -8,6 +8,7 @@ Runs in: trainer.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,7 @@ def build_engine(
     setup = Setup(
         dataset=dataset,
         collate_fn=loader.collate_fn,
+        init_fn=_init_fn(loader, dataset, place),
         auto_collation=loader._auto_collation,
         drop_last=loader.drop_last,
         batch_rows=(loader.batch_size or 1) if loader._auto_collation else 1,
@@ -58,7 +60,7 @@ def build_engine(
     )
     bound = setup.is_iterable or loader.seeding == "worker"
     return Engine(
-        starter=_starter(loader, setup, base_seed, shared_seed, place),
+        starter=_starter(loader, setup, base_seed, shared_seed),
         workers=loader.num_workers,
         order=Order(
             rows=setup.writes_rows,
@@ -84,20 +86,23 @@ def build_engine(
     )
 
 
+def _init_fn(loader: DataLoader[Any], dataset: Any, place: tuple[int, int]) -> Callable[[int], Any] | None:
+    init_fn = loader.worker_init_fn
+    if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        return functools.partial(_sharding_worker_init_fn, init_fn, *place)
+    return init_fn
+
+
 def _starter(
-    loader: DataLoader[Any], setup: Setup, base_seed: int, shared_seed: int | None, place: tuple[int, int]
+    loader: DataLoader[Any], setup: Setup, base_seed: int, shared_seed: int | None
 ) -> ThreadStarter | ProcessStarter:
     if loader._runs_threads:
         return ThreadStarter(setup)
-    init_fn = loader.worker_init_fn
-    if isinstance(setup.dataset, (IterDataPipe, MapDataPipe)):
-        init_fn = functools.partial(_sharding_worker_init_fn, init_fn, *place)
     return ProcessStarter(
         setup,
         context=loader.multiprocessing_context or torch.multiprocessing.get_context(),
         base_seed=base_seed,
         shared_seed=shared_seed,
-        init_fn=init_fn,
     )
 
 

@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +40,6 @@ class WorkerStart:
     base_seed: int
     shared_seed: int | None
     """torch's seed for data pipes; None for all other datasets."""
-    init_fn: Callable[[int], Any] | None
     resume: Resume | None
     """Where this worker continues if it replaces a crashed worker; otherwise None."""
 
@@ -111,8 +109,8 @@ def _set_up(setup: Setup, start: WorkerStart) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=start.worker_id, num_workers=start.num_workers, seed=seed, dataset=setup.dataset
     )
-    if start.init_fn is not None:
-        start.init_fn(start.worker_id)
+    if setup.init_fn is not None:
+        setup.init_fn(start.worker_id)
 
 
 def _exit_with_the_trainer(sock: socket.socket) -> None:
