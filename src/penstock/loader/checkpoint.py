@@ -298,3 +298,10 @@ def _check(state: Any, shape: Shape) -> None:
                 f"the state was saved with {name.replace('_', ' ')} {saved.get(name)!r}, but this loader has {value!r} "
                 "and would not continue with the same batches; use the saved value, or begin the epoch again"
             )
+
+
+def length_of(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

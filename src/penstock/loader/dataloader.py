@@ -8,6 +8,7 @@ Runs in: trainer.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -27,7 +28,7 @@ from penstock.loader.plain_iterator import PlainIterator
 from penstock.loader.ranks import ranks_here
 from penstock.loader.rules import LoaderRules, depth_ceiling
 from penstock.loader.sources.inline_fetcher import InlineFetcher
-from penstock.loader.stats import Counters, LoaderStats, StageTimes
+from penstock.loader.stats import Counters, LoaderStats
 from penstock.meter import headroom_bytes
 from penstock.units import parse_size
 from penstock.workers.setup import check_threads_help, keeps_state
@@ -133,6 +134,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._iterators: tuple[weakref.ref[PipelineIterator], ...] = ()
         """The iterators, oldest first. The tuple is replaced as a whole, so that other threads can read it at any
         time."""
+        self._beginning = threading.RLock()
+        """Threads begin iterations one at a time, so that ``iter()`` waits for what another thread starts."""
+        self._begun: tuple[PipelineIterator, int | None] | None = None
+        """What ``start()`` has begun, until ``iter()`` takes it over; and the number that its sampler has then."""
         self._latest: weakref.ref[PipelineIterator | PlainIterator] | None = None
         self._position: state.Position | None = None
         self._state: dict[str, Any] | None = None
@@ -232,13 +237,37 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._first_workers is None or self.num_workers != self._first_workers.workers:
             super().check_worker_number_rationality()
 
+    def start(self) -> None:
+        """Begin the next iteration now, for instance before a model is built: workers start and fetch its first
+        batches, and the next ``iter()`` takes it over.
+
+        The base seed and the first indices are drawn now, and workers see no later change of the dataset. If a
+        sampler's ``set_epoch()`` is given another number before ``iter()``, or a state is loaded, ``iter()`` begins
+        anew. Does nothing without workers, and while an iteration is under way.
+        """
+        with self._beginning:
+            latest = None if self._latest is None else self._latest()
+            is_under_way = isinstance(latest, PipelineIterator) and not latest.is_exhausted
+            if self.num_workers and self._begun is None and not is_under_way:
+                self._begun = self._begin(), epoch_of(self._index_sampler)
+
     def __iter__(self) -> Any:
+        with self._beginning:
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                iterator, sampler_epoch = begun
+                if iterator.can_begin(self.num_workers) and sampler_epoch == epoch_of(self._index_sampler):
+                    self._counters.begin_iteration()
+                    return iterator
+                if not self.persistent_workers:
+                    iterator.close()
+            return self._begin()
+
+    def _begin(self) -> Any:
         # The number of workers that own batches cannot change while they run: another number needs a new iterator.
         kept = self._iterator
         # An iteration that Ctrl-C or an error cut short cannot go on and needs a new iterator too.
-        if isinstance(kept, PipelineIterator) and (
-            self._state is not None or kept.is_outgrown(self.num_workers) or not (kept.engine and kept.engine.can_go_on)
-        ):
+        if isinstance(kept, PipelineIterator) and (self._state is not None or not kept.can_begin(self.num_workers)):
             kept.close()
             self._iterator = None
         return super().__iter__()
@@ -340,7 +369,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         epoch = saved["next_sampler_epoch"] if saved["finished"] else saved["sampler_epoch"]
         if epoch is not None and (numbered := numbered_sampler(self._index_sampler)) is not None:
             numbered.set_epoch(epoch)
-        if self._iterator is not None:
+        if self._iterator is not None or self._begun is not None:
             self.close()
         if saved["dataset"][0] is not None and keeps_state(self.dataset):
             self.dataset.load_state_dict(saved["dataset"][0])  # type: ignore[attr-defined]
@@ -353,7 +382,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         bound = not is_map or self.seeding == "worker"
         return state.Shape(
             kind="map" if is_map else "iterable",
-            dataset_length=_length_of(self.dataset) if is_map else None,
+            dataset_length=state.length_of(self.dataset) if is_map else None,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             seeding=self.seeding,
@@ -388,48 +417,26 @@ class DataLoader(TorchDataLoader[_T_co]):
         """The loader's gauges now."""
         engines = [iterator.engine for iterator in self._live() if iterator.engine is not None]
         gauges = [each for engine in engines if not (each := engine.gauges()).is_closed]
-        newest = gauges[-1] if gauges else None
-        counters = self._counters
-        elapsed_s = counters.iteration_s
-        return LoaderStats(
-            workers=self.num_workers,
-            depth=newest.depth if newest else counters.depth,
-            in_flight_bytes=sum(each.in_flight_bytes for each in gauges),
-            peak_in_flight_bytes=max([counters.peak_bytes, *(each.peak_in_flight_bytes for each in gauges)]),
-            lent_bytes=sum(each.lent_bytes for each in gauges),
-            copied_bytes=counters.copied_bytes + sum(each.copied_bytes for each in gauges),
-            workers_private_bytes=sum(each.workers_private_bytes for each in gauges),
-            memory_bytes=newest.memory_bytes if newest else self.memory_bytes,
-            batches=counters.batches,
-            samples=counters.samples,
-            samples_per_s=counters.iteration_samples / elapsed_s if elapsed_s > 0 else 0.0,
-            wait_s=counters.wait_s,
-            stall_fraction=min(1.0, counters.iteration_wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
-            worker_restarts=counters.restarts,
-            shared_batches=newest.splits_batches if newest else counters.shared_batches,
-            cache=self._cache_stats(),
-            device_ahead_bytes=counters.device_ahead_bytes,
-            stages=StageTimes(
-                fetch_s=counters.fetch_s,
-                collate_s=counters.collate_s,
-                wait_s=counters.wait_s,
-                deliver_s=counters.deliver_s,
-            ),
+        memory_bytes = gauges[-1].memory_bytes if gauges else self.memory_bytes
+        return self._counters.stats(
+            gauges, workers=self.num_workers, memory_bytes=memory_bytes, cache=self._cache_stats()
         )
 
     def close(self) -> None:
         """Stop all workers and release all memory except batches that are still held. May be called twice."""
+        with self._beginning:
+            self._begun = None
         for iterator in self._live():
             iterator.close()
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles and copies are independent loaders: they contain no iterators, workers or other running parts."""
-        running = dict.fromkeys(("_iterator", "_latest", "_position", "_counters", "_fetcher"))
+        running = dict.fromkeys(("_iterator", "_beginning", "_begun", "_latest", "_position", "_counters", "_fetcher"))
         return {**self.__dict__, **running, "_iterators": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _counters=Counters())
+        self.__dict__.update(state, _counters=Counters(), _beginning=threading.RLock())
 
     def __enter__(self) -> Self:
         return self
@@ -441,10 +448,3 @@ class DataLoader(TorchDataLoader[_T_co]):
 def _check_count(name: str, value: Any, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r} is not a whole number of at least {least}")
-
-
-def _length_of(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return None

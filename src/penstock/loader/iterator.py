@@ -411,6 +411,15 @@ class PipelineIterator(_BaseDataLoaderIter):
         """Whether this iterator cannot change its number of workers to ``workers``."""
         return self._bound and workers != self._num_workers
 
+    def can_begin(self, workers: int) -> bool:
+        """Whether another epoch can begin, with ``workers`` workers."""
+        return self.engine is not None and self.engine.can_go_on and not self.is_outgrown(workers)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether ``next()`` has ended the epoch, or the iterator is closed."""
+        return self._exhausted
+
     def workers_now(self) -> list[WorkerNow]:
         """The current work of every worker."""
         return [] if self.engine is None else self.engine.workers_now()

@@ -17,6 +17,7 @@ from penstock.formatting import counted
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
+    from penstock.cache.stats import CacheStats
     from penstock.loader.engine.engine import EngineGauges
 
 _CRASHES = 16
@@ -134,6 +135,35 @@ class Counters:
         self.restarts_by_worker[worker_id] = self.restarts_by_worker.get(worker_id, 0) + 1
         self.crashes.append(f"worker {worker_id} {ending}")
         self.restarts += 1
+
+    def stats(
+        self, gauges: list[EngineGauges], *, workers: int, memory_bytes: int, cache: CacheStats | None
+    ) -> LoaderStats:
+        """The loader's figures now. ``gauges``: those of its engines that are not closed, oldest first."""
+        newest = gauges[-1] if gauges else None
+        elapsed_s = self.iteration_s
+        return LoaderStats(
+            workers=workers,
+            depth=newest.depth if newest else self.depth,
+            in_flight_bytes=sum(each.in_flight_bytes for each in gauges),
+            peak_in_flight_bytes=max([self.peak_bytes, *(each.peak_in_flight_bytes for each in gauges)]),
+            lent_bytes=sum(each.lent_bytes for each in gauges),
+            copied_bytes=self.copied_bytes + sum(each.copied_bytes for each in gauges),
+            workers_private_bytes=sum(each.workers_private_bytes for each in gauges),
+            memory_bytes=memory_bytes,
+            batches=self.batches,
+            samples=self.samples,
+            samples_per_s=self.iteration_samples / elapsed_s if elapsed_s > 0 else 0.0,
+            wait_s=self.wait_s,
+            stall_fraction=min(1.0, self.iteration_wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
+            worker_restarts=self.restarts,
+            shared_batches=newest.splits_batches if newest else self.shared_batches,
+            cache=cache,
+            device_ahead_bytes=self.device_ahead_bytes,
+            stages=StageTimes(
+                fetch_s=self.fetch_s, collate_s=self.collate_s, wait_s=self.wait_s, deliver_s=self.deliver_s
+            ),
+        )
 
     def note_engine_closed(self, last: EngineGauges) -> None:
         """Keep the gauges of an engine that closes, because the stats still need them."""
