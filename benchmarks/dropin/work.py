@@ -315,7 +315,7 @@ WORK: dict[str, Work] = {
         dataset=lambda: Made(_row), arguments={"batch_size": None}, takes_workers=False
     ),
     "no workers: TensorDataset, 8": Work(
-        dataset=lambda: TensorDataset(torch.zeros(100_000, 784), torch.zeros(100_000)),
+        dataset=lambda: TensorDataset(torch.zeros(1, 784).expand(_MANY, 784), torch.zeros(1).expand(_MANY)),
         arguments={"batch_size": 8},
         takes_workers=False,
     ),
