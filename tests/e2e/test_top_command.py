@@ -133,8 +133,8 @@ def test_a_frame_fits_80_columns_and_without_colour_it_is_plain_text(
         shown = top(home, *arguments)
         assert "\x1b" not in shown and max(map(len, shown.splitlines())) <= 80
         assert re.search(r"^memory +\S+ +\d+ MiB  of \S+ [GT]iB", shown, re.MULTILINE), shown
-    assert "samples/s" in top(home, "frames"), "a pipe gets one frame"
-    # At the moment of a frame no worker may be at a sample.
+    # A pipe gets one frame. A rate needs a second of training, and at some moments no worker is at a sample.
+    processes.until(lambda: "samples/s" in top(home, "frames"))
     processes.until(lambda: "fetching" in top(home, "frames"))
     ascii_only = top(home, "frames", "--once", PYTHONUTF8="0", PYTHONIOENCODING="ascii", LC_ALL="C")
     assert ascii_only.isascii() and re.search(r"^memory +[#.]{20,}", ascii_only, re.MULTILINE)
